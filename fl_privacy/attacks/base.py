@@ -1,0 +1,26 @@
+"""What an attack is: observations in, reconstructions out, and never the truth."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from fl_privacy.types import Observation, Reconstruction
+
+Progress = Callable[[int, int], None]
+"""(work done, work in all), in any unit; called often and cheap."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Report to nobody."""
+
+
+class ReconstructionAttack(Protocol):
+    """Guesses the batch behind each update.
+
+    One call attacks all victims at once; the victim ``observation.id`` draws from its own random stream,
+    ``derive_generator(seed, "attack", observation.id, ...)``, so that adding a victim changes no other result.
+    A victim that can't be attacked gets a ``Reconstruction`` with ``failure`` set; the others go on.
+    """
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]: ...

@@ -1,0 +1,45 @@
+"""A labelled set of examples in memory."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.types import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Images kept as bytes; batches come out as floats.
+
+    Attributes:
+        images: (N, C, H, W) uint8.
+        labels: (N,) int64 in [0, K).
+        class_names: K names, in label order.
+    """
+
+    images: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return len(self.class_names)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        _, c, h, w = self.images.shape
+        return c, h, w
+
+    def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
+        """The examples at ``indices`` with inputs in [0, 1]."""
+        return Batch(self.images[indices].to(device).float() / 255, self.labels[indices].to(device))
+
+    def subset(self, indices: Tensor) -> "Examples":
+        """The examples at ``indices``."""
+        return Examples(self.images[indices], self.labels[indices], self.class_names)

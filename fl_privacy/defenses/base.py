@@ -1,0 +1,73 @@
+"""What a defense is: plain functions at four places of a client's round."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+
+@dataclass(eq=False)
+class ClientState:
+    """What survives between the rounds on one client and never leaves it: private layers, passports, robust data.
+
+    Attributes:
+        tensors: by name; a defense puts its own name in front (``"spn/head.weight"``).
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalStep:
+    """Where a gradient was computed: all that a defense of the gradient may look at."""
+
+    model: nn.Module
+    sent: ModelState
+    batch: Batch
+    plan: LocalPlan
+    state: ClientState
+    rng: torch.Generator
+
+
+ModelHook = Callable[[nn.Module, ClientState], nn.Module]
+DataHook = Callable[[Batch, ClientState, torch.Generator], Batch]
+GradientHook = Callable[[Tensors, LocalStep], Tensors]
+UploadHook = Callable[[Tensors, torch.Generator], Tensors]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defense:
+    """A defense as hooks, each a tuple of functions run left to right; it fills those it needs.
+
+    Attributes:
+        name: as in the configuration.
+        model: (Module, ClientState) -> Module. Parameters that the result has beyond the model sent are private:
+            they are kept in the ClientState and not uploaded.
+        data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient.
+        gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step.
+        upload: (Tensors, rng) -> Tensors, on what is uploaded (gradient or delta); names that it drops are withheld.
+        public: the description an adaptive attacker may know, shown in reports.
+    """
+
+    name: str = "none"
+    model: tuple[ModelHook, ...] = ()
+    data: tuple[DataHook, ...] = ()
+    gradient: tuple[GradientHook, ...] = ()
+    upload: tuple[UploadHook, ...] = ()
+    public: Mapping[str, Any] = field(default_factory=dict)
+
+
+def compose(*defenses: Defense) -> Defense:
+    """All of ``defenses`` in order: the hooks of the first run first."""
+    return Defense(
+        name="+".join(d.name for d in defenses) or "none",
+        model=tuple(hook for d in defenses for hook in d.model),
+        data=tuple(hook for d in defenses for hook in d.data),
+        gradient=tuple(hook for d in defenses for hook in d.gradient),
+        upload=tuple(hook for d in defenses for hook in d.upload),
+        public={f"{d.name}.{key}": value for d in defenses for key, value in d.public.items()},
+    )

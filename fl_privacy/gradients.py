@@ -1,0 +1,86 @@
+"""The only copy of "compute a gradient"; clients, defenses and the attackers' references call it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy.types import Batch, ModelState, Tensors
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+"""(logits (B, K), labels (B,) or (B, K)) -> scalar."""
+
+
+@dataclass(frozen=True, eq=False)
+class GradientResult:
+    """Loss of a batch, its gradient by parameter name and the buffers after the forward pass."""
+
+    loss: Tensor
+    gradients: Tensors
+    buffers: Tensors
+
+
+def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"]) -> None:
+    """Training mode, except that ``batch_norm="eval"`` freezes the batch-norm layers at their running statistics."""
+    model.train()
+    if batch_norm == "eval":
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+
+
+def batch_loss(
+    model: nn.Module,
+    state: ModelState,
+    batch: Batch,
+    *,
+    batch_norm: Literal["train", "eval"] = "train",
+    loss_scale: float = 1.0,
+    loss_function: LossFunction = F.cross_entropy,
+) -> tuple[Tensor, Tensors]:
+    """The scaled mean loss of ``batch`` at ``state`` and the buffers after the pass; ``state`` is left as it was."""
+    set_mode(model, batch_norm)
+    buffers = {name: b.clone() for name, b in state.buffers.items()}
+    logits = functional_call(model, {**state.parameters, **buffers}, (batch.inputs,))
+    return loss_scale * loss_function(logits, batch.labels), buffers
+
+
+def loss_gradients(
+    model: nn.Module,
+    state: ModelState,
+    batch: Batch,
+    *,
+    batch_norm: Literal["train", "eval"] = "train",
+    loss_scale: float = 1.0,
+    loss_function: LossFunction = F.cross_entropy,
+    create_graph: bool = False,
+) -> GradientResult:
+    """Gradient of the loss with respect to every parameter of ``state``.
+
+    Args:
+        create_graph: keep the graph, so that the gradient can be differentiated by the inputs
+            (parameters that already require grad keep their own graph).
+
+    Returns:
+        Loss, gradients (the shape of each parameter; zeros where a parameter is unused) and buffers.
+    """
+    leaves = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in state.parameters.items()}
+    with torch.enable_grad():
+        loss, buffers = batch_loss(
+            model,
+            ModelState(leaves, state.buffers),
+            batch,
+            batch_norm=batch_norm,
+            loss_scale=loss_scale,
+            loss_function=loss_function,
+        )
+        gradients = torch.autograd.grad(
+            loss, list(leaves.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
+        )
+    if not create_graph:
+        loss = loss.detach()
+    return GradientResult(loss, dict(zip(leaves, gradients, strict=True)), buffers)

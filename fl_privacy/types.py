@@ -1,0 +1,207 @@
+"""The nouns of the package: what is trained, what is uploaded, what an attacker knows and what it finds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from fl_privacy.errors import UserError
+
+Tensors = Mapping[str, Tensor]
+"""Parameter name -> tensor. Nothing in this package indexes a layer by number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Examples with their labels.
+
+    Attributes:
+        inputs: (B, C, H, W) float in [0, 1].
+        labels: (B,) class indices, or (B, K) class probabilities.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelState:
+    """The values of a model: ``parameters`` are trained, ``buffers`` (batch-norm statistics) are not."""
+
+    parameters: Tensors
+    buffers: Tensors = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "ModelState":
+        """The detached values of ``model``, copied."""
+        return cls(
+            {name: p.detach().clone() for name, p in model.named_parameters()},
+            {name: b.detach().clone() for name, b in model.named_buffers()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPlan:
+    """How a client turns the model it was sent into an upload. Public: server and attacker know it.
+
+    Attributes:
+        shares: what is uploaded. ``gradient``: the gradient of one batch (FedSGD);
+            ``delta``: weights after local training minus weights sent (FedAvg);
+            ``weights``: the weights after local training, as stock Flower clients reply.
+        lr: learning rate of the local steps; unused where the gradient is shared.
+        steps: number of local steps S; excludes ``epochs``.
+        epochs: number of passes over the client's examples; excludes ``steps``.
+        batch_size: examples per local step; ``None`` takes all the client has.
+        optimizer: of the local steps, ``sgd`` or ``adam``; its state starts anew each round.
+        momentum: of SGD, in [0, 1).
+        nesterov: Nesterov's form of the momentum.
+        weight_decay: L2 penalty added to each gradient of a local step.
+        batch_norm: ``train`` normalises by the batch and updates the running statistics,
+            ``eval`` normalises by the running statistics that were sent.
+        buffers: ``shared`` uploads the running statistics, ``withheld`` keeps them on the client.
+        loss_scale: factor on the mean cross entropy of a batch.
+    """
+
+    shares: Literal["gradient", "delta", "weights"] = "gradient"
+    lr: float = 0.01
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    batch_norm: Literal["train", "eval"] = "train"
+    buffers: Literal["shared", "withheld"] = "shared"
+    loss_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _expect_one_of("plan.shares", self.shares, ("gradient", "delta", "weights"))
+        _expect_one_of("plan.optimizer", self.optimizer, ("sgd", "adam"))
+        _expect_one_of("plan.batch_norm", self.batch_norm, ("train", "eval"))
+        _expect_one_of("plan.buffers", self.buffers, ("shared", "withheld"))
+        if not self.lr > 0:
+            raise UserError(f"plan.lr is expected to be above 0, but got {self.lr}; try 0.01.")
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"plan.momentum is expected in [0, 1), but got {self.momentum}; try 0.9.")
+        for name in ("steps", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"plan.{name} is expected to be at least 1, but got {value}.")
+        if self.steps is not None and self.epochs is not None:
+            raise UserError(
+                f"plan.steps and plan.epochs exclude each other, but got {self.steps} and {self.epochs};"
+                " set one of them to null."
+            )
+        if self.shares == "gradient" and (self.epochs is not None or self.steps not in (None, 1)):
+            raise UserError(
+                "A shared gradient is that of one batch, but the plan asks for several local steps;"
+                " use plan.shares=delta or drop plan.steps and plan.epochs."
+            )
+
+
+def _expect_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UserError(f"{name} is expected to be one of {', '.join(allowed)}, but got {value!r}.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Upload:
+    """All that leaves a client in a round.
+
+    Attributes:
+        tensors: gradient, delta or weights by parameter name; a name that is missing was withheld.
+        buffers: the client's running statistics, empty where the plan withholds them.
+        num_examples: how many examples the update was computed from; the server's weight.
+    """
+
+    tensors: Tensors
+    buffers: Tensors = field(default_factory=dict)
+    num_examples: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Knowledge:
+    """What the attacker is given beyond the protocol: the threat model as a value, printed in every report.
+
+    Attributes:
+        labels: (B,) the true labels, where the attacker is assumed to have them.
+        defense: public description of the client's defense, for an adaptive attacker.
+        public_images: (N, C, H, W) in [0, 1], images of the same domain.
+    """
+
+    labels: Tensor | None = None
+    defense: Mapping[str, Any] | None = None
+    public_images: Tensor | None = None
+
+    def describe(self) -> list[str]:
+        """One sentence for each thing known."""
+        lines = []
+        if self.labels is not None:
+            lines.append("The attacker is given the true labels.")
+        if self.defense is not None:
+            settings = ", ".join(f"{key}={value}" for key, value in self.defense.items())
+            lines.append(f"The attacker knows the defense and its settings ({settings}).")
+        if self.public_images is not None:
+            lines.append(f"The attacker holds {len(self.public_images)} public images of the same domain.")
+        return lines or ["The attacker knows nothing beyond the protocol."]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Observation:
+    """All that an attacker of one update knows.
+
+    Attributes:
+        id: names the victim, for example ``round-3/client-2/victim-0``; names its random stream too.
+        model: the architecture; its own values are not used.
+        sent: the values that this client was sent.
+        upload: what the client replied.
+        plan: how the client trains.
+        input_shape: (C, H, W) of one example.
+        num_classes: K.
+        knowledge: what is known beyond the protocol.
+    """
+
+    id: str
+    model: nn.Module
+    sent: ModelState
+    upload: Upload
+    plan: LocalPlan
+    input_shape: tuple[int, ...]
+    num_classes: int
+    knowledge: Knowledge = field(default_factory=Knowledge)
+
+    def update(self) -> Tensors:
+        """The gradient or delta that was uploaded; weights are turned into a delta."""
+        if self.plan.shares != "weights":
+            return self.upload.tensors
+        return {name: w - self.sent.parameters[name] for name, w in self.upload.tensors.items()}
+
+    def told(self, **knowledge: Any) -> "Observation":
+        """The same observation by an attacker that knows more."""
+        return replace(self, knowledge=replace(self.knowledge, **knowledge))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reconstruction:
+    """What an attack made of one observation.
+
+    Attributes:
+        id: of the observation.
+        batch: the attacker's guess, in the attacker's own order; ``None`` where the attack failed.
+        loss: the attacker's own loss of the guess, by which restarts are chosen.
+        history: (T,) the attacker's loss over its iterations, thinned; empty if it has none.
+        failure: one line on why there is no guess.
+        label_source: how the labels were found: ``known``, ``inferred`` or ``optimized``.
+    """
+
+    id: str
+    batch: Batch | None
+    loss: float = float("nan")
+    history: tuple[float, ...] = ()
+    failure: str | None = None
+    label_source: str = "inferred"
