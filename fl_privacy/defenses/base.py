@@ -36,7 +36,7 @@ class LocalStep:
 ModelHook = Callable[[nn.Module, ClientState], nn.Module]
 DataHook = Callable[[Batch, ClientState, torch.Generator], Batch]
 GradientHook = Callable[[Tensors, LocalStep], Tensors]
-UploadHook = Callable[[Tensors, torch.Generator], Tensors]
+UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Defense:
             they are kept in the ClientState and not uploaded.
         data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient.
         gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step.
-        upload: (Tensors, rng) -> Tensors, on what is uploaded (gradient or delta); names that it drops are withheld.
+        upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta); names that it drops are withheld.
         public: the description an adaptive attacker may know, shown in reports.
     """
 
