@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
@@ -42,6 +43,10 @@ class ModelState:
             {name: p.detach().clone() for name, p in model.named_parameters()},
             {name: b.detach().clone() for name, b in model.named_buffers()},
         )
+
+    def to(self, device: torch.device | str) -> "ModelState":
+        """The same values on ``device``."""
+        return ModelState(_moved(self.parameters, device), _moved(self.buffers, device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +127,14 @@ class Upload:
     tensors: Tensors
     buffers: Tensors = field(default_factory=dict)
     num_examples: int
+
+    def to(self, device: torch.device | str) -> "Upload":
+        """The same upload on ``device``."""
+        return replace(self, tensors=_moved(self.tensors, device), buffers=_moved(self.buffers, device))
+
+
+def _moved(tensors: Tensors, device: torch.device | str) -> Tensors:
+    return {name: t.to(device) for name, t in tensors.items()}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,0 +1,79 @@
+"""Which updates are intercepted: the clients' own, or those of extra victim batches that do not train the model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fl_privacy.errors import UserError
+
+
+@dataclass(frozen=True, order=True)
+class Probe:
+    """The ``victim``-th disjoint batch of ``client``."""
+
+    client: int
+    victim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What the attacker gets hold of.
+
+    Attributes:
+        rounds: in which rounds, from 1.
+        target: ``probe``: each victim is a batch of ``batch_size`` examples, which its client turns into an upload as
+            if it were all its data, with its defense and the model of that round; the papers' setting.
+            ``update``: the updates that train the model.
+        probes: the victims of target ``probe``.
+        clients: whose updates are intercepted with target ``update``.
+        batch_size: examples of a probed batch.
+    """
+
+    rounds: frozenset[int] = frozenset()
+    target: Literal["probe", "update"] = "probe"
+    probes: tuple[Probe, ...] = ()
+    clients: frozenset[int] = frozenset()
+    batch_size: int = 1
+
+    def probes_of(self, round: int) -> tuple[Probe, ...]:
+        """The probes that are sent out in ``round``."""
+        return self.probes if self.target == "probe" and round in self.rounds else ()
+
+    def intercepts(self, round: int, client: int) -> bool:
+        """Whether the training update of ``client`` in ``round`` is captured."""
+        return self.target == "update" and round in self.rounds and client in self.clients
+
+
+def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:
+    """``victims`` probes dealt to the clients in turn, each client as many disjoint batches as it has examples for.
+
+    Raises:
+        UserError: the clients together hold fewer than ``victims`` batches.
+    """
+    room = {client: size // batch_size for client, size in sorted(client_sizes.items())}
+    if sum(room.values()) < victims:
+        raise UserError(
+            f"{victims} victims of {batch_size} examples are expected to fit into the clients' data, but it holds only"
+            f" {sum(room.values())} such batches; lower victims or batch_size."
+        )
+    deepest = max(room.values(), default=0)
+    dealt = [Probe(client, k) for k in range(deepest) for client in room if k < room[client]]
+    return tuple(sorted(dealt[:victims]))
+
+
+def audited_rounds(chosen: str | int | Sequence[int], total: int) -> frozenset[int]:
+    """Rounds from ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of numbers in 1..total."""
+    names = {"first": [1], "last": [total], "ends": [1, total], "all": list(range(1, total + 1))}
+    if isinstance(chosen, str):
+        if chosen not in names:
+            raise UserError(
+                f"intercept.rounds is expected to be one of {', '.join(names)} or round numbers, but got {chosen!r}."
+            )
+        return frozenset(names[chosen])
+    rounds = frozenset([chosen] if isinstance(chosen, int) else chosen)
+    if wrong := [r for r in rounds if not 1 <= r <= total]:
+        raise UserError(
+            f"intercept.rounds is expected within 1..{total}, but got {sorted(wrong)}; raise"
+            " federation.rounds or choose earlier rounds."
+        )
+    return rounds

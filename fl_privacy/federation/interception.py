@@ -1,0 +1,60 @@
+"""From a client's reply to what an attacker knows of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from fl_privacy.federation.audit import Probe
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
+
+Sink = Callable[[Observation], None]
+"""Takes each observation as it is made: keeps it, writes it down, or attacks it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Interceptor:
+    """Turns replies into observations and hands them on.
+
+    Attributes:
+        model: architecture of what the clients are sent.
+        plan: how the clients train.
+        input_shape: (C, H, W).
+        num_classes: K.
+        sink: where observations go.
+        knowledge: what the attacker knows beyond the protocol.
+    """
+
+    model: nn.Module
+    plan: LocalPlan
+    input_shape: tuple[int, ...]
+    num_classes: int
+    sink: Sink
+    knowledge: Knowledge = field(default_factory=Knowledge)
+
+    def capture(self, *, round: int, client: int, sent: ModelState, upload: Upload, probe: Probe | None = None) -> None:
+        """Make the observation of one upload and hand it to the sink."""
+        self.sink(
+            Observation(
+                id=observation_id(round, client, probe),
+                model=self.model,
+                sent=sent,
+                upload=upload,
+                plan=self.plan,
+                input_shape=self.input_shape,
+                num_classes=self.num_classes,
+                knowledge=self.knowledge,
+            )
+        )
+
+
+def observation_id(round: int, client: int, probe: Probe | None = None) -> str:
+    """``round-R/client-C/victim-K`` for a probe, ``round-R/client-C`` for a training update."""
+    return f"round-{round}/client-{client}" + (f"/victim-{probe.victim}" if probe else "")
+
+
+def parse_observation_id(text: str) -> tuple[int, int, Probe | None]:
+    """Round, client and probe of an ``observation_id``."""
+    parts = dict(part.rsplit("-", 1) for part in text.split("/"))
+    round, client = int(parts["round"]), int(parts["client"])
+    return round, client, Probe(client, int(parts["victim"])) if "victim" in parts else None

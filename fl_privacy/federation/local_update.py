@@ -1,0 +1,148 @@
+"""One client's work in one round: defended local training, from the model sent to the upload."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.defenses import ClientState, Defense, LocalStep
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
+
+PRIVATE = "private/"
+"""Prefix of a private parameter's name in ``ClientState.tensors``."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalResult:
+    """An upload and what the client may say of it.
+
+    Attributes:
+        upload: all that leaves the client.
+        train_loss: mean over the local steps.
+        seconds: of the whole update.
+        defense_seconds: of the defense's hooks within it.
+    """
+
+    upload: Upload
+    train_loss: float
+    seconds: float
+    defense_seconds: float
+
+
+class _Stopwatch:
+    """Adds up the seconds of the calls made through it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, function: Callable[..., T], *args: object) -> T:
+        started = time.perf_counter()
+        result = function(*args)
+        self.seconds += time.perf_counter() - started
+        return result
+
+
+def local_update(
+    model: nn.Module,
+    sent: ModelState,
+    batches: Sequence[Batch],
+    *,
+    num_examples: int,
+    plan: LocalPlan,
+    defense: Defense,
+    state: ClientState,
+    rng: torch.Generator,
+) -> LocalResult:
+    """Train on ``batches``, one step each, defended, and make the upload.
+
+    Args:
+        model: architecture of the model sent.
+        sent: its values; left as they are.
+        batches: one for each local step.
+        num_examples: how many different examples ``batches`` hold.
+        plan: how to train and what to share.
+        defense: whose hooks run on the model, each batch, each gradient and the upload.
+        state: of this client; private parameters and what the defense keeps are written back into it.
+        rng: drawn from by the defense only.
+    """
+    started, timed = time.perf_counter(), _Stopwatch()
+    for model_hook in defense.model:
+        model = timed(model_hook, model, state)
+    values = join_private(model, sent, state)
+    parameters = {name: p.clone().requires_grad_() for name, p in values.parameters.items()}
+    buffers: Tensors = values.buffers
+    shares_gradient = plan.shares == "gradient"
+    trained = [p for n, p in parameters.items() if not (shares_gradient and n in sent.parameters)]
+    optimizer = _optimizer(trained, plan) if trained else None
+    losses, gradients = [], dict[str, Tensor]()
+    for batch in batches:
+        for data_hook in defense.data:
+            batch = timed(data_hook, batch, state, rng)  # noqa: PLW2901
+        current = ModelState(parameters, buffers)
+        result = loss_gradients(model, current, batch, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale)
+        step = LocalStep(model=model, sent=current, batch=batch, plan=plan, state=state, rng=rng)
+        shared: Tensors = result.gradients
+        for gradient_hook in defense.gradient:
+            shared = timed(gradient_hook, shared, step)
+        gradients = dict(shared)
+        for name, parameter in parameters.items():
+            parameter.grad = gradients.get(name)
+        if optimizer is not None:
+            optimizer.step()
+        buffers = result.buffers
+        losses.append(result.loss)
+
+    if shares_gradient:
+        update: Tensors = {name: gradients[name] for name in sent.parameters if name in gradients}
+    else:
+        update = {name: parameters[name].detach() - p for name, p in sent.parameters.items()}
+    for upload_hook in defense.upload:
+        update = timed(upload_hook, update, state, rng)
+    if plan.shares == "weights":
+        update = {name: sent.parameters[name] + delta for name, delta in update.items()}
+    _keep_private(parameters, buffers, sent, state)
+    shared_buffers = {n: buffers[n] for n in sent.buffers} if plan.buffers == "shared" else {}
+    return LocalResult(
+        upload=Upload(tensors=update, buffers=shared_buffers, num_examples=num_examples),
+        train_loss=float(torch.stack(losses).mean()),
+        seconds=time.perf_counter() - started,
+        defense_seconds=timed.seconds,
+    )
+
+
+def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
+    """The values sent plus this client's private ones: kept from an earlier round, else as ``model`` has them."""
+    own = ModelState.of(model)
+    if missing := sent.parameters.keys() - own.parameters.keys():
+        raise UserError(
+            f"The client's model is expected to keep the parameter names it was sent, but lacks {sorted(missing)};"
+            " a defense may add private parameters, not rename public ones."
+        )
+
+    def value(name: str, initial: Tensor, public: Tensors) -> Tensor:
+        return public[name] if name in public else state.tensors.get(PRIVATE + name, initial)
+
+    return ModelState(
+        {name: value(name, p, sent.parameters) for name, p in own.parameters.items()},
+        {name: value(name, b, sent.buffers) for name, b in own.buffers.items()},
+    )
+
+
+def _keep_private(parameters: Tensors, buffers: Tensors, sent: ModelState, state: ClientState) -> None:
+    for values, public in ((parameters, sent.parameters), (buffers, sent.buffers)):
+        state.tensors.update({PRIVATE + n: v.detach() for n, v in values.items() if n not in public})
+
+
+def _optimizer(parameters: Sequence[Tensor], plan: LocalPlan) -> torch.optim.Optimizer:
+    if plan.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
+    return torch.optim.SGD(
+        parameters, lr=plan.lr, momentum=plan.momentum, nesterov=plan.nesterov, weight_decay=plan.weight_decay
+    )
