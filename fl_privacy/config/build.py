@@ -1,0 +1,197 @@
+"""The objects of a run, made from its configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.config.compose import to_yaml
+from fl_privacy.config.instantiate import check_arguments, instantiate, locate_target
+from fl_privacy.data import Dataset
+from fl_privacy.defenses import Defense
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit, Participant, Server, ServerPlan, audited_rounds, spread_probes
+from fl_privacy.models import build_model, check_model
+from fl_privacy.rng import derive_seed
+from fl_privacy.types import LocalPlan, ModelState
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Federation:
+    """A federation ready to run.
+
+    Attributes:
+        dataset: what the clients share and what the server tests on.
+        model: the global architecture, holding the initial values.
+        participants: by id.
+        server: at the initial model.
+        rounds: how many.
+        audit: what is intercepted.
+        defense: of every client.
+        device: of clients and attack.
+    """
+
+    dataset: Dataset
+    model: nn.Module
+    participants: Mapping[int, Participant]
+    server: Server
+    rounds: int
+    audit: Audit
+    defense: Defense
+    device: torch.device
+
+
+def build_federation(config: DictConfig) -> Federation:
+    """Data, clients and server of ``config``.
+
+    Raises:
+        UserError: a setting is out of its range, or parts do not fit each other.
+    """
+    dataset, participants = _participants(to_yaml(config))
+    section = config.federation
+    rounds = positive(section.rounds, "federation.rounds")
+    model, plan = participants[0].model, participants[0].plan
+    server = Server(
+        state=ModelState.of(model),
+        local_plan=plan,
+        plan=ServerPlan(aggregation=section.aggregation, fraction=section.fraction, lr=section.server_lr),
+        clients=sorted(participants),
+        seed=config.seed,
+    )
+    return Federation(
+        dataset=dataset,
+        model=model,
+        participants=participants,
+        server=server,
+        rounds=rounds,
+        audit=_audit(config, rounds, participants),
+        defense=participants[0].defense,
+        device=resolve_device(config.device),
+    )
+
+
+def participants_of(config_text: str) -> Mapping[int, Participant]:
+    """The clients of a configuration given as text; built once in a process."""
+    return _participants(config_text)[1]
+
+
+def build_dataset(config: DictConfig) -> Dataset:
+    """The data of ``config``."""
+    dataset = instantiate(config.data, "data")
+    assert isinstance(dataset, Dataset)
+    return dataset
+
+
+def build_network(config: DictConfig, dataset: Dataset) -> nn.Module:
+    """The model of ``config`` with its initial values, shown to fit the data."""
+    settings = OmegaConf.to_container(config.model, resolve=True)
+    assert isinstance(settings, dict)
+    settings.pop("_target_", None)
+    target = locate_target(config.model, "model")
+    check_arguments(target, settings, "model")
+    channels, height, _ = dataset.train.input_shape
+    model = build_model(
+        target,
+        seed=derive_seed(config.seed, "model"),
+        in_channels=channels,
+        image_size=height,
+        num_classes=dataset.train.num_classes,
+        **settings,
+    )
+    check_model(model, dataset.train.input_shape, dataset.train.num_classes)
+    return model
+
+
+def build_defense(config: DictConfig) -> Defense:
+    """The defense of ``config``."""
+    defense = instantiate(config.defense, "defense")
+    assert isinstance(defense, Defense)
+    return defense
+
+
+def build_attack(config: DictConfig) -> ReconstructionAttack | None:
+    """The attack of ``config``; ``None`` for ``attack=none``."""
+    if "_target_" not in config.attack:
+        return None
+    attack: ReconstructionAttack = instantiate(config.attack, "attack")
+    return attack
+
+
+def build_plan(config: DictConfig) -> LocalPlan:
+    """The clients' local plan of ``config``."""
+    settings: dict[str, Any] = OmegaConf.to_container(config.federation.plan, resolve=True)  # type: ignore[assignment]
+    check_arguments(LocalPlan, settings, "federation.plan")
+    return LocalPlan(**settings)
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` is the first GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"device is expected to be auto, cpu or cuda, but got {name!r}.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda is expected to find a GPU, but PyTorch sees none; use device=cpu.")
+    return device
+
+
+def positive(value: Any, name: str) -> int:
+    """``value`` if it is a whole number from 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{name} is expected to be a whole number of at least 1, but got {value!r}.")
+    return value
+
+
+@lru_cache(maxsize=1)
+def _participants(config_text: str) -> tuple[Dataset, Mapping[int, Participant]]:
+    config = OmegaConf.create(config_text)
+    assert isinstance(config, DictConfig)
+    clients = positive(config.federation.clients, "federation.clients")
+    plan, defense, device = build_plan(config), build_defense(config), resolve_device(config.device)
+    dataset = build_dataset(config)
+    model = build_network(config, dataset)
+    partition = instantiate(config.partition, "partition")
+    parts = partition(dataset.train, num_clients=clients, seed=derive_seed(config.seed, "partition"))
+    return dataset, {
+        client: Participant(
+            id=client,
+            examples=dataset.train,
+            indices=indices,
+            model=model,
+            plan=plan,
+            defense=defense,
+            seed=config.seed,
+            device=device,
+            threads=positive(config.client_threads, "client_threads"),
+        )
+        for client, indices in enumerate(parts)
+    }
+
+
+def _audit(config: DictConfig, rounds: int, participants: Mapping[int, Participant]) -> Audit:
+    if "_target_" not in config.attack and not config.intercept.save:
+        return Audit()
+    chosen = config.intercept.rounds
+    audited = audited_rounds(chosen if isinstance(chosen, str | int) else list(chosen), rounds)
+    clients = participants.keys() if config.intercept.clients == "all" else set(config.intercept.clients)
+    if unknown := sorted(set(clients) - participants.keys()):
+        raise UserError(f"intercept.clients is expected within 0..{len(participants) - 1}, but got {unknown}.")
+    batch_size = positive(config.batch_size, "batch_size")
+    sizes = {client: len(p.indices) for client, p in participants.items() if client in clients}
+    probing = config.intercept.target == "probe"
+    if config.intercept.target not in ("probe", "update"):
+        raise UserError(f"intercept.target is expected to be probe or update, but got {config.intercept.target!r}.")
+    return Audit(
+        rounds=audited,
+        target=config.intercept.target,
+        probes=spread_probes(positive(config.victims, "victims"), batch_size, sizes) if probing else (),
+        clients=frozenset(clients),
+        batch_size=batch_size,
+    )

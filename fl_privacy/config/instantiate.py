@@ -1,0 +1,62 @@
+"""Hydra's instantiate with one line of error instead of a chain of tracebacks."""
+
+import inspect
+from typing import Any
+
+import hydra.utils
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from fl_privacy.config.suggest import suggest
+from fl_privacy.errors import UserError
+
+
+def instantiate(section: DictConfig, name: str, **arguments: Any) -> Any:
+    """Call the ``_target_`` of the configuration section ``name`` with its keys and ``arguments``.
+
+    Raises:
+        UserError: there is no such target, it does not take a key, or it refuses a value.
+    """
+    settings = OmegaConf.to_container(section, resolve=True)
+    assert isinstance(settings, dict)
+    target = settings.pop("_target_", None)
+    if target is None:
+        raise UserError(f"{name} is expected to name what it builds, but has no _target_; add {name}._target_=PATH.")
+    function = _locate(target, name)
+    check_arguments(function, settings, name)
+    try:
+        return hydra.utils.instantiate(section, **arguments, _convert_="all")
+    except HydraException as error:
+        cause = error.__cause__
+        if isinstance(cause, UserError):
+            raise cause from error
+        raise UserError(f"{name}: {target} does not accept these settings: {_first_line(cause or error)}") from error
+
+
+def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
+    """Refuse settings that ``function`` has no parameter for."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    for key in settings:
+        if not key.startswith("_") and key not in parameters:
+            raise UserError(f"Unknown key {name}.{key}{suggest(key, parameters)}")
+
+
+def locate_target(section: DictConfig, name: str) -> Any:
+    """What the section's ``_target_`` names."""
+    return _locate(section._target_, name)
+
+
+def _locate(target: str, name: str) -> Any:
+    try:
+        return hydra.utils.get_object(target)
+    except (HydraException, ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"{name}._target_ is expected to be an import path, but {target!r} can't be imported"
+            f" ({_first_line(error)}); check the spelling and that the package is installed."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]
