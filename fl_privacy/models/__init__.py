@@ -1,1 +1,23 @@
+"""The models, by import path; any ``torch.nn.Module`` of the user's own does as well."""
 
+from fl_privacy.models.build import build_model, check_model
+from fl_privacy.models.convnet import ConvNet
+from fl_privacy.models.initialize import INITIALIZERS, initialize
+from fl_privacy.models.layers import ACTIVATIONS, InputNormalization
+from fl_privacy.models.lenet import DLNet, LeNet
+from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
+
+__all__ = [
+    "ACTIVATIONS",
+    "INITIALIZERS",
+    "ConvNet",
+    "DLNet",
+    "InputNormalization",
+    "LeNet",
+    "ResNet10",
+    "ResNet18",
+    "ResNet20",
+    "build_model",
+    "check_model",
+    "initialize",
+]

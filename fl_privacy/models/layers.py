@@ -1,0 +1,90 @@
+"""The layers that the models are put together from, chosen by name."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.errors import UserError
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "softplus": nn.Softplus,
+}
+
+
+def activation(name: str) -> nn.Module:
+    """A new activation layer, one of ``ACTIVATIONS``."""
+    if name not in ACTIVATIONS:
+        raise UserError(f"model.activation is expected to be one of {', '.join(ACTIVATIONS)}, but got {name!r}.")
+    return ACTIVATIONS[name]()
+
+
+def norm_2d(name: str, channels: int) -> nn.Module:
+    """A new normalization of (B, channels, H, W) feature maps; ``group`` makes up to 32 groups (Wu and He, 2018)."""
+    if name == "batch":
+        layer = nn.BatchNorm2d(channels)
+        # Only read where momentum is None; as a buffer, an integer counter could not be averaged over clients.
+        layer.num_batches_tracked = None
+        return layer
+    if name == "group":
+        return nn.GroupNorm(math.gcd(32, channels), channels)
+    if name == "none":
+        return nn.Identity()
+    raise UserError(f"model.norm is expected to be one of batch, group, none, but got {name!r}.")
+
+
+class InputNormalization(nn.Module):
+    """``(x - mean) / std`` by channel, so that images enter every model in [0, 1].
+
+    The constants follow the module from device to device but are neither parameters nor buffers: they are part
+    of the architecture and never exchanged.
+
+    Args:
+        mean: (C,), or a single value for all channels.
+        std: likewise, above 0.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.mean = torch.tensor([float(m) for m in mean]).view(-1, 1, 1)
+        self.std = torch.tensor([float(s) for s in std]).view(-1, 1, 1)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.mean, self.std = fn(self.mean), fn(self.std)
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> (B, C, H, W)."""
+        return (inputs - self.mean) / self.std
+
+
+def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | None, in_channels: int) -> nn.Module:
+    """``InputNormalization``, or the identity where neither ``mean`` nor ``std`` is given."""
+    if mean is None and std is None:
+        return nn.Identity()
+    mean, std = mean or [0.0], std or [1.0]
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) not in (1, in_channels):
+            raise UserError(
+                f"model.{name} is expected to have 1 value or {in_channels}, one a channel, but got {len(values)}."
+            )
+    if min(std) <= 0:
+        raise UserError(f"model.std is expected to be above 0, but got {min(std)}; try 0.25.")
+    return InputNormalization(mean, std)
+
+
+def require_positive(**sizes: int) -> None:
+    """Raise ``UserError`` unless every size is a whole number above 0."""
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise UserError(f"model.{name} is expected to be a whole number above 0, but got {value!r}.")

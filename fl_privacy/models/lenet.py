@@ -1,0 +1,72 @@
+"""Strided 5x5 convolutions and one linear layer: the networks on which gradient inversion was first shown."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from fl_privacy.models.initialize import initialize
+from fl_privacy.models.layers import activation as new_activation
+from fl_privacy.models.layers import input_normalization, require_positive
+
+
+class LeNet(nn.Module):
+    """LeNet of "Deep Leakage from Gradients" (Zhu et al., 2019): three 5x5 convolutions with 12 channels.
+
+    As published it is ``activation="sigmoid", init="uniform_0.5"``. Any image size and number of channels fit.
+    SAPAG's "LeNet-5" is ``strides=(1, 1, 1, 1)``.
+
+    Args:
+        in_channels: C of the images.
+        image_size: their height and width.
+        num_classes: K.
+        activation: after each convolution, one of ``layers.ACTIVATIONS``.
+        width: channels of each convolution.
+        strides: of the convolutions, one for each; the class's own if ``None``.
+        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
+        init: weight initialization, one of ``initialize.INITIALIZERS``.
+    """
+
+    default_strides: ClassVar[tuple[int, ...]] = (2, 2, 1)
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        image_size: int,
+        num_classes: int,
+        activation: str = "sigmoid",
+        width: int = 12,
+        strides: Sequence[int] | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        init: str = "default",
+    ) -> None:
+        super().__init__()
+        strides = tuple(strides or self.default_strides)
+        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
+        require_positive(**{f"strides[{i}]": stride for i, stride in enumerate(strides)})
+        layers: list[nn.Module] = []
+        side = image_size
+        for (inner, outer), stride in zip(pairwise([in_channels] + [width] * len(strides)), strides, strict=True):
+            layers += [nn.Conv2d(inner, outer, 5, stride, padding=2), new_activation(activation)]
+            side = (side - 1) // stride + 1
+        self.normalize = input_normalization(mean, std, in_channels)
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(width * side * side, num_classes)
+        initialize(self, init)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
+        return logits
+
+
+class DLNet(LeNet):
+    """DLNet of "Rethinking Privacy Preserving Deep Learning" (SPN, Fan et al., 2020): LeNet with a fourth convolution.
+
+    As published it is ``activation="sigmoid", init="uniform_0.3"`` (tanh for SVHN).
+    """
+
+    default_strides = (2, 2, 1, 1)
