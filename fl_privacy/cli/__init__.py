@@ -1,1 +1,1 @@
-
+"""The command line: Hydra overrides in, a run's folder out."""

@@ -10,7 +10,7 @@ from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fl_privacy.config.suggest import suggest
@@ -22,7 +22,7 @@ CONFIG_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.par
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
-    """The resolved configuration for ``overrides`` in Hydra's grammar.
+    """The resolved configuration for ``overrides`` in Hydra's grammar; ``choices`` names the option of each group.
 
     Raises:
         UserError: an override does not parse, or names a group, option or key that does not exist.
@@ -33,11 +33,15 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
             raise UserError(f"{override.input_line} lists several values; add -m to run each of them.")
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            config = hydra_compose("config", overrides=list(overrides))
+            config = hydra_compose("config", overrides=list(overrides), return_hydra_config=True)
+            chosen = {group: config.hydra.runtime.choices.get(group) for group in sorted(_groups())}
+            with open_dict(config):
+                del config["hydra"]
+                config.choices = chosen
             OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(parsed, error)) from error
-    known = OmegaConf.load(CONFIG_DIR / "config.yaml").keys() | _groups()
+    known = OmegaConf.load(CONFIG_DIR / "config.yaml").keys() | _groups() | {"choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
         raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known))}")
     return config

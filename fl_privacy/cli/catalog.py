@@ -1,0 +1,42 @@
+"""What there is to choose from, with a line each."""
+
+from omegaconf import OmegaConf
+from rich.table import Table
+
+from fl_privacy.config import CONFIG_DIR, options
+from fl_privacy.config.instantiate import locate_target
+from fl_privacy.metrics import METRICS
+
+GROUPS = ("attack", "defense", "model", "data", "partition", "federation", "backend", "experiment")
+
+
+def catalog() -> list[Table]:
+    """A table for each configuration group and one for the metrics."""
+    tables = []
+    for group in GROUPS:
+        table = Table(title=f"{group}=", title_justify="left", box=None, show_header=False)
+        for name in options(group):
+            table.add_row(f"  [bold]{name}[/bold]", describe(group, name))
+        tables.append(table)
+    metrics = Table(title="metrics", title_justify="left", box=None, show_header=False)
+    for name, metric in METRICS.items():
+        metrics.add_row(f"  [bold]{name}[/bold]", metric.description)
+    return [*tables, metrics]
+
+
+def describe(group: str, name: str) -> str:
+    """The comment that opens the option's file, or the first line of what it builds."""
+    path = CONFIG_DIR / group / f"{name}.yaml"
+    comment = []
+    for line in path.read_text().splitlines():
+        if line.startswith("# @package"):
+            continue
+        if not line.startswith("#"):
+            break
+        comment.append(line.removeprefix("#").strip())
+    if comment:
+        return " ".join(comment)
+    section = OmegaConf.load(path)
+    if "_target_" not in section:
+        return ""
+    return (locate_target(section, group).__doc__ or "").strip().split("\n")[0]

@@ -1,0 +1,80 @@
+"""Progress on the terminal: a bar for all long work, a live table of the rounds."""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fl_privacy.attacks import Progress as AttackProgress
+from fl_privacy.federation import Evaluation, RoundReport
+from fl_privacy.pipeline.monitor import Monitor
+
+SHOWN_ROUNDS = 8
+
+
+class RichMonitor(Monitor):
+    """Shows a run on ``console``; on a pipe or in a log file only what changed, as plain lines."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._rounds: deque[tuple[RoundReport, Evaluation | None]] = deque(maxlen=SHOWN_ROUNDS)
+        self._bar = self._live = None
+        self._total = 0
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
+    @contextmanager
+    def training(self, rounds: int) -> Iterator[None]:
+        self._rounds.clear()
+        self._total, self._bar = rounds, self._progress("Training")
+        task = self._bar.add_task("", total=rounds)
+        with Live(console=self.console, refresh_per_second=4, transient=not self.console.is_terminal) as live:
+            self._live, self._task = live, task
+            yield
+        self._live = None
+
+    def round_done(self, report: RoundReport, evaluation: Evaluation | None) -> None:
+        self._rounds.append((report, evaluation))
+        for client, reason in report.excluded.items():
+            self.say(f"[yellow]Round {report.round}: client {client} excluded: {reason}[/yellow]")
+        if self._live is not None and self._bar is not None:
+            self._bar.update(self._task, completed=report.round)
+            self._live.update(Group(self._table(), self._bar))
+        if not self.console.is_terminal and (report.round % max(1, self._total // 10) == 0 or report.round == 1):
+            shown = f", accuracy {evaluation.accuracy:.1%}" if evaluation else ""
+            self.say(f"Round {report.round}/{self._total}: train loss {report.train_loss:.3f}{shown}")
+
+    @contextmanager
+    def attacking(self, victims: int) -> Iterator[AttackProgress]:
+        with self._progress(f"Attacking {victims} update{'s' if victims > 1 else ''}") as bar:
+            task = bar.add_task("", total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    def _progress(self, title: str) -> Progress:
+        return Progress(
+            TextColumn(title),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+
+    def _table(self) -> Table:
+        table = Table("round", "clients", "train loss", "test accuracy", "seconds", "MB uploaded", box=None)
+        for report, evaluation in self._rounds:
+            table.add_row(
+                str(report.round),
+                str(len(report.clients)) + (f" (-{len(report.excluded)})" if report.excluded else ""),
+                f"{report.train_loss:.4f}",
+                f"{evaluation.accuracy:.2%}" if evaluation else "",
+                f"{report.seconds:.2f}",
+                f"{report.upload_bytes / 1e6:.2f}",
+            )
+        return table

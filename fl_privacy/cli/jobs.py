@@ -1,0 +1,59 @@
+"""Runs one configuration or a sweep of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from fl_privacy.cli.backends import backend_of
+from fl_privacy.cli.console import RichMonitor
+from fl_privacy.config import compose, expand_sweep, to_yaml
+from fl_privacy.errors import UserError
+from fl_privacy.pipeline.attack import attack_experiment
+from fl_privacy.pipeline.run import run_experiment
+from fl_privacy.report import write_report
+
+Command = Literal["run", "attack"]
+
+
+def run_jobs(
+    command: Command, overrides: Sequence[str], *, multirun: bool, show_config: bool, console: Console
+) -> None:
+    """Run ``command`` for the overrides, or with ``multirun`` for every combination of the values they list.
+
+    A job of a sweep that fails is reported and the sweep goes on.
+
+    Raises:
+        UserError: a configuration is wrong, or jobs of a sweep failed.
+    """
+    jobs = expand_sweep(overrides) if multirun else [list(overrides)]
+    configs = [compose(job) for job in jobs]
+    if show_config:
+        for config in configs:
+            print(to_yaml(config))
+        return
+    if not multirun:
+        print(run_job(command, configs[0], console))
+        return
+    folders, failed = [], []
+    for number, (job, config) in enumerate(zip(jobs, configs, strict=True), 1):
+        console.rule(f"{number}/{len(jobs)} {' '.join(job)}", style="dim")
+        try:
+            folders.append(run_job(command, config, console))
+        except UserError as error:
+            failed.append(f"{' '.join(job)}: {error}")
+            console.print(f"[red]error: {failed[-1]}[/red]", highlight=False)
+    if folders:
+        print(write_report(folders, None))
+    if failed:
+        raise UserError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0]}")
+
+
+def run_job(command: Command, config: DictConfig, console: Console) -> Path:
+    """The folder of the one run that ``config`` describes."""
+    monitor = RichMonitor(console)
+    if command == "attack":
+        return attack_experiment(config, monitor)
+    return run_experiment(config, backend_of(config), monitor)

@@ -1,0 +1,85 @@
+"""``fl-privacy run | attack | report | list``."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from fl_privacy.errors import UserError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    help="How much of your clients' data can be read from what they upload, and which defense stops it at what cost?",
+    epilog="Settings are Hydra overrides: `fl-privacy run data=cifar10 defense=dp_noise defense.scale=0.01 seed=1`."
+    " `fl-privacy list` shows what there is to choose from.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides.")]
+Multirun = Annotated[
+    bool, typer.Option("-m", "--multirun", help="Run every combination of values listed as key=a,b; resumable.")
+]
+ShowConfig = Annotated[bool, typer.Option("--cfg", help="Print the resolved configuration and stop.")]
+
+
+@app.command()
+def run(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig = False) -> None:
+    """Train, intercept, attack, report."""
+    from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
+
+    run_jobs("run", overrides or [], multirun=multirun, show_config=cfg, console=_console())
+
+
+@app.command()
+def attack(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig = False) -> None:
+    """Attack without training: fresh or given weights, or what a run captured (captured=RUN_DIR)."""
+    from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
+
+    run_jobs("attack", overrides or [], multirun=multirun, show_config=cfg, console=_console())
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that runs have written.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
+) -> None:
+    """One HTML page over one or many runs, finished or not."""
+    from fl_privacy.report import write_report  # noqa: PLC0415
+
+    print(write_report(runs, out))
+
+
+@app.command("list")
+def list_() -> None:
+    """Attacks, defenses, models, data, metrics with a line each."""
+    from fl_privacy.cli.catalog import catalog  # noqa: PLC0415
+
+    for table in catalog():
+        _console().print(table)
+
+
+def main() -> None:
+    """Entry point: a ``UserError`` is one line and exit status 2, an interrupt 130."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=Console(stderr=True), show_path=False)]
+    )
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_ERROR)
+    except KeyboardInterrupt:
+        print("interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _console() -> Console:
+    return Console(soft_wrap=False)

@@ -1,0 +1,1 @@
+"""A whole experiment: train, intercept, attack, evaluate, report."""

@@ -1,0 +1,37 @@
+"""What carries a round's messages: a plain loop here, Flower elsewhere; all give the same numbers."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from fl_privacy.federation import Audit, Interceptor, Participant, RoundReport, Server, run_rounds
+
+ParticipantSource = Callable[[], Mapping[int, Participant]]
+"""Makes the clients where they are to run; can be pickled."""
+
+
+class Backend(Protocol):
+    """Runs ``rounds`` rounds on ``server``, telling ``interceptor`` and ``on_round`` of what happens."""
+
+    def __call__(
+        self,
+        server: Server,
+        source: ParticipantSource,
+        *,
+        rounds: int,
+        audit: Audit,
+        interceptor: Interceptor,
+        on_round: Callable[[RoundReport], None],
+    ) -> object: ...
+
+
+def plain_loop(
+    server: Server,
+    source: ParticipantSource,
+    *,
+    rounds: int,
+    audit: Audit,
+    interceptor: Interceptor,
+    on_round: Callable[[RoundReport], None],
+) -> None:
+    """Every client in this process, one after the other."""
+    run_rounds(server, source(), rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)

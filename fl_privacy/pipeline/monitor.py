@@ -1,0 +1,24 @@
+"""Who is told how a run goes on."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+from fl_privacy.attacks import Progress, no_progress
+from fl_privacy.federation import Evaluation, RoundReport
+
+
+class Monitor:
+    """Told of every step of a run; this one keeps it to itself."""
+
+    def say(self, text: str) -> None:
+        """A line about what happens next."""
+
+    def training(self, rounds: int) -> AbstractContextManager[None]:
+        """Around the training of ``rounds`` rounds."""
+        return nullcontext()
+
+    def round_done(self, report: RoundReport, evaluation: Evaluation | None) -> None:
+        """A round is over; ``evaluation`` where the model was tested."""
+
+    def attacking(self, victims: int) -> AbstractContextManager[Progress]:
+        """Around the attack on ``victims`` updates; the context is told of the progress."""
+        return nullcontext(no_progress)

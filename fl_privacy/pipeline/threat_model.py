@@ -1,0 +1,43 @@
+"""The threat model of a run in sentences, for its report."""
+
+from collections.abc import Mapping
+
+from omegaconf import DictConfig
+
+from fl_privacy.defenses import Defense
+from fl_privacy.federation import Audit
+from fl_privacy.types import Knowledge, LocalPlan
+
+_SHARED = {
+    "gradient": "the gradient of one batch",
+    "delta": "the change of its weights after local training",
+    "weights": "its weights after local training",
+}
+
+
+def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Defense) -> list[str]:
+    """Who attacks, what is seen, what is known, what is defended."""
+    lines = [
+        "The server is honest but curious: it follows the protocol and reads what it receives.",
+        f"Each client uploads {_SHARED[plan.shares]}; batch norm runs in {plan.batch_norm} mode"
+        f" and its statistics are {plan.buffers}.",
+    ]
+    if audit.target == "probe":
+        lines.append(
+            f"Attacked are {len(audit.probes)} extra batches of {audit.batch_size} example(s): each client sends them"
+            " through its own defended update as if they were all its data; the model is not trained on these uploads."
+        )
+    else:
+        lines.append(f"Attacked are the training updates of {len(audit.clients)} clients.")
+    lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
+    known = Knowledge(defense=defense.public if config.knows_defense else None).describe()
+    if config.knows_labels:
+        known = ["The attacker is given the true labels.", *(line for line in known if "nothing" not in line)]
+    return lines + known + [_describe_defense(defense.name, defense.public)]
+
+
+def _describe_defense(name: str, settings: Mapping[str, object]) -> str:
+    if name == "none":
+        return "Clients do not defend themselves."
+    values = ", ".join(f"{key}={value}" for key, value in settings.items())
+    return f"Clients defend themselves with {name}" + (f" ({values})." if values else ".")
