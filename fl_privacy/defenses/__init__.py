@@ -1,5 +1,8 @@
 """Client-side defenses: each is a ``Defense`` of hooks."""
 
 from fl_privacy.defenses.base import ClientState, Defense, LocalStep, compose
+from fl_privacy.defenses.dp_noise import dp_noise
+from fl_privacy.defenses.none import none
+from fl_privacy.defenses.pruning import pruning
 
-__all__ = ["ClientState", "Defense", "LocalStep", "compose"]
+__all__ = ["ClientState", "Defense", "LocalStep", "compose", "dp_noise", "none", "pruning"]

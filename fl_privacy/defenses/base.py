@@ -49,7 +49,8 @@ class Defense:
             they are kept in the ClientState and not uploaded.
         data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient.
         gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step.
-        upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta); names that it drops are withheld.
+        upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta);
+            names that it drops are withheld.
         public: the description an adaptive attacker may know, shown in reports.
     """
 

@@ -1,0 +1,32 @@
+"""Random tensors in the likeness of others."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Distribution = Literal["gaussian", "laplace"]
+
+
+def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: torch.Generator) -> Tensor:
+    """Independent zero-mean noise with the shape, dtype and device of ``like``, drawn on the device of ``rng``.
+
+    Args:
+        like: of any shape.
+        distribution: of each element.
+        scale: standard deviation of the Gaussian; the Laplace parameter b, whose standard deviation is sqrt(2) b.
+        rng: advanced by the draw.
+    """
+    noise = torch.empty(like.shape, dtype=like.dtype, device=rng.device)
+    if distribution == "gaussian":
+        noise.normal_(std=scale, generator=rng)
+    else:  # the difference of two exponentials is Laplace
+        noise.exponential_(generator=rng)
+        noise.sub_(torch.empty_like(noise).exponential_(generator=rng)).mul_(scale)
+    return noise.to(like.device)
+
+
+def noise_std(distribution: Distribution, scale: float) -> float:
+    """Standard deviation of an element of ``sample_noise``."""
+    return scale * (math.sqrt(2) if distribution == "laplace" else 1.0)

@@ -1,0 +1,57 @@
+"""A small client step, and a defense run on it the way a client runs it."""
+
+import torch
+from torch import nn
+
+from fl_privacy.defenses import ClientState, Defense, LocalStep
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+
+def small_model() -> nn.Module:
+    """3x16x16 images, 5 classes, 144 features in front of the head; 2,618 parameters."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 12, 5, stride=2, padding=2),
+        nn.Sigmoid(),
+        nn.Conv2d(12, 9, 3, stride=2, padding=1),
+        nn.Sigmoid(),
+        nn.Flatten(),
+        nn.Linear(144, 5),
+    )
+
+
+def local_step(model: nn.Module | None = None, *, seed: int = 0, examples: int = 4) -> LocalStep:
+    model = model or small_model()
+    images = torch.rand(examples, 3, 16, 16, generator=derive_generator(1, "images"))
+    batch = Batch(images, torch.arange(examples) % 5)
+    rng = derive_generator(seed, "defense")
+    return LocalStep(
+        model=model, sent=ModelState.of(model), batch=batch, plan=LocalPlan(), state=ClientState(), rng=rng
+    )
+
+
+def clean_gradient(step: LocalStep) -> Tensors:
+    return loss_gradients(step.model, step.sent, step.batch, batch_norm=step.plan.batch_norm).gradients
+
+
+def run(defense: Defense, tensors: Tensors, step: LocalStep) -> Tensors:
+    for gradient_hook in defense.gradient:
+        tensors = gradient_hook(tensors, step)
+    for upload_hook in defense.upload:
+        tensors = upload_hook(tensors, step.state, step.rng)
+    return tensors
+
+
+def flat(tensors: Tensors) -> torch.Tensor:
+    return torch.cat([t.flatten() for t in tensors.values()])
+
+
+def large_update(seed: int = 3) -> Tensors:
+    """20,000 elements in two tensors of different size and scale, for statistical tests."""
+    rng = derive_generator(seed, "update")
+    return {
+        "a.weight": torch.randn(150, 120, generator=rng),
+        "b.weight": 0.1 * torch.randn(20, 10, 10, generator=rng),
+    }

@@ -1,0 +1,103 @@
+"""What holds for every defense. A new defense is one row of ``DEFENSES``."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from fl_privacy import defenses
+from fl_privacy.defenses import Defense, compose, dp_noise, none, pruning
+
+from .harness import clean_gradient, flat, local_step, run
+
+CONF = Path(__file__).parents[2] / "conf" / "defense"
+
+
+def unchanged(clean, defended):
+    return torch.equal(clean, defended)
+
+
+def all_moved(clean, defended):
+    return bool((clean != defended).all())
+
+
+def subset_of(share):
+    """The defended update is the clean one at about ``share`` of the elements and zero elsewhere."""
+
+    def check(clean, defended):
+        kept = defended != 0
+        return torch.equal(defended[kept], clean[kept]) and abs(kept.double().mean().item() - share) < 0.01
+
+    return check
+
+
+DEFENSES: dict[str, tuple[Defense, object]] = {
+    "none": (none(), unchanged),
+    "gaussian": (dp_noise(scale=0.1), all_moved),
+    "laplace, clipped": (dp_noise(noise="laplace", scale=0.1, clip_norm=0.5, at="gradient"), all_moved),
+    "clipped, no noise": (
+        dp_noise(scale=0, clip_norm=0.5),
+        lambda clean, d: torch.allclose(d, 0.5 * clean / clean.norm()) and clean.norm() > 0.5,
+    ),
+    "pruning": (pruning(rate=0.9), subset_of(0.1)),
+    "pruning, global": (pruning(rate=0.5, scope="global"), subset_of(0.5)),
+    "pruning by weight": (pruning(rate=0.7, by="weight"), subset_of(0.3)),
+    "pruning by product": (pruning(rate=0.7, by="product"), subset_of(0.3)),
+    "pruning at random": (pruning(rate=0.7, by="random"), subset_of(0.3)),
+}
+
+every_defense = pytest.mark.parametrize("defense, specified", DEFENSES.values(), ids=DEFENSES.keys())
+
+
+@every_defense
+def test_update_differs_as_specified(defense, specified):
+    step = local_step()
+    clean = clean_gradient(step)
+    assert specified(flat(clean), flat(run(defense, clean, step)))
+
+
+@every_defense
+def test_names_shapes_and_dtypes_stay_and_the_input_too(defense, specified):
+    step = local_step()
+    clean = clean_gradient(step)
+    before = {name: t.clone() for name, t in clean.items()}
+    sent = {name: p.clone() for name, p in step.sent.parameters.items()}
+    defended = run(defense, clean, step)
+    assert list(defended) == list(before)
+    for name, t in defended.items():
+        assert (t.shape, t.dtype, t.requires_grad) == (before[name].shape, before[name].dtype, False)
+        assert torch.equal(clean[name], before[name])
+        assert torch.equal(step.sent.parameters[name], sent[name])
+
+
+@every_defense
+def test_reproducible_by_the_generator_alone(defense, specified):
+    clean = clean_gradient(local_step())
+    torch.manual_seed(1)
+    first = flat(run(defense, clean, local_step(seed=5)))
+    step = local_step(seed=5)
+    torch.manual_seed(2)
+    assert torch.equal(first, flat(run(defense, clean, step)))
+
+
+@every_defense
+def test_composes(defense, specified):
+    step = local_step()
+    clean = clean_gradient(step)
+    together = compose(defense, dp_noise(scale=0.0), none())
+    assert torch.equal(flat(run(together, clean, step)), flat(run(defense, clean, local_step())))
+    assert all(f"{defense.name}.{key}" in together.public for key in defense.public)
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda p: p.stem)
+def test_configuration_builds_and_states_every_option(path):
+    config = OmegaConf.load(path)
+    assert path.read_text().startswith("# "), "the first line says what the defense does"
+    target = config._target_.removeprefix("fl_privacy.defenses.")
+    if "." not in target and target != "compose":
+        assert set(config) - {"_target_"} == set(getattr(defenses, target).__kwdefaults__ or {})
+    defense = instantiate(config, _convert_="all")
+    assert isinstance(defense, Defense)
+    assert defense.public or defense.name == "none"
