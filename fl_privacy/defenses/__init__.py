@@ -4,5 +4,17 @@ from fl_privacy.defenses.base import ClientState, Defense, LocalStep, compose
 from fl_privacy.defenses.dp_noise import dp_noise
 from fl_privacy.defenses.none import none
 from fl_privacy.defenses.pruning import pruning
+from fl_privacy.defenses.quantization import quantization
+from fl_privacy.defenses.selective_sharing import selective_sharing
 
-__all__ = ["ClientState", "Defense", "LocalStep", "compose", "dp_noise", "none", "pruning"]
+__all__ = [
+    "ClientState",
+    "Defense",
+    "LocalStep",
+    "compose",
+    "dp_noise",
+    "none",
+    "pruning",
+    "quantization",
+    "selective_sharing",
+]

@@ -8,7 +8,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from fl_privacy import defenses
-from fl_privacy.defenses import Defense, compose, dp_noise, none, pruning
+from fl_privacy.defenses import Defense, compose, dp_noise, none, pruning, quantization, selective_sharing
 
 from .harness import clean_gradient, flat, local_step, run
 
@@ -46,6 +46,18 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     "pruning by weight": (pruning(rate=0.7, by="weight"), subset_of(0.3)),
     "pruning by product": (pruning(rate=0.7, by="product"), subset_of(0.3)),
     "pruning at random": (pruning(rate=0.7, by="random"), subset_of(0.3)),
+    "shared 5 %": (selective_sharing(share=0.05), subset_of(0.05)),
+    "shared 30 % at random": (selective_sharing(share=0.3, by="random", scope="layer"), subset_of(0.3)),
+    "shared 30 % with noise": (
+        selective_sharing(share=0.3, noise_scale=0.1),
+        lambda clean, d: not set(d[d != 0].tolist()) & set(clean.tolist()) and 0.29 < (d != 0).double().mean() < 0.31,
+    ),
+    "1 bit": (quantization(bits=1, rounding="nearest"), lambda clean, d: torch.equal(d.sign(), clean.sign())),
+    "4 bits": (quantization(bits=4), lambda clean, d: len(d.unique()) <= 6 * 15 and (d - clean).norm() > 0),
+    "28 bits": (
+        quantization(bits=28, rounding="nearest"),
+        lambda clean, d: torch.allclose(d, clean, rtol=0, atol=1e-8 * clean.abs().max().item()),
+    ),
 }
 
 every_defense = pytest.mark.parametrize("defense, specified", DEFENSES.values(), ids=DEFENSES.keys())
