@@ -1,0 +1,52 @@
+import pytest
+from omegaconf import OmegaConf
+
+from fl_privacy.config import CONFIG_DIR, compose, expand_sweep, options, to_yaml
+from fl_privacy.errors import UserError
+
+
+def test_defaults_are_resolved_and_choices_recorded():
+    config = compose(["model=lenet_dlg", "seed=3"])
+    assert config.seed == 3
+    assert config.choices.model == "lenet_dlg"
+    assert "hydra" not in config
+    assert OmegaConf.create(to_yaml(config)) == config
+
+
+@pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}={p.stem}")
+def test_every_option_composes(path):
+    assert compose([f"{path.parent.name}={path.stem}"]).choices[path.parent.name] == path.stem
+
+
+def test_sweep_is_the_product_of_the_listed_values():
+    jobs = expand_sweep(["seed=0,1", "defense=none,pruning", "victims=3"])
+    assert jobs == [
+        [f"seed={s}", f"defense={d}", "victims=3"] for s in (0, 1) for d in ("none", "pruning")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("attack=idlgg", ("no option 'idlgg'", "did you mean idlg?", "allowed:", "inverting_gradients")),
+        ("fedration.rounds=3", ("fedration", "did you mean federation?")),
+        ("federation.ruonds=3", ("federation.ruonds", "did you mean rounds?")),
+        ("federation.plan.batchsize=3", ("federation.plan.batchsize", "did you mean batch_size?")),
+        ("sede=1", ("sede", "did you mean seed?")),
+        ("+extra=1", ("extra",)),
+        ("seed", ("key=value", "'seed'")),
+        ("seed=1,2", ("-m",)),
+        ("intercept.target.x=1", ("intercept.target",)),
+    ],
+)
+def test_wrong_overrides_are_one_line_that_helps(override, expected):
+    with pytest.raises(UserError) as error:
+        compose([override])
+    message = str(error.value)
+    assert "\n" not in message
+    for part in expected:
+        assert part in message
+
+
+def test_options_are_those_of_the_folder():
+    assert {"fedsgd", "fedavg"} <= set(options("federation"))
