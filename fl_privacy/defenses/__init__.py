@@ -2,6 +2,7 @@
 
 from fl_privacy.defenses.base import ClientState, Defense, LocalStep, compose
 from fl_privacy.defenses.dp_noise import dp_noise
+from fl_privacy.defenses.dp_sgd import dp_sgd
 from fl_privacy.defenses.none import none
 from fl_privacy.defenses.pruning import pruning
 from fl_privacy.defenses.quantization import quantization
@@ -13,6 +14,7 @@ __all__ = [
     "LocalStep",
     "compose",
     "dp_noise",
+    "dp_sgd",
     "none",
     "pruning",
     "quantization",

@@ -8,7 +8,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from fl_privacy import defenses
-from fl_privacy.defenses import Defense, compose, dp_noise, none, pruning, quantization, selective_sharing
+from fl_privacy.defenses import Defense, compose, dp_noise, dp_sgd, none, pruning, quantization, selective_sharing
 
 from .harness import clean_gradient, flat, local_step, run
 
@@ -40,6 +40,11 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     "clipped, no noise": (
         dp_noise(scale=0, clip_norm=0.5),
         lambda clean, d: torch.allclose(d, 0.5 * clean / clean.norm()) and clean.norm() > 0.5,
+    ),
+    "dp_sgd": (dp_sgd(), all_moved),
+    "dp_sgd, no clip reached, no noise": (
+        dp_sgd(clip_norm=1e3, noise_multiplier=0),
+        lambda clean, d: torch.allclose(d, clean, atol=1e-6),
     ),
     "pruning": (pruning(rate=0.9), subset_of(0.1)),
     "pruning, global": (pruning(rate=0.5, scope="global"), subset_of(0.5)),
