@@ -16,11 +16,13 @@ class Examples:
         images: (N, C, H, W) uint8.
         labels: (N,) int64 in [0, K).
         class_names: K names, in label order.
+        groups: (N,) int64, whose example it is (a writer, a person); ``None`` where the data do not say.
     """
 
     images: Tensor
     labels: Tensor
     class_names: tuple[str, ...]
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -42,4 +44,5 @@ class Examples:
 
     def subset(self, indices: Tensor) -> "Examples":
         """The examples at ``indices``."""
-        return Examples(self.images[indices], self.labels[indices], self.class_names)
+        groups = None if self.groups is None else self.groups[indices]
+        return Examples(self.images[indices], self.labels[indices], self.class_names, groups)

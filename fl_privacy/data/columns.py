@@ -1,0 +1,70 @@
+"""Which column of a table holds the images, the labels, the owners; and what the labels are called."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+
+IMAGE_COLUMNS = ("image", "img", "pixel_values", "png", "jpg")
+"""Where images are looked for, in this order."""
+
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "character", "y")
+"""Where labels are looked for, in this order."""
+
+
+def find_column(columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str) -> str:
+    """The column ``chosen`` by the user, else the first of the ``usual`` ones.
+
+    Args:
+        columns: those that the table has.
+        chosen: by the user.
+        usual: names to look for where the user chose none.
+        kind: ``image``, ``label`` or ``group``; the option ``data.<kind>_column`` chooses.
+        name: of the data set, for errors.
+    """
+    found = next((column for column in ([chosen] if chosen else usual) if column in columns), None)
+    if found is None:
+        wanted = chosen or f"one of {', '.join(usual)}"
+        raise UserError(
+            f"Data set {name} is expected to have the {kind} column {wanted}, but got {', '.join(columns)};"
+            f" set data.{kind}_column."
+        )
+    return found
+
+
+def encode_labels(
+    parts: Sequence[Sequence[Any]], names: Sequence[str] | None, column: str, name: str
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Labels as indices into class names, alike in all ``parts``.
+
+    Args:
+        parts: the label column of the training set, of the test set.
+        names: class names where the data have them; otherwise the distinct values, sorted, are the classes.
+        column: what the column is called.
+        name: of the data set, for errors.
+
+    Returns:
+        For each part (N,) int64, and K names.
+    """
+    values = np.concatenate([np.asarray(part) for part in parts])
+    if values.dtype == object or values.ndim != 1:
+        raise UserError(
+            f"Column {column} of data set {name} is expected to hold one class an example, but got missing or"
+            " nested values; set data.label_column to another."
+        )
+    if names is None:
+        distinct, values = np.unique(values, return_inverse=True)
+        names = [f"not {column}", column] if distinct.dtype == bool else [str(value) for value in distinct]
+    if values.min() < 0 or values.max() >= len(names):
+        raise UserError(
+            f"Labels of data set {name} are expected within 0..{len(names) - 1},"
+            f" but got {values.min()}..{values.max()}; set data.label_column to another, or use a labelled split."
+        )
+    if len(names) < 2:
+        raise UserError(f"Data set {name} is expected to have at least 2 classes, but got only {names[0]}.")
+    codes = torch.from_numpy(values.astype(np.int64))
+    return list(codes.split([len(part) for part in parts])), tuple(names)

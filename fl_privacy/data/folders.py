@@ -1,0 +1,121 @@
+"""Data sets in folders on this machine: parquet files in the hub's schema, or images by class."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.data.source import ROOT_VARIABLE, Source, Tables, file_stamps, require
+from fl_privacy.errors import UserError
+
+_IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+@dataclass(frozen=True)
+class ParquetFolder:
+    """``<folder>/<split>.parquet``, or the hub's ``<split>-00000-of-00002.parquet``."""
+
+    folder: Path
+
+    def identity(self) -> list[str]:
+        """Paths, times and sizes of the files."""
+        return file_stamps(self._files())
+
+    def tables(self) -> Tables:
+        """Read the files whole; the images stay encoded."""
+        hf = require("datasets")
+        shards: dict[str, list[Any]] = {}
+        for file in self._files():
+            shards.setdefault(file.stem.split("-")[0], []).append(hf.Dataset(_read_parquet(file)))
+        return {split: hf.concatenate_datasets(rows) for split, rows in shards.items()}
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("*.parquet"))
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """``<folder>/<class>/*.jpg``, or ``<folder>/<split>/<class>/*.jpg`` where there is a folder ``train``."""
+
+    folder: Path
+
+    def identity(self) -> list[str]:
+        """Paths, times and sizes of the images."""
+        return file_stamps(file for classes in self._splits().values() for files in classes.values() for file in files)
+
+    def tables(self) -> Tables:
+        """A table of paths with their class for each split."""
+        splits = self._splits()
+        names = sorted({label for classes in splits.values() for label in classes})
+        hf = require("datasets")
+        features = hf.Features(image=hf.Image(decode=False), label=hf.ClassLabel(names=names))
+        return {
+            split: hf.Dataset.from_dict(
+                {
+                    "image": [{"bytes": None, "path": str(f)} for files in classes.values() for f in files],
+                    "label": [names.index(label) for label, files in classes.items() for _ in files],
+                },
+                features=features,
+            )
+            for split, classes in splits.items()
+        }
+
+    def _splits(self) -> dict[str, dict[str, list[Path]]]:
+        folders = _subfolders(self.folder)
+        splits = {f.name: f for f in folders} if (self.folder / "train").is_dir() else {"train": self.folder}
+        found = {split: _images_by_class(folder) for split, folder in splits.items()}
+        if not found["train"]:
+            raise UserError(
+                f"{self.folder} is expected to hold one folder of images for each class, or <split>.parquet files,"
+                " but got neither; set data.root to such a folder."
+            )
+        return {split: classes for split, classes in found.items() if classes}
+
+
+def local_source(folder: Path) -> Source:
+    """The data set in ``folder``: parquet files if there are any, else class folders of images.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not folder.is_dir():
+        parent = folder.parent
+        there = ", ".join(f.name for f in _subfolders(parent)) if parent.is_dir() else "no such folder either"
+        raise UserError(
+            f"A folder {folder} is expected, but there is none (in {parent}: {there or 'nothing'});"
+            f" set data.root or {ROOT_VARIABLE}."
+        )
+    return ParquetFolder(folder) if any(folder.glob("*.parquet")) else ImageFolder(folder)
+
+
+def environment_folder(name: str) -> Path | None:
+    """The folder of the data set ``name`` under ``FL_PRIVACY_DATA``, if there is one."""
+    root = os.environ.get(ROOT_VARIABLE)
+    if not root:
+        return None
+    if not Path(root).is_dir():
+        raise UserError(f"{ROOT_VARIABLE} is expected to be a folder, but got {root}; correct or unset it.")
+    folder = Path(root) / name
+    return folder if folder.is_dir() else None
+
+
+def _read_parquet(file: Path) -> Any:
+    arrow = require("pyarrow")
+    try:
+        return require("pyarrow.parquet").read_table(file)
+    except (arrow.ArrowException, OSError) as error:
+        raise UserError(
+            f"{file} is expected to be a parquet file, but can't be read: {str(error).splitlines()[0].rstrip('.')};"
+            " copy or download it again."
+        ) from error
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+
+
+def _images_by_class(folder: Path) -> dict[str, list[Path]]:
+    classes = {
+        f.name: sorted(p for p in f.rglob("*") if p.suffix.lower() in _IMAGE_SUFFIXES) for f in _subfolders(folder)
+    }
+    return {name: files for name, files in classes.items() if files}

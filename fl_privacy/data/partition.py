@@ -1,0 +1,185 @@
+"""Who has which examples.
+
+Every partition is a frozen callable: (examples, num_clients, seed) -> one index tensor for each client.
+The indices of a client are (N_i,) int64 and sorted; no example has two owners and every client has at least one.
+"""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fl_privacy.data.examples import Examples
+from fl_privacy.data.source import require
+from fl_privacy.errors import UserError
+from fl_privacy.rng import derive_generator, derive_seed
+
+
+class Partition(Protocol):
+    """Shares examples out between clients; the same seed gives the same shares."""
+
+    def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
+        """For each client the sorted indices (N_i,) of its examples."""
+        ...
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Every client gets an equal share at random."""
+
+    def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
+        """Shares whose sizes differ by one at most."""
+        _check_clients(examples, num_clients)
+        order = _shuffled(len(examples), seed)
+        return _indices(_partitioners().IidPartitioner(num_clients), {"index": order})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet:
+    """Each class is shared out in proportions drawn from a symmetric Dirichlet distribution (Yurochkin et al., 2019).
+
+    Attributes:
+        alpha: above 0; small is skewed (0.1: one to three classes a client), large is nearly IID (100).
+        min_examples: drawn again, up to ten times, until every client has that many.
+        self_balancing: a client that has its equal share gets no more; evens sizes, but distorts ``alpha``.
+    """
+
+    alpha: float = 0.5
+    min_examples: int = 1
+    self_balancing: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < float("inf"):
+            raise UserError(f"partition.alpha is expected to be above 0, but got {self.alpha}; try 0.5.")
+        if self.min_examples < 1:
+            raise UserError(f"partition.min_examples is expected to be at least 1, but got {self.min_examples}.")
+
+    def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
+        """Shares that cover all examples."""
+        _check_clients(examples, num_clients, self.min_examples)
+        order = _shuffled(len(examples), seed)
+        partitioner = _partitioners().DirichletPartitioner(
+            num_clients,
+            partition_by="label",
+            alpha=float(self.alpha),
+            min_partition_size=self.min_examples,
+            self_balancing=self.self_balancing,
+            seed=derive_seed(seed, "dirichlet"),
+        )
+        try:
+            return _indices(partitioner, {"index": order, "label": examples.labels[order]})
+        except ValueError as error:
+            raise UserError(
+                f"Each of {num_clients} clients is expected to get {self.min_examples} of {len(examples)} examples,"
+                f" but none of ten draws did with partition.alpha={self.alpha}; raise it or take fewer clients."
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pathological:
+    """Every client has examples of exactly k classes (after McMahan et al., 2017).
+
+    The classes are dealt round and round in a random order, so that all are used, equally often up to one.
+
+    Attributes:
+        classes_per_client: k.
+    """
+
+    classes_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        if self.classes_per_client < 1:
+            raise UserError(
+                f"partition.classes_per_client is expected to be at least 1, but got {self.classes_per_client}; try 2."
+            )
+
+    def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
+        """Shares that cover all examples."""
+        _check_clients(examples, num_clients)
+        k, slots = self.classes_per_client, num_clients * self.classes_per_client
+        present = examples.labels.unique()
+        if not k <= len(present) <= slots:
+            raise UserError(
+                f"{num_clients} clients with {k} classes each are expected to have all {len(present)} classes between"
+                f" them, but {'there are not so many' if k > len(present) else f'can hold only {slots}'};"
+                f" set partition.classes_per_client between {-(-len(present) // num_clients)} and {len(present)}."
+            )
+        order = _shuffled(len(examples), seed)
+        deal = torch.empty(examples.num_classes, dtype=torch.long)
+        deal[present] = torch.randperm(len(present), generator=derive_generator(seed, "classes"))
+        partitioner = _partitioners().PathologicalPartitioner(
+            slots,
+            partition_by="label",
+            num_classes_per_partition=1,
+            class_assignment_mode="deterministic",
+            seed=derive_seed(seed, "pathological"),
+        )
+        try:
+            decks = _indices(partitioner, {"index": order, "label": deal[examples.labels[order]]})
+        except ValueError as error:
+            raise UserError(
+                f"Every class is expected to have an example for each of its clients, but some have too few for"
+                f" {num_clients} clients with {k} classes each; take fewer clients."
+            ) from error
+        return [torch.cat(decks[i : i + k]).sort().values for i in range(0, slots, k)]
+
+
+@dataclass(frozen=True)
+class Natural:
+    """Clients as in the data: all examples of a person, a writer, a device stay together (``data.group_column``).
+
+    With fewer clients than groups, the groups are dealt out at random, equally many up to one for each client.
+    """
+
+    def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
+        """Shares that cover all examples."""
+        _check_clients(examples, num_clients)
+        if examples.groups is None:
+            raise UserError(
+                "partition=natural is expected to know whose each example is, but the data do not say;"
+                " set data.group_column to a column of ids, or take partition=iid."
+            )
+        columns = {"index": torch.arange(len(examples)), "group": examples.groups}
+        groups = _indices(_partitioners().NaturalIdPartitioner(partition_by="group"), columns)
+        if num_clients > len(groups):
+            raise UserError(
+                f"partition=natural is expected to have at most a client for each of {len(groups)} groups,"
+                f" but got {num_clients} clients; set federation.clients={len(groups)}."
+            )
+        order = torch.randperm(len(groups), generator=derive_generator(seed, "groups")).tolist()
+        return [torch.cat([groups[g] for g in order[i::num_clients]]).sort().values for i in range(num_clients)]
+
+
+def _check_clients(examples: Examples, num_clients: int, each: int = 1) -> None:
+    if num_clients < 1:
+        raise UserError(f"federation.clients is expected to be at least 1, but got {num_clients}.")
+    if num_clients * each > len(examples):
+        raise UserError(
+            f"{num_clients} clients are expected to get at least {each} examples each, but there are only"
+            f" {len(examples)}; set federation.clients={max(1, len(examples) // each)} or lower."
+        )
+
+
+def _partitioners() -> Any:
+    return require("flwr_datasets.partitioner")
+
+
+def _shuffled(count: int, seed: int) -> Tensor:
+    """flwr-datasets takes examples in the order it finds them."""
+    return torch.randperm(count, generator=derive_generator(seed, "shuffle"))
+
+
+def _indices(partitioner: Any, columns: Mapping[str, Tensor]) -> list[Tensor]:
+    """The column ``index`` of every part that ``partitioner`` makes of a table."""
+    table = {name: column.numpy() for name, column in columns.items()}
+    partitioner.dataset = require("datasets").Dataset.from_dict(table)
+    # Its warnings of repeated draws and its progress bars tell nothing; a division not found is raised.
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        parts = [partitioner.load_partition(i).with_format("torch") for i in range(partitioner.num_partitions)]
+    return [part[:]["index"].sort().values for part in parts]
