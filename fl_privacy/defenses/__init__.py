@@ -7,6 +7,7 @@ from fl_privacy.defenses.none import none
 from fl_privacy.defenses.pruning import pruning
 from fl_privacy.defenses.quantization import quantization
 from fl_privacy.defenses.selective_sharing import selective_sharing
+from fl_privacy.defenses.soteria import soteria
 
 __all__ = [
     "ClientState",
@@ -19,4 +20,5 @@ __all__ = [
     "pruning",
     "quantization",
     "selective_sharing",
+    "soteria",
 ]

@@ -42,7 +42,7 @@ def clipped_gradient_sum(step: LocalStep, clip_norm: float) -> Tensors:
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     chunk = max(1, _CHUNK_ELEMENTS // max(1, sum(p.numel() for p in parameters.values())))
     total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    for images, labels in zip(step.batch.inputs.split(chunk), step.batch.labels.split(chunk), strict=True):
+    for images, labels in zip(*(torch.split(t, chunk) for t in (step.batch.inputs, step.batch.labels)), strict=True):
         gradients: Tensors = per_sample(parameters, images, labels)
         squares = sum(g.flatten(1).square().sum(1) for g in gradients.values())
         factors = (clip_norm / torch.as_tensor(squares).sqrt()).clamp(max=1.0)

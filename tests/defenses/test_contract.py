@@ -8,7 +8,17 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from fl_privacy import defenses
-from fl_privacy.defenses import Defense, compose, dp_noise, dp_sgd, none, pruning, quantization, selective_sharing
+from fl_privacy.defenses import (
+    Defense,
+    compose,
+    dp_noise,
+    dp_sgd,
+    none,
+    pruning,
+    quantization,
+    selective_sharing,
+    soteria,
+)
 
 from .harness import clean_gradient, flat, local_step, run
 
@@ -29,6 +39,23 @@ def subset_of(share):
     def check(clean, defended):
         kept = defended != 0
         return torch.equal(defended[kept], clean[kept]) and abs(kept.double().mean().item() - share) < 0.01
+
+    return check
+
+
+def columns_of_head_zero(share):
+    """Only whole columns of the head of ``small_model`` (144 features, 5 classes) are zero."""
+
+    def check(clean, defended):
+        before, head, bias = clean.split([len(clean) - 725, 720, 5])
+        d_before, d_head, d_bias = defended.split([len(clean) - 725, 720, 5])
+        zero = (d_head.view(5, 144) == 0).all(0)
+        return (
+            torch.equal(before, d_before)
+            and torch.equal(bias, d_bias)
+            and torch.equal(d_head.view(5, 144), head.view(5, 144) * ~zero)
+            and zero.sum() == round(share * 144)
+        )
 
     return check
 
@@ -57,6 +84,8 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
         selective_sharing(share=0.3, noise_scale=0.1),
         lambda clean, d: not set(d[d != 0].tolist()) & set(clean.tolist()) and 0.29 < (d != 0).double().mean() < 0.31,
     ),
+    "soteria": (soteria(rate=0.75), columns_of_head_zero(0.75)),
+    "soteria, estimated": (soteria(rate=0.75, scores="estimated"), columns_of_head_zero(0.75)),
     "1 bit": (quantization(bits=1, rounding="nearest"), lambda clean, d: torch.equal(d.sign(), clean.sign())),
     "4 bits": (quantization(bits=4), lambda clean, d: len(d.unique()) <= 6 * 15 and (d - clean).norm() > 0),
     "28 bits": (

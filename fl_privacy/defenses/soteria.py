@@ -1,0 +1,84 @@
+"""Soteria: withhold the features that tell most about the input."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_privacy.defenses.base import Defense, LocalStep
+from fl_privacy.defenses.checks import expect_number, expect_one_of
+from fl_privacy.defenses.jacobian import estimated_row_norms, exact_row_norms
+from fl_privacy.defenses.representation import find_head, representation
+from fl_privacy.defenses.selection import keep_largest
+from fl_privacy.errors import UserError
+from fl_privacy.types import Tensors
+
+
+def soteria(
+    *,
+    rate: float = 0.8,
+    scores: Literal["exact", "estimated"] = "exact",
+    directions: int = 256,
+    epsilon: float = 1e-10,
+) -> Defense:
+    """Zero the columns of the last linear layer's weight gradient that belong to the lowest scores (Sun et al. 2021).
+
+    The score of feature i is sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon), where r is what enters the
+    layer (Soteria, section 4). The bias gradient and all other layers stay.
+
+    Args:
+        rate: share of the features withheld, in [0, 1).
+        scores: ``exact`` costs a backward product a feature, ``estimated`` a forward product a direction.
+        directions: of the estimate.
+        epsilon: above 0; the authors' scripts have 0.1, 0 and 1e-10.
+    """
+    expect_number("defense.rate", rate, at_least=0, below=1, example=0.8)
+    expect_one_of("defense.scores", scores, ("exact", "estimated"))
+    expect_number("defense.directions", directions, at_least=1, example=256)
+    expect_number("defense.epsilon", epsilon, above=0, example=1e-10)
+
+    def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
+        head = find_head(step.model, step.sent, step.batch.inputs[:1])
+        weight = f"{head}.weight"
+        if weight not in tensors:
+            raise UserError(f"Soteria expects the gradient of {weight}, but it was withheld; compose Soteria first.")
+        estimate = directions if scores == "estimated" else None
+        keep = feature_mask(feature_scores(step, head, directions=estimate, epsilon=epsilon), rate)
+        return {**tensors, weight: tensors[weight].masked_fill(~keep, 0.0)}
+
+    return Defense(
+        name="soteria",
+        gradient=(on_gradient,),
+        public={"rate": rate, "layer": "last linear", "scores": scores},
+    )
+
+
+def feature_scores(step: LocalStep, head: str, *, directions: int | None = None, epsilon: float = 1e-10) -> Tensor:
+    """(D,) sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon).
+
+    Args:
+        step: model, values and batch.
+        head: name of the layer that r enters, of ``find_head``.
+        directions: of the estimate; ``None`` computes the norms exactly.
+        epsilon: above 0.
+    """
+
+    def features(inputs: Tensor) -> Tensor:
+        return representation(step.model, step.sent, inputs, head)
+
+    if directions is None:
+        norms, r = exact_row_norms(features, step.batch.inputs)
+    else:
+        norms, r = estimated_row_norms(features, step.batch.inputs, directions=directions, rng=step.rng)
+    return (norms / (r.abs() + epsilon)).sum(0)
+
+
+def feature_mask(scores: Tensor, rate: float) -> Tensor:
+    """(D,) booleans, false at the floor(rate * D) lowest ``scores``."""
+    return keep_largest({"features": scores}, drop=rate, scope="layer")["features"]
+
+
+def mask_agreement(exact: Tensor, estimated: Tensor, rate: float) -> float:
+    """Share of the features that the masks of two (D,) scores treat alike, in [0, 1]."""
+    same = feature_mask(exact, rate) == feature_mask(estimated, rate)
+    return float(same.to(torch.float64).mean())
