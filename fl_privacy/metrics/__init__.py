@@ -1,1 +1,20 @@
+"""How much of an image a reconstruction shows; the only place where guess and truth meet."""
 
+from fl_privacy.metrics.aggregate import Statistic, aggregate, pmm
+from fl_privacy.metrics.evaluate import ImageScore, VictimScore, evaluate, evaluate_all
+from fl_privacy.metrics.registry import METRICS, Metric
+from fl_privacy.metrics.thresholds import THRESHOLDS, Threshold
+
+__all__ = [
+    "METRICS",
+    "THRESHOLDS",
+    "ImageScore",
+    "Metric",
+    "Statistic",
+    "Threshold",
+    "VictimScore",
+    "aggregate",
+    "evaluate",
+    "evaluate_all",
+    "pmm",
+]

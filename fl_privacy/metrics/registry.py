@@ -1,0 +1,57 @@
+"""Every metric by name: what the catalog, the tables and the reports show."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from fl_privacy.metrics.labels import label_correct
+from fl_privacy.metrics.lpips import lpips
+from fl_privacy.metrics.pixel import mse, psnr, rmse
+from fl_privacy.metrics.ssim import ssim
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A metric and how to read it.
+
+    Attributes:
+        function: (guesses, truths) -> (N,), of images (N, C, H, W) in [0, 1] or of labels.
+        of: what it compares.
+        leaks: whether high or low values mean that more leaked.
+        title: for a table's head.
+        unit: empty where there is none.
+        description: one line.
+    """
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    of: Literal["images", "labels"] = "images"
+    leaks: Literal["high", "low"]
+    title: str
+    unit: str = ""
+    description: str
+
+
+METRICS: dict[str, Metric] = {
+    "psnr": Metric(
+        function=psnr, leaks="high", title="PSNR", unit="dB", description="Peak signal-to-noise ratio on [0, 1]."
+    ),
+    "ssim": Metric(
+        function=ssim, leaks="high", title="SSIM", description="Structural similarity, Gaussian window of 11 pixels."
+    ),
+    "lpips": Metric(
+        function=lpips, leaks="low", title="LPIPS", description="Perceptual distance in the features of AlexNet."
+    ),
+    "mse": Metric(function=mse, leaks="low", title="MSE", description="Mean squared error of the pixels (BPMSE)."),
+    "rmse": Metric(
+        function=rmse, leaks="low", title="rMSE", description="Error relative to the image, ||guess - x|| / ||x||."
+    ),
+    "label_correct": Metric(
+        function=label_correct,
+        of="labels",
+        leaks="high",
+        title="Label accuracy",
+        description="Share of the images whose class was recovered.",
+    ),
+}

@@ -1,0 +1,98 @@
+import itertools
+
+import pytest
+import torch
+
+from fl_privacy.errors import UserError
+from fl_privacy.metrics import METRICS, evaluate, evaluate_all
+from fl_privacy.metrics.assignment import assign
+from fl_privacy.types import Batch, Reconstruction
+
+
+@pytest.fixture(autouse=True)
+def without_lpips(monkeypatch):
+    monkeypatch.setitem(METRICS, "lpips", METRICS["mse"])
+
+
+def truth(n=3, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return Batch(torch.rand(n, 1, 12, 12, generator=rng), torch.randint(10, (n,), generator=rng))
+
+
+def guess_of(batch, order, noise=0.1, seed=1, **fields):
+    inputs = batch.inputs[order] + noise * torch.randn(
+        batch.inputs.shape, generator=torch.Generator().manual_seed(seed)
+    )
+    return Reconstruction(id="a", batch=Batch(inputs, batch.labels[order]), **fields)
+
+
+def test_assignment_is_the_best_of_all_permutations():
+    rng = torch.Generator().manual_seed(0)
+    guesses, truths = torch.rand(5, 1, 3, 3, generator=rng), torch.rand(5, 1, 3, 3, generator=rng)
+
+    def cost(order):
+        return (guesses[list(order)] - truths).square().sum().item()
+
+    best = min(itertools.permutations(range(5)), key=cost)
+    assert assign(guesses, truths).tolist() == list(best)
+
+
+def test_a_shuffled_batch_scores_like_an_ordered_one():
+    batch = truth()
+    shuffled, ordered = guess_of(batch, [2, 0, 1], noise=0), guess_of(batch, [0, 1, 2], noise=0)
+    score = evaluate(shuffled, batch)
+    assert [image.guess for image in score.images] == [1, 2, 0]
+    assert [i.values for i in score.images] == [i.values for i in evaluate(ordered, batch).images]
+    assert all(image.values["label_correct"] == 1 for image in score.images)
+    assert torch.equal(score.guesses, batch.inputs)
+
+
+def test_many_victims_at_once_score_like_each_alone():
+    batches = [truth(n, seed=n) for n in (1, 3, 2)]
+    guesses = [guess_of(b, torch.arange(len(b)).flip(0), seed=len(b)) for b in batches]
+    together = evaluate_all(guesses, batches)
+    for score, guess, batch in zip(together, guesses, batches, strict=True):
+        alone = evaluate(guess, batch)
+        for a, b in zip(score.images, alone.images, strict=True):
+            assert a.guess == b.guess and a.values == pytest.approx(b.values, rel=1e-6)
+
+
+def test_guesses_are_clamped_to_the_range_of_a_pixel():
+    batch = Batch(torch.ones(1, 1, 12, 12), torch.tensor([0]))
+    assert (
+        evaluate(Reconstruction(id="a", batch=Batch(batch.inputs * 7, batch.labels)), batch).images[0].values["mse"]
+        == 0
+    )
+
+
+def test_soft_labels_count_by_their_largest_entry():
+    batch = Batch(truth(2).inputs, torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
+    score = evaluate(Reconstruction(id="a", batch=Batch(batch.inputs, torch.tensor([[3.0, 4.0], [0.0, 1.0]]))), batch)
+    assert [image.values["label_correct"] for image in score.images] == [1, 0]
+
+
+def test_failed_victims_get_no_values():
+    batch = truth(2)
+    broken = batch.inputs.clone()
+    broken[1, 0, 0, 0] = torch.nan
+    scores = evaluate_all(
+        [
+            Reconstruction(id="diverged", batch=None, failure="the loss became NaN"),
+            Reconstruction(id="half", batch=Batch(broken, batch.labels)),
+            Reconstruction(id="shape", batch=Batch(torch.zeros(2, 3, 12, 12), batch.labels)),
+            Reconstruction(id="short", batch=Batch(batch.inputs[1:], batch.labels[1:])),
+        ],
+        [batch] * 4,
+    )
+    failed = [[image.failure is not None for image in score.images] for score in scores]
+    assert failed == [[True, True], [False, True], [True, True], [True, False]]
+    assert scores[0].images[0].failure == "the loss became NaN"
+    assert all(bool(image.values) == (image.failure is None) for score in scores for image in score.images)
+
+
+def test_wrong_input_is_refused():
+    with pytest.raises(UserError, match="One truth for each"):
+        evaluate_all([], [truth()])
+    other = Batch(torch.zeros(1, 3, 12, 12), torch.tensor([0]))
+    with pytest.raises(UserError, match="one image shape"):
+        evaluate_all([guess_of(truth(1), [0]), guess_of(other, [0])], [truth(1), other])

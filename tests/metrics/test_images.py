@@ -1,0 +1,117 @@
+import math
+
+import lpips as lpips_package
+import pytest
+import torch
+from safetensors.torch import save_file
+from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+from torchvision.models import AlexNet_Weights, alexnet
+
+from fl_privacy.metrics.lpips import _network, lpips
+from fl_privacy.metrics.pixel import mse, psnr, rmse
+from fl_privacy.metrics.ssim import ssim
+
+SHAPES = [(1, 28, 28), (3, 32, 32), (3, 17, 23)]
+
+
+def pair(shape, n=4, noise=0.2, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    truths = torch.rand(n, *shape, generator=rng)
+    return (truths + noise * torch.randn(truths.shape, generator=rng)).clamp(0, 1), truths
+
+
+@pytest.fixture
+def backbone(tmp_path, monkeypatch):
+    """Weights of the right shapes, so that LPIPS works without any download."""
+    torch.manual_seed(0)
+    (tmp_path / "weights").mkdir()
+    features = {f"features.{k}": v for k, v in alexnet(weights=None).features.state_dict().items()}
+    save_file(features, tmp_path / "weights" / "alexnet_features.safetensors")
+    monkeypatch.setenv("FL_PRIVACY_DATA", str(tmp_path))
+    _network.cache_clear()
+    yield features
+    _network.cache_clear()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_psnr_agrees_with_skimage(shape):
+    guesses, truths = pair(shape)
+    expected = [
+        peak_signal_noise_ratio(t.numpy(), g.numpy(), data_range=1.0) for g, t in zip(guesses, truths, strict=True)
+    ]
+    torch.testing.assert_close(psnr(guesses, truths), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ssim_agrees_with_skimage(shape):
+    guesses, truths = pair(shape)
+    expected = [
+        structural_similarity(
+            g.numpy(),
+            t.numpy(),
+            channel_axis=0,
+            gaussian_weights=True,
+            sigma=1.5,
+            use_sample_covariance=False,
+            data_range=1.0,
+        )
+        for g, t in zip(guesses.double(), truths.double(), strict=True)
+    ]
+    torch.testing.assert_close(ssim(guesses, truths), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-5)
+
+
+def test_ssim_of_images_smaller_than_its_window_is_missing():
+    assert ssim(*pair((1, 8, 8))).isnan().all()
+
+
+def test_exact_guesses():
+    truths = pair((3, 12, 12))[1]
+    assert mse(truths, truths).eq(0).all() and rmse(truths, truths).eq(0).all()
+    assert psnr(truths, truths).eq(math.inf).all()
+    assert ssim(truths, truths) == pytest.approx(1)
+
+
+def test_rmse_is_relative_to_the_image():
+    truths = torch.full((1, 1, 2, 2), 0.5)
+    assert rmse(truths * 1.5, truths).item() == pytest.approx(0.5)
+    assert rmse(truths, torch.zeros_like(truths)).item() == math.inf
+    assert rmse(torch.zeros_like(truths), torch.zeros_like(truths)).item() == 0
+
+
+@pytest.mark.filterwarnings("ignore:The parameter 'pretrained'", "ignore:Arguments other than a weight enum")
+def test_lpips_agrees_with_its_package_in_any_batch(backbone):
+    guesses, truths = pair((3, 64, 64))
+    network = lpips_package.LPIPS(net="alex", pretrained=True, pnet_rand=True, verbose=False)
+    pieces = [layer for n in range(1, 6) for layer in getattr(network.net, f"slice{n}") if hasattr(layer, "weight")]
+    for layer, index in zip(pieces, (0, 3, 6, 8, 10), strict=True):
+        layer.weight.data, layer.bias.data = backbone[f"features.{index}.weight"], backbone[f"features.{index}.bias"]
+    expected = torch.cat(
+        [network(g[None], t[None]) for g, t in zip(2 * guesses - 1, 2 * truths - 1, strict=True)]
+    ).flatten()
+    torch.testing.assert_close(lpips(guesses, truths), expected.detach().double(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 8, 8), (1, 64, 48)])
+def test_lpips_of_small_and_grey_images(backbone, shape):
+    guesses, truths = pair(shape, noise=0.3)
+    assert lpips(truths, truths).eq(0).all()
+    assert lpips(guesses, truths).gt(0).all()
+
+
+def test_lpips_leaves_the_global_random_stream_alone(backbone):
+    before = torch.get_rng_state()
+    lpips(*pair((3, 32, 32)))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_lpips_without_weights_is_missing_with_one_line(tmp_path, monkeypatch, caplog):
+    def offline(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setenv("FL_PRIVACY_DATA", str(tmp_path))
+    monkeypatch.setattr(AlexNet_Weights, "get_state_dict", offline)
+    _network.cache_clear()
+    assert lpips(*pair((3, 32, 32))).isnan().all()
+    assert lpips(*pair((3, 32, 32))).isnan().all()
+    assert len(caplog.records) == 1 and "no route to host" in caplog.text
+    _network.cache_clear()
