@@ -1,8 +1,11 @@
 """A federated run as a plain loop in this process: the reference for every other backend."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation.attempt import attempt
@@ -11,6 +14,8 @@ from fl_privacy.federation.interception import Interceptor
 from fl_privacy.federation.local_update import LocalResult
 from fl_privacy.federation.participant import Participant
 from fl_privacy.federation.server import Failure, Server, upload_bytes
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,23 +55,30 @@ def run_rounds(
     for round in range(1, rounds + 1):
         for probe in audit.probes_of(round):
             sent = server.sent_to(probe.client)
-            participant, state = participants[probe.client], kept[probe.client]
             result = attempt(
-                f"Probe {probe.victim} of client {probe.client} in round {round}",
-                lambda: participant.probe(sent, state, round=round, victim=probe.victim, batch_size=audit.batch_size),  # noqa: B023
+                partial(
+                    participants[probe.client].probe,
+                    sent,
+                    kept[probe.client],
+                    round=round,
+                    victim=probe.victim,
+                    batch_size=audit.batch_size,
+                )
             )
-            if isinstance(result, LocalResult):
-                interceptor.capture(round=round, client=probe.client, sent=sent, upload=result.upload, probe=probe)
+            if isinstance(result, Failure):
+                logger.warning("%s in round %d failed: %s", probe, round, result.reason)
+            else:
+                _capture(interceptor, round=round, client=probe.client, sent=sent, upload=result.upload, probe=probe)
         started = time.perf_counter()
         results: dict[int, LocalResult | Failure] = {}
         for client in server.select(round):
-            sent, participant, state = server.sent_to(client), participants[client], kept[client]
-            results[client] = result = attempt(
-                f"Client {client} in round {round}",
-                lambda: participant.update(sent, state, round=round),  # noqa: B023
-            )
-            if isinstance(result, LocalResult) and audit.intercepts(round, client):
-                interceptor.capture(round=round, client=client, sent=sent, upload=result.upload)
+            sent, state = server.sent_to(client), ClientState(dict(kept[client].tensors))
+            results[client] = result = attempt(partial(participants[client].update, sent, state, round=round))
+            if isinstance(result, Failure):
+                continue
+            kept[client] = state
+            if audit.intercepts(round, client):
+                _capture(interceptor, round=round, client=client, sent=sent, upload=result.upload)
         on_round(finish_round(server, results, round=round, started=started))
     return kept
 
@@ -76,6 +88,8 @@ def finish_round(
 ) -> RoundReport:
     """Hand the replies to the server and sum the round up; ``started`` is on the clock of ``time.perf_counter``."""
     excluded = server.receive({c: r if isinstance(r, Failure) else r.upload for c, r in results.items()})
+    for client, reason in excluded.items():
+        logger.warning("Client %d is excluded from round %d: %s", client, round, reason)
     counted = {c: r for c, r in sorted(results.items()) if isinstance(r, LocalResult) and c not in excluded}
     return RoundReport(
         round=round,
@@ -86,3 +100,10 @@ def finish_round(
         defense_seconds=sum(r.defense_seconds for r in counted.values()),
         upload_bytes=sum(upload_bytes(r.upload) for r in counted.values()),
     )
+
+
+def _capture(interceptor: Interceptor, **capture: Any) -> None:
+    """Intercept; what fails here is the attacker's loss, not the federation's."""
+    result = attempt(partial(interceptor.capture, **capture))
+    if isinstance(result, Failure):
+        logger.warning("An update of round %d could not be intercepted: %s", capture["round"], result.reason)

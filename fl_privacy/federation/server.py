@@ -101,8 +101,8 @@ class Server:
         return excluded
 
     def _moved(self, tensors: Sequence[Tensors], weights: Sequence[int]) -> Tensors:
-        mean = weighted_mean(tensors, weights)
         old = self.state.parameters
+        mean = {n: t.to(old[n].dtype) for n, t in weighted_mean(tensors, weights).items()}
         match self.local_plan.shares:
             case "gradient":
                 return {n: p - self.plan.lr * mean[n] if n in mean else p for n, p in old.items()}
@@ -116,14 +116,14 @@ class Server:
             return reply.reason
         if reply.num_examples < 1:
             return f"expected at least 1 example, got {reply.num_examples}"
-        known = {**self.state.parameters, **self.state.buffers}
-        for name, tensor in {**reply.tensors, **reply.buffers}.items():
-            if name not in known:
-                return f"unknown tensor {name}"
-            if tensor.shape != known[name].shape:
-                return f"{name}: expected shape {tuple(known[name].shape)}, got {tuple(tensor.shape)}"
-            if not torch.isfinite(tensor).all():
-                return f"{name}: not finite"
+        for held, known in ((reply.tensors, self.state.parameters), (reply.buffers, self.state.buffers)):
+            for name, tensor in held.items():
+                if name not in known:
+                    return f"unknown tensor {name}"
+                if tensor.shape != known[name].shape:
+                    return f"{name}: expected shape {tuple(known[name].shape)}, got {tuple(tensor.shape)}"
+                if not torch.isfinite(tensor).all():
+                    return f"{name}: not finite"
         return None
 
 

@@ -1,1 +1,25 @@
+"""The edge to Flower: clients, strategies, apps and backends; translates records, adds no mathematics."""
 
+from fl_privacy.flower.adapter import numpy_client_app, participant_app
+from fl_privacy.flower.backends import run_in_process, run_on_grid, run_ray
+from fl_privacy.flower.client import DPClient, PrivacyClient, PruningClient
+from fl_privacy.flower.defend import DefendedClient, defend
+from fl_privacy.flower.grid import LocalGrid
+from fl_privacy.flower.interception import HonestButCurious
+from fl_privacy.flower.strategy import Federated
+
+__all__ = [
+    "DPClient",
+    "DefendedClient",
+    "Federated",
+    "HonestButCurious",
+    "LocalGrid",
+    "PrivacyClient",
+    "PruningClient",
+    "defend",
+    "numpy_client_app",
+    "participant_app",
+    "run_in_process",
+    "run_on_grid",
+    "run_ray",
+]

@@ -1,0 +1,141 @@
+"""Flower's Message API in front of a ``NumPyClient``."""
+
+import json
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Participant
+from fl_privacy.federation.attempt import attempt
+from fl_privacy.federation.server import Failure
+from fl_privacy.flower.client import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
+from fl_privacy.flower.records import (
+    BUFFERS,
+    CLIENT,
+    METRICS,
+    NUM_EXAMPLES,
+    PARAMETERS,
+    PARTITION,
+    PARTITIONS,
+    all_arrays,
+)
+
+CLIENT_RAISED = 2
+"""Flower's code of an error that a client raised."""
+
+MakeClient = Callable[[Context], NumPyClient]
+
+
+def numpy_client_app(make_client: MakeClient) -> ClientApp:
+    """A ClientApp that answers ``train``, ``train.probe``, ``evaluate`` and ``query`` with a ``NumPyClient``.
+
+    The reply has the records of the request, so that stock strategies can read it; what the client raises becomes an
+    error reply with that one line. Metrics that are no numbers stay on the node.
+    """
+    app = ClientApp()
+
+    def answer(message: Message, context: Context, work: Callable[[NumPyClient], RecordDict]) -> Message:
+        content = attempt(lambda: work(make_client(context)))
+        if isinstance(content, Failure):
+            return Message(Error(CLIENT_RAISED, content.reason), reply_to=message)
+        content[CLIENT] = _identity(context)
+        return Message(content, reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return answer(message, context, lambda client: _train(_fitter(client, message.content), message.content))
+
+    @app.train("probe")
+    def probe(message: Message, context: Context) -> Message:
+        return answer(message, context, lambda client: _train(_prober(client), message.content))
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return answer(message, context, lambda client: _evaluate(client, message.content))
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(RecordDict({CLIENT: _identity(context)}), reply_to=message)
+
+    return app
+
+
+def participant_app(participants: Mapping[int, Participant]) -> ClientApp:
+    """A ClientApp in which a node is the participant of its partition."""
+
+    def make_client(context: Context) -> PrivacyClient:
+        return PrivacyClient(participants[int(context.node_config[PARTITION])], context.state)
+
+    return numpy_client_app(make_client)
+
+
+def _train(fit: Callable[[Arrays, Config], Reply], content: RecordDict) -> RecordDict:
+    sent = all_arrays(content)
+    arrays, num_examples, metrics = fit([a.numpy() for a in sent.values()], _config(content))
+    names = json.loads(str(metrics[NAMES])) if NAMES in metrics else list(sent)
+    reply = {n: Array.from_numpy_ndarray(a) for n, a in zip(names, arrays, strict=True)}
+    records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = dict(_like_request(content, reply))
+    records[METRICS] = MetricRecord({NUM_EXAMPLES: int(num_examples), **_numbers(metrics)})
+    return RecordDict(records)
+
+
+def _like_request(content: RecordDict, reply: Mapping[str, Array]) -> dict[str, ArrayRecord]:
+    """The reply's arrays in the records of the request.
+
+    Ours keep apart parameters and buffers, and a name may be withheld; a stock strategy wants every name it sent back.
+    """
+    if PARAMETERS in content.array_records:
+        buffers = content.array_records[BUFFERS]
+        return {
+            PARAMETERS: ArrayRecord({n: a for n, a in reply.items() if n not in buffers}),
+            BUFFERS: ArrayRecord({n: a for n, a in reply.items() if n in buffers}),
+        }
+    return {
+        key: ArrayRecord({name: reply.get(name, sent) for name, sent in record.items()})
+        for key, record in content.array_records.items()
+    }
+
+
+def _evaluate(client: NumPyClient, content: RecordDict) -> RecordDict:
+    arrays = [a.numpy() for a in all_arrays(content).values()]
+    loss, num_examples, metrics = client.evaluate(arrays, _config(content))
+    return RecordDict(
+        {METRICS: MetricRecord({NUM_EXAMPLES: int(num_examples), "loss": float(loss), **_numbers(metrics)})}
+    )
+
+
+def _fitter(client: NumPyClient, content: RecordDict) -> Callable[[Arrays, Config], Reply]:
+    if PARAMETERS not in content.array_records and isinstance(client, PrivacyClient):
+        shares = client.participant.plan.shares
+        if shares != "weights":
+            raise UserError(
+                f"A stock strategy expects weights, but this client's plan shares its {shares};"
+                " use plan.shares=weights or the strategy Federated."
+            )
+    return client.fit
+
+
+def _prober(client: NumPyClient) -> Callable[[Arrays, Config], Reply]:
+    if not isinstance(client, PrivacyClient):
+        raise UserError(f"A probed client is expected to be a PrivacyClient, but is a {type(client).__name__}.")
+    return client.probe
+
+
+def _config(content: RecordDict) -> Config:
+    given: Config = {NAMES: json.dumps(list(all_arrays(content)))}
+    for record in content.config_records.values():
+        given.update({key: value for key, value in record.items() if not isinstance(value, list)})
+    return given
+
+
+def _numbers(metrics: Config) -> dict[str, int | float]:
+    plain = {key: v.item() if isinstance(v, np.generic) else v for key, v in metrics.items()}
+    return {key: int(v) if isinstance(v, bool) else v for key, v in plain.items() if isinstance(v, int | float)}
+
+
+def _identity(context: Context) -> ConfigRecord:
+    config = context.node_config
+    return ConfigRecord({key: int(config[key]) for key in (PARTITION, PARTITIONS) if key in config})

@@ -1,0 +1,99 @@
+"""The rounds of a federation through Flower; for the same seed the same numbers as the plain loop."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from flwr.serverapp import Grid
+
+from fl_privacy.defenses import ClientState
+from fl_privacy.federation import Audit, Interceptor, Participant, RoundReport, Server
+from fl_privacy.flower.adapter import participant_app
+from fl_privacy.flower.grid import LocalGrid
+from fl_privacy.flower.interception import HonestButCurious
+from fl_privacy.flower.memory import load_state
+from fl_privacy.flower.records import PARTITION
+from fl_privacy.flower.strategy import Federated
+
+ParticipantSource = Callable[[], Mapping[int, Participant]]
+"""Makes the clients where they are to run; for Ray it must be picklable, best a partial over a few strings."""
+
+OnRound = Callable[[RoundReport], None]
+
+
+def run_on_grid(
+    grid: Grid, server: Server, *, rounds: int, audit: Audit, interceptor: Interceptor, on_round: OnRound
+) -> None:
+    """Train ``server.state`` for ``rounds`` rounds with the clients behind ``grid``.
+
+    Raises:
+        UserError: the nodes do not fit the server's clients, or all clients of a round failed.
+    """
+    federated = Federated(server=server, audit=audit, on_round=on_round)
+    with _quiet_flower():
+        HonestButCurious(federated, interceptor, audit).start(grid, federated.arrays(), num_rounds=rounds)
+
+
+def run_in_process(
+    server: Server,
+    source: ParticipantSource,
+    *,
+    rounds: int,
+    audit: Audit,
+    interceptor: Interceptor,
+    on_round: OnRound,
+) -> dict[int, ClientState]:
+    """``run_on_grid`` with every node in this process, one after the other; returns what each client kept."""
+    grid = LocalGrid(server.clients, participant_app(source()))
+    run_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)
+    return _kept(grid)
+
+
+def run_ray(
+    server: Server,
+    source: ParticipantSource,
+    *,
+    rounds: int,
+    audit: Audit,
+    interceptor: Interceptor,
+    on_round: OnRound,
+    num_cpus: float = 1,
+    num_gpus: float = 0.0,
+    actors: int | None = None,
+) -> dict[int, ClientState]:
+    """``run_on_grid`` with the clients in processes that Ray manages; returns what each client kept.
+
+    Ray starts on this machine's loopback interface and stops at the end; an address in RAY_ADDRESS, or a Ray that
+    runs already, is used instead.
+
+    Args:
+        server: as for ``run_on_grid``, like all that is not named here.
+        source: called once in each process.
+        num_cpus: CPUs set aside for a process.
+        num_gpus: share of a GPU set aside for a process.
+        actors: at most so many processes; ``None`` takes what the resources allow.
+
+    Raises:
+        UserError: no process fits into the machine; besides what ``run_on_grid`` raises.
+    """
+    from fl_privacy.flower.ray_grid import ray_grid  # noqa: PLC0415
+
+    with ray_grid(server.clients, source, num_cpus=num_cpus, num_gpus=num_gpus, actors=actors) as grid:
+        run_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)
+        return _kept(grid)
+
+
+def _kept(grid: LocalGrid) -> dict[int, ClientState]:
+    return {int(c.node_config[PARTITION]): load_state(c.state) for c in grid.contexts.values()}
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Flower's account of each round, which the caller gives itself, only from warnings on."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,138 @@
+"""Flower clients: a participant as a ``NumPyClient``; a defense makes a subclass of it in three lines."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import RecordDict
+from flwr.client import NumPyClient
+from flwr.common import Scalar
+
+from fl_privacy.defenses import Defense, dp_noise, pruning
+from fl_privacy.errors import UserError
+from fl_privacy.federation import LocalResult, Participant
+from fl_privacy.flower.memory import load_state, save_state
+from fl_privacy.flower.records import (
+    BATCH_SIZE,
+    DEFENSE_SECONDS,
+    ROUND,
+    SECONDS,
+    TRAIN_LOSS,
+    VICTIM,
+    to_array,
+    to_tensor,
+)
+from fl_privacy.types import ModelState
+
+Arrays = list[np.ndarray]
+Config = dict[str, Scalar]
+Reply = tuple[Arrays, int, Config]
+
+NAMES = "names"
+"""Key under which a list of arrays has its names with it, as JSON: in the config given and in the metrics returned."""
+
+
+class PrivacyClient(NumPyClient):
+    """A participant behind Flower's ``NumPyClient`` interface.
+
+    Arrays come in the order of the model's ``state_dict``, unless ``config["names"]`` says otherwise; the reply names
+    its arrays in ``metrics["names"]``. With ``plan.shares="weights"`` it works under any stock Flower strategy.
+
+    Args:
+        participant: whose data, model and plan it is.
+        memory: ``context.state`` of the node, where the client keeps what never leaves it.
+        settings: of ``make_defense``.
+
+    Example:
+        class RefinerClient(PrivacyClient):
+            make_defense = staticmethod(refiner)
+    """
+
+    make_defense: ClassVar[Callable[..., Defense] | None] = None
+    """Makes the defense of a subclass; without it the participant keeps its own."""
+
+    def __init__(self, participant: Participant, memory: RecordDict | None = None, **settings: Any) -> None:
+        if self.make_defense is not None:
+            participant = replace(participant, defense=self.make_defense(**settings))
+        elif settings:
+            raise UserError(
+                f"{type(self).__name__} makes no defense and is expected to get no settings, but got"
+                f" {', '.join(settings)}; use a subclass with make_defense."
+            )
+        self.participant = participant
+        self.memory = RecordDict() if memory is None else memory
+
+    def get_parameters(self, config: Config) -> Arrays:
+        """The initial values of the public model."""
+        return [to_array(t) for t in self.participant.model.state_dict().values()]
+
+    def fit(self, parameters: Arrays, config: Config) -> Reply:
+        """Train in the round ``config["server-round"]``; the reply is what the plan shares."""
+        state = load_state(self.memory, self.participant.device)
+        result = self.participant.update(self._sent(parameters, config), state, round=_integer(config, ROUND))
+        save_state(self.memory, state)
+        return _reply(result)
+
+    def probe(self, parameters: Arrays, config: Config) -> Reply:
+        """The upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
+        result = self.participant.probe(
+            self._sent(parameters, config),
+            load_state(self.memory, self.participant.device),
+            round=_integer(config, ROUND),
+            victim=_integer(config, VICTIM),
+            batch_size=_integer(config, BATCH_SIZE),
+        )
+        return _reply(result)
+
+    def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
+        """Loss and accuracy of the model sent, with the client's private part, on the client's own examples."""
+        mine = self.participant.examples.subset(self.participant.indices)
+        state = load_state(self.memory, self.participant.device)
+        result = self.participant.evaluate(self._sent(parameters, config), state, mine)
+        return result.loss, result.num_examples, {"accuracy": result.accuracy}
+
+    def _sent(self, parameters: Arrays, config: Config) -> ModelState:
+        model = self.participant.model
+        names: Sequence[str] = json.loads(str(config[NAMES])) if NAMES in config else list(model.state_dict())
+        if len(names) != len(parameters):
+            raise UserError(
+                f"{len(names)} arrays are expected for this model, but got {len(parameters)};"
+                " send the values of its state_dict in order."
+            )
+        buffers = dict(model.named_buffers())
+        tensors = dict(zip(names, map(to_tensor, parameters), strict=True))
+        return ModelState(
+            {n: t for n, t in tensors.items() if n not in buffers}, {n: t for n, t in tensors.items() if n in buffers}
+        )
+
+
+class DPClient(PrivacyClient):
+    """Clips its update and adds noise; ``settings`` are those of ``dp_noise``."""
+
+    make_defense = staticmethod(dp_noise)
+
+
+class PruningClient(PrivacyClient):
+    """Uploads only the important elements of its update; ``settings`` are those of ``pruning``."""
+
+    make_defense = staticmethod(pruning)
+
+
+def _reply(result: LocalResult) -> Reply:
+    uploaded = {**result.upload.tensors, **result.upload.buffers}
+    metrics: Config = {
+        NAMES: json.dumps(list(uploaded)),
+        TRAIN_LOSS: result.train_loss,
+        SECONDS: result.seconds,
+        DEFENSE_SECONDS: result.defense_seconds,
+    }
+    return [to_array(t) for t in uploaded.values()], result.upload.num_examples, metrics
+
+
+def _integer(config: Config, key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int):
+        raise UserError(f"The server is expected to send the number {key!r} in its config, but sent {value!r}.")
+    return value

@@ -1,0 +1,95 @@
+"""A Flower grid whose nodes live in this process."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import UserConfig as NodeConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fl_privacy.federation.attempt import attempt
+from fl_privacy.federation.server import Failure
+from fl_privacy.flower.records import PARTITION, PARTITIONS
+
+CLIENT_CRASHED = 8
+"""Flower's code of an error of a client's process."""
+
+FIRST_NODE = 1000
+"""Node of partition 0."""
+
+
+class LocalGrid(Grid):
+    """Nodes ``FIRST_NODE``, ... with a context each; a message is answered where it is sent.
+
+    Args:
+        clients: partitions, one node each.
+        client_app: answers the messages; ``None`` where a subclass overrides ``deliver``.
+    """
+
+    def __init__(self, clients: Sequence[int], client_app: ClientApp | None = None) -> None:
+        self.client_app = client_app
+        self.contexts = {
+            FIRST_NODE + client: Context(
+                run_id=1,
+                node_id=FIRST_NODE + client,
+                node_config=NodeConfig({PARTITION: client, PARTITIONS: len(clients)}),
+                state=RecordDict(),
+                run_config=NodeConfig(),
+            )
+            for client in clients
+        }
+        self._numbers = itertools.count(1)
+        self._replies: dict[str, Message] = {}
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+
+    def deliver(self, messages: Sequence[Message]) -> list[Message]:
+        """The reply to each of ``messages``; what a client's app raises becomes an error reply."""
+        return [self._answer(message) for message in messages]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Deliver ``messages`` and wait for every reply."""
+        return list(self.pull_messages(self.push_messages(messages)))
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Number the messages and deliver them."""
+        sent = list(messages)
+        for message in sent:
+            message.metadata.__dict__["_message_id"] = str(next(self._numbers))
+        self._replies.update({reply.metadata.reply_to_message_id: reply for reply in self.deliver(sent)})
+        return [message.metadata.message_id for message in sent]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The replies to ``message_ids``, once."""
+        return [self._replies.pop(number) for number in message_ids if number in self._replies]
+
+    def get_node_ids(self) -> list[int]:
+        """All nodes."""
+        return list(self.contexts)
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A message, as its constructor makes it."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def set_run(self, run: Run) -> None:
+        """There is only one run."""
+
+    @property
+    def run(self) -> Run:
+        """An empty run."""
+        return Run.create_empty(run_id=1)
+
+    def _answer(self, message: Message) -> Message:
+        assert self.client_app is not None
+        app, context = self.client_app, self.contexts[message.metadata.dst_node_id]
+        reply = attempt(lambda: app(message, context))
+        return failed(message, reply) if isinstance(reply, Failure) else reply
+
+
+def failed(message: Message, failure: Failure) -> Message:
+    """The error reply to ``message`` when its client did not survive it."""
+    return Message(Error(CLIENT_CRASHED, failure.reason), reply_to=message)

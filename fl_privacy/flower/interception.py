@@ -1,0 +1,142 @@
+"""An honest-but-curious server: any Flower strategy, and what it can read on the way."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fl_privacy.federation import Audit, Failure, Interceptor, Probe
+from fl_privacy.federation.attempt import attempt
+from fl_privacy.flower.exchange import pair
+from fl_privacy.flower.records import CLIENT, PARTITION, VICTIM, read_state, read_upload
+from fl_privacy.flower.strategy import PROBE
+from fl_privacy.types import ModelState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class HonestButCurious(Strategy):
+    """Follows the protocol of ``strategy`` to the letter and captures uploads beside exactly what was sent for them.
+
+    Works around every strategy, with clients of this package or others (then the interceptor's plan should say
+    ``shares="weights"``). It changes no message and no result; what goes wrong in it is logged, and the round goes on.
+
+    Attributes:
+        strategy: does the training.
+        interceptor: makes observations of what is captured.
+        audit: the rounds, and with target ``update`` the clients. A client is known by the partition that it reports,
+            else by the rank of its node's id among all nodes.
+    """
+
+    strategy: Strategy
+    interceptor: Interceptor
+    audit: Audit
+    _sent: list[Message] = field(default_factory=list, init=False, repr=False)
+    _node_ids: list[int] = field(default_factory=list, init=False, repr=False)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of ``strategy``; the probes that it sends meanwhile are captured."""
+        self._node_ids = sorted(grid.get_node_ids())
+        tapped = _TappedGrid(grid, self, server_round)
+        self._sent = list(self.strategy.configure_train(server_round, arrays, config, tapped))
+        return self._sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Capture the replies and pass them on."""
+        received = list(replies)
+        self.read(server_round, self._sent, received)
+        self._sent = []
+        return self.strategy.aggregate_train(server_round, received)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As ``strategy``."""
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """As ``strategy``."""
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """As ``strategy``."""
+        self.strategy.summary()
+
+    def read(self, round: int, sent: Sequence[Message], replies: Iterable[Message]) -> None:
+        """Capture what of an exchange of messages the audit asks for."""
+        if round not in self.audit.rounds:
+            return
+        states: dict[tuple[int, ...], ModelState] = {}
+        for message, reply in pair(sent, replies):
+            if isinstance(reply, Failure):
+                continue
+            result = attempt(lambda: self._capture(round, message, reply, states))  # noqa: B023
+            if isinstance(result, Failure):
+                logger.warning("An update of round %d could not be intercepted: %s", round, result.reason)
+
+    def _capture(self, round: int, message: Message, reply: Message, states: dict[tuple[int, ...], ModelState]) -> None:
+        client, probe = self._client(reply), None
+        if message.metadata.message_type == PROBE:
+            probe = Probe(client, _victim(message.content))
+        elif not self.audit.intercepts(round, client):
+            return
+        model = self.interceptor.model
+        shared = tuple(id(record) for record in message.content.array_records.values())
+        if shared not in states:
+            states[shared] = read_state(message.content, model)
+        upload = read_upload(reply.content, model)
+        self.interceptor.capture(round=round, client=client, sent=states[shared], upload=upload, probe=probe)
+
+    def _client(self, reply: Message) -> int:
+        identity = reply.content.config_records.get(CLIENT)
+        reported = identity.get(PARTITION) if identity is not None else None
+        return reported if isinstance(reported, int) else self._node_ids.index(reply.metadata.src_node_id)
+
+
+class _TappedGrid(Grid):
+    """``grid`` itself, except that messages exchanged while a strategy configures its round are read too."""
+
+    def __init__(self, grid: Grid, listener: HonestButCurious, round: int) -> None:
+        self._grid, self._listener, self._round = grid, listener, round
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        sent = list(messages)
+        replies = list(self._grid.send_and_receive(sent, timeout=timeout))
+        probes = [message for message in sent if message.metadata.message_type == PROBE]
+        self._listener.read(self._round, probes, replies)
+        return replies
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Any:
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+
+def _victim(content: RecordDict) -> int:
+    return next(int(record[VICTIM]) for record in content.config_records.values() if VICTIM in record)  # type: ignore[arg-type]

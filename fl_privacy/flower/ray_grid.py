@@ -1,0 +1,152 @@
+"""A Flower grid whose nodes are served by Ray processes."""
+
+import logging
+import math
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Failure, Participant
+from fl_privacy.flower.adapter import participant_app
+from fl_privacy.flower.grid import LocalGrid, failed
+
+SWITCHED_OFF = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
+"""Ray listens on other interfaces than loopback, reports usage, hides the GPUs from clients that reserve none."""
+
+Source = Callable[[], Mapping[int, Participant]]
+
+
+class ClientProcess:
+    """The body of a Ray actor: the clients of ``source``, made once, answering one message at a time."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    @cached_property
+    def _app(self) -> ClientApp:
+        return participant_app(self._source())
+
+    def answer(self, message: Message, context: Context) -> tuple[Message, Context]:
+        """The reply of the message's node, and its context afterwards."""
+        return self._app(message, context), context
+
+
+class RayGrid(LocalGrid):
+    """Nodes served by Ray actors; each node's context travels with its message.
+
+    Args:
+        clients: partitions, one node each.
+        start: starts an actor.
+        actors: how many; one that dies is replaced, and the message it had gets an error reply.
+    """
+
+    def __init__(self, clients: Sequence[int], start: Callable[[], Any], actors: int) -> None:
+        super().__init__(clients)
+        self._start = start
+        self._idle = deque(start() for _ in range(actors))
+
+    def deliver(self, messages: Sequence[Message]) -> list[Message]:
+        """Hand the messages to idle actors as these become free."""
+        import ray  # noqa: PLC0415
+
+        waiting, working, replies = deque(messages), dict[Any, tuple[Any, Message]](), list[Message]()
+        while waiting or working:
+            while waiting and self._idle:
+                actor, message = self._idle.popleft(), waiting.popleft()
+                answer = actor.answer.remote(message, self.contexts[message.metadata.dst_node_id])
+                working[answer] = actor, message
+            (done, *_), _ = ray.wait(list(working))
+            actor, message = working.pop(done)
+            try:
+                reply, self.contexts[message.metadata.dst_node_id] = ray.get(done)
+            except ray.exceptions.RayError as error:
+                reply = failed(message, Failure(_one_line(error)))
+                if isinstance(error, ray.exceptions.RayActorError):
+                    actor = self._start()
+            self._idle.append(actor)
+            replies.append(reply)
+        return replies
+
+
+@contextmanager
+def ray_grid(
+    clients: Sequence[int], source: Source, *, num_cpus: float, num_gpus: float, actors: int | None
+) -> Iterator[RayGrid]:
+    """A grid on a Ray cluster, joined or started, with as many actors as fit; see ``run_ray``."""
+    with _cluster(num_cpus, num_gpus, actors):
+        import ray  # noqa: PLC0415
+
+        number = min(_capacity(num_cpus, num_gpus), len(clients), actors or len(clients))
+        process = ray.remote(ClientProcess).options(num_cpus=num_cpus, num_gpus=num_gpus)
+        yield RayGrid(clients, partial(process.remote, source), number)
+
+
+@contextmanager
+def _cluster(num_cpus: float, num_gpus: float, actors: int | None) -> Iterator[None]:
+    """A Ray cluster: the one that runs or that RAY_ADDRESS names, else a new one on the loopback interface."""
+    _check_request(num_cpus, num_gpus, actors)
+    joins = bool(os.environ.get("RAY_ADDRESS"))
+    cpus, gpus = os.cpu_count() or 1, torch.cuda.device_count()
+    if not joins and min(cpus / num_cpus, gpus / num_gpus if num_gpus else 1) < 1:
+        raise _does_not_fit(num_cpus, num_gpus, cpus, gpus)
+    for name in SWITCHED_OFF:
+        os.environ.setdefault(name, "0")
+    try:
+        import ray  # noqa: PLC0415
+    except ImportError as error:
+        raise UserError("backend=ray is expected to find Ray; install flwr[simulation].") from error
+    started = not ray.is_initialized()
+    if started:
+        resources: dict[str, Any] = {} if joins else {"num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False}
+        paths = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
+        ray.init(**resources, runtime_env=paths, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        yield
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _check_request(num_cpus: float, num_gpus: float, actors: int | None) -> None:
+    if not num_cpus > 0:
+        raise UserError(f"backend.num_cpus is expected above 0, but got {num_cpus}; try 1.")
+    if not num_gpus >= 0:
+        raise UserError(f"backend.num_gpus is expected at least 0, but got {num_gpus}; 0.5 lets two share a GPU.")
+    if actors is not None and actors < 1:
+        raise UserError(f"backend.actors is expected at least 1, but got {actors}; null takes what fits.")
+
+
+def _capacity(num_cpus: float, num_gpus: float) -> int:
+    """How many actors fit into the cluster's nodes."""
+    import ray  # noqa: PLC0415
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fits = sum(
+        math.floor(min(n.get("CPU", 0) / num_cpus, n.get("GPU", 0) / num_gpus if num_gpus else math.inf)) for n in nodes
+    )
+    if fits < 1:
+        raise _does_not_fit(
+            num_cpus, num_gpus, max(n.get("CPU", 0) for n in nodes), max(n.get("GPU", 0) for n in nodes)
+        )
+    return fits
+
+
+def _does_not_fit(num_cpus: float, num_gpus: float, cpus: float, gpus: float) -> UserError:
+    return UserError(
+        f"A client is expected to fit into one machine, but asks for {num_cpus} CPUs and {num_gpus} GPUs where there"
+        f" are {cpus} and {gpus}; lower backend.num_cpus or backend.num_gpus."
+    )
+
+
+def _one_line(error: Exception) -> str:
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {cause}".splitlines()[0]

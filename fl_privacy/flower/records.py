@@ -1,0 +1,117 @@
+"""Tensors as Flower records and back, without loss; adds no mathematics."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, RecordDict
+from torch import nn
+
+from fl_privacy.errors import UserError
+from fl_privacy.federation import LocalResult
+from fl_privacy.types import ModelState, Tensors, Upload
+
+PARAMETERS = "parameters"
+BUFFERS = "buffers"
+CONFIG = "config"
+METRICS = "metrics"
+CLIENT = "client"
+"""Names of the records of a message; ``client`` says which partition replied."""
+
+ROUND = "server-round"
+PARTITION = "partition-id"
+PARTITIONS = "num-partitions"
+NUM_EXAMPLES = "num-examples"
+TRAIN_LOSS = "train-loss"
+SECONDS = "seconds"
+DEFENSE_SECONDS = "defense-seconds"
+VICTIM = "victim"
+BATCH_SIZE = "batch-size"
+"""Keys within them, as Flower spells its own."""
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray:
+    """The values of ``tensor``; names, shape and dtype survive the way there and back.
+
+    Raises:
+        UserError: NumPy has no such dtype.
+    """
+    try:
+        return tensor.detach().cpu().numpy()
+    except TypeError as error:
+        raise UserError(
+            f"Flower carries NumPy's dtypes, but got a tensor of {tensor.dtype}; convert it to float32."
+        ) from error
+
+
+def to_tensor(array: np.ndarray) -> torch.Tensor:
+    """A copy in PyTorch's own memory, whose alignment decides the last bits of some products."""
+    return torch.from_numpy(array).clone()
+
+
+def to_record(tensors: Tensors) -> ArrayRecord:
+    """Tensors by name."""
+    return ArrayRecord({name: Array.from_numpy_ndarray(to_array(t)) for name, t in tensors.items()})
+
+
+def to_tensors(record: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    """Inverse of ``to_record``."""
+    return {name: to_tensor(array.numpy()) for name, array in record.items()}
+
+
+def state_records(state: ModelState) -> dict[str, ArrayRecord]:
+    """Parameters and buffers, each in a record of its own."""
+    return {PARAMETERS: to_record(state.parameters), BUFFERS: to_record(state.buffers)}
+
+
+def all_arrays(content: RecordDict) -> dict[str, Array]:
+    """Every array of a message by name."""
+    return {name: array for record in content.array_records.values() for name, array in record.items()}
+
+
+def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+    """``arrays`` under ``names`` where they came as an unnamed list ("0", "1", ...) of that length."""
+    unnamed = [str(i) for i in range(len(names))]
+    return dict(zip(names, arrays.values(), strict=True)) if list(arrays) == unnamed else dict(arrays)
+
+
+def read_state(content: RecordDict, model: nn.Module) -> ModelState:
+    """The values in a message of any layout, told into parameters and buffers as ``model`` has them."""
+    buffers = dict(model.named_buffers())
+    arrays = named(all_arrays(content), list(model.state_dict()))
+    return ModelState(
+        to_tensors({n: a for n, a in arrays.items() if n not in buffers}),
+        to_tensors({n: a for n, a in arrays.items() if n in buffers}),
+    )
+
+
+def read_upload(content: RecordDict, model: nn.Module) -> Upload:
+    """The upload in a reply of any layout.
+
+    Raises:
+        UserError: the reply does not say how many examples it is of.
+    """
+    values = read_state(content, model)
+    for record in content.metric_records.values():
+        if isinstance(number := record.get(NUM_EXAMPLES), int | float):
+            return Upload(tensors=values.parameters, buffers=values.buffers, num_examples=int(number))
+    raise UserError(f"A reply is expected to hold a metric {NUM_EXAMPLES}, but has none; let the client report it.")
+
+
+def read_result(content: RecordDict) -> LocalResult:
+    """The reply of a ``PrivacyClient``."""
+    metrics = content.metric_records[METRICS]
+
+    def number(key: str) -> float:
+        return float(metrics[key])  # type: ignore[arg-type]
+
+    return LocalResult(
+        upload=Upload(
+            tensors=to_tensors(content.array_records[PARAMETERS]),
+            buffers=to_tensors(content.array_records[BUFFERS]),
+            num_examples=int(number(NUM_EXAMPLES)),
+        ),
+        train_loss=number(TRAIN_LOSS),
+        seconds=number(SECONDS),
+        defense_seconds=number(DEFENSE_SECONDS),
+    )

@@ -1,0 +1,136 @@
+"""The rounds of a ``Server`` as a Flower strategy."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fl_privacy.federation import Audit, Failure, LocalResult, RoundReport, Server, finish_round
+from fl_privacy.federation.attempt import attempt
+from fl_privacy.flower.exchange import pair
+from fl_privacy.flower.nodes import Nodes
+from fl_privacy.flower.records import (
+    BATCH_SIZE,
+    BUFFERS,
+    CONFIG,
+    PARAMETERS,
+    ROUND,
+    TRAIN_LOSS,
+    VICTIM,
+    read_result,
+    state_records,
+)
+from fl_privacy.types import ModelState
+
+PROBE = "train.probe"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, kw_only=True)
+class Federated(Strategy):
+    """Sends each client what the server has for it and hands the server what comes back, in the order of partitions.
+
+    Probes go out before the training messages of their round; their replies train nothing.
+
+    Attributes:
+        server: selects, sends, aggregates.
+        audit: which probes are sent.
+        on_round: told of each round.
+        patience: seconds to wait for the nodes before the first round.
+        timeout: seconds to wait for the replies to probes.
+    """
+
+    server: Server
+    audit: Audit = field(default_factory=Audit)
+    on_round: Callable[[RoundReport], None] = lambda report: None
+    patience: float = 60.0
+    timeout: float = 3600.0
+
+    def __post_init__(self) -> None:
+        self._nodes = Nodes(self.server.clients, patience=self.patience)
+        self._started = 0.0
+        self._asked: list[int] = []
+        self._absent: list[int] = []
+        self._messages: list[Message] = []
+        self._latest: tuple[ModelState, dict[str, ArrayRecord]] | None = None
+
+    def arrays(self) -> ArrayRecord:
+        """The server's model as one record."""
+        records = self._records(self.server.state)
+        return ArrayRecord({**records[PARAMETERS], **records[BUFFERS]})
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Send the round's probes, then make a training message for each client selected.
+
+        Raises:
+            UserError: the nodes do not hold the partitions of this federation.
+        """
+        self._nodes.refresh(grid)
+        self._send_probes(server_round, grid)
+        self._started = time.perf_counter()
+        self._asked = [client for client in self.server.select(server_round) if client in self._nodes]
+        self._absent = [client for client in self.server.select(server_round) if client not in self._nodes]
+        self._messages = [self._message(client, MessageType.TRAIN, server_round) for client in self._asked]
+        return self._messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Move the server's model.
+
+        Raises:
+            UserError: no reply is usable.
+        """
+        results: dict[int, LocalResult | Failure] = {c: Failure("its node is not connected") for c in self._absent}
+        for client, (_, reply) in zip(self._asked, pair(self._messages, replies), strict=True):
+            results[client] = reply if isinstance(reply, Failure) else _read(reply)
+        self._messages = []
+        report = finish_round(self.server, results, round=server_round, started=self._started)
+        self.on_round(report)
+        return self.arrays(), MetricRecord({TRAIN_LOSS: report.train_loss, "clients": len(report.clients)})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Clients do not evaluate; ``on_round`` may."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
+        """There is nothing to aggregate."""
+
+    def summary(self) -> None:
+        """Log whom this strategy works with."""
+        logger.info("%d clients, %s", len(self.server.clients), self.server.plan)
+
+    def _send_probes(self, round: int, grid: Grid) -> None:
+        probes = [probe for probe in self.audit.probes_of(round) if probe.client in self._nodes]
+        messages = [
+            self._message(p.client, PROBE, round, **{VICTIM: p.victim, BATCH_SIZE: self.audit.batch_size})
+            for p in probes
+        ]
+        replies = grid.send_and_receive(messages, timeout=self.timeout) if messages else ()
+        for probe, (_, reply) in zip(probes, pair(messages, replies), strict=True):
+            if isinstance(reply, Failure):
+                logger.warning("%s in round %d failed: %s", probe, round, reply.reason)
+
+    def _message(self, client: int, kind: str, round: int, **config: int) -> Message:
+        records = self._records(self.server.sent_to(client))
+        content = RecordDict({**records, CONFIG: ConfigRecord({ROUND: round, **config})})
+        return Message(content, self._nodes[client], kind, group_id=str(round))
+
+    def _records(self, state: ModelState) -> dict[str, ArrayRecord]:
+        """The records of ``state``; clients that are sent the same values share them."""
+        if self._latest is None or self._latest[0] is not state:
+            self._latest = state, state_records(state)
+        return self._latest[1]
+
+
+def _read(reply: Message) -> LocalResult | Failure:
+    return attempt(lambda: read_result(reply.content))

@@ -1,0 +1,75 @@
+"""Clients in Ray processes give the bits of the plain loop too."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_privacy.federation import Participant
+from fl_privacy.flower import run_ray
+from tests.federation import harness
+from tests.flower.test_backends import CASES, ROUNDS, assert_same_run
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_cluster() -> Any:
+    """One cluster for all tests; a run that finds Ray running joins it."""
+    os.environ.update(
+        RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0"
+    )
+    ray = pytest.importorskip("ray")
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])}},
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("actors", [1, 2])
+def test_ray_gives_the_bits_of_the_plain_loop(actors: int) -> None:
+    backend = partial(run_ray, num_cpus=0.5, actors=actors)
+
+    recording = assert_same_run(backend, **CASES["everything at once"])
+
+    assert len(recording.reports) == ROUNDS
+
+
+def test_a_process_that_dies_costs_one_reply_and_is_replaced() -> None:
+    recording = run(source=dying_in_round_one, actors=1)
+
+    assert [report.clients for report in recording.reports] == [(0, 2), (0, 1, 2), (0, 1, 2)]
+    assert "Died" in recording.reports[0].excluded[1]
+
+
+def run(*, source: Any, actors: int) -> harness.Recording:
+    recording = harness.Recording()
+    run_ray(
+        harness.server(),
+        source,
+        rounds=ROUNDS,
+        audit=harness.updates(),
+        interceptor=recording.interceptor(),
+        on_round=recording.reports.append,
+        num_cpus=0.5,
+        actors=actors,
+    )
+    return recording
+
+
+def dying_in_round_one() -> dict[int, Participant]:
+    clients = harness.participants()
+    return clients | {1: Dying(**{name: getattr(clients[1], name) for name in clients[1].__dataclass_fields__})}
+
+
+class Dying(Participant):
+    def update(self, sent: Any, state: Any, *, round: int) -> Any:
+        if round == 1:
+            os._exit(1)
+        return super().update(sent, state, round=round)
