@@ -69,7 +69,9 @@ def list_() -> None:
 def main() -> None:
     """Entry point: a ``UserError`` is one line and exit status 2, an interrupt 130."""
     logging.basicConfig(
-        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=Console(stderr=True), show_path=False)]
+        level=logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=Console(stderr=True), show_path=False)],
     )
     try:
         app()

@@ -1,14 +1,13 @@
 """Hydra's compose on the shipped ``conf/``, with errors a user can act on."""
 
 import itertools
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -31,8 +30,10 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     for override in parsed:
         if override.is_sweep_override():
             raise UserError(f"{override.input_line} lists several values; add -m to run each of them.")
+    _check_groups(parsed)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+            _check_keys(parsed)
             config = hydra_compose("config", overrides=list(overrides), return_hydra_config=True)
             chosen = {group: config.hydra.runtime.choices.get(group) for group in sorted(_groups())}
             with open_dict(config):
@@ -40,7 +41,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
                 config.choices = chosen
             OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(_explain(parsed, error)) from error
+        raise UserError(" ".join(str(error).split())) from error
     known = OmegaConf.load(CONFIG_DIR / "config.yaml").keys() | _groups() | {"choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
         raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known))}")
@@ -84,24 +85,27 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
-def _explain(overrides: Sequence[Override], error: Exception) -> str:
+def _check_groups(overrides: Sequence[Override]) -> None:
     for override in overrides:
-        key, value = override.key_or_group, override.value()
-        if key in _groups() and isinstance(value, str) and value not in options(key):
-            return f"{key} has no option {value!r}{suggest(value, options(key))}"
-    if found := re.search(r"[Kk]ey '([^']+)' is not in struct[\s\S]*?full_key: (\S+)", str(error)):
-        full_key = found[2]
-        parent = ".".join(full_key.split(".")[:-1])
-        return f"Unknown key {full_key}{suggest(found[1], _keys_beside(overrides, parent))}"
-    if found := re.search(r"Could not override '([^']+)'", str(error)):
-        return f"Unknown key {found[1]}{suggest(found[1], map(str, OmegaConf.load(CONFIG_DIR / 'config.yaml')))}"
-    return " ".join(str(error).split())
+        group, option = override.key_or_group, override.value()
+        if group in _groups() and isinstance(option, str) and option not in options(group):
+            raise UserError(f"{group} has no option {option!r}{suggest(option, options(group))}")
 
 
-def _keys_beside(overrides: Sequence[Override], parent: str) -> list[str]:
-    """Keys of the section ``parent`` in the configuration without the overrides of single keys."""
-    groups = [o.input_line or "" for o in overrides if o.key_or_group in _groups()]
-    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        config = hydra_compose("config", overrides=groups)
-    section = OmegaConf.select(config, parent) if parent else config
-    return [str(key) for key in section] if isinstance(section, DictConfig) else []
+def _check_keys(overrides: Sequence[Override]) -> None:
+    """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what reads it."""
+    chosen = [o.input_line or "" for o in overrides if o.key_or_group in _groups()]
+    config = hydra_compose("config", overrides=chosen)
+    for override in overrides:
+        if override.key_or_group in _groups() or override.type is not OverrideType.CHANGE:
+            continue
+        section: object = config
+        parts = override.key_or_group.split(".")
+        for depth, part in enumerate(parts):
+            allowed = [str(key) for key in section] if isinstance(section, DictConfig) else []
+            if part not in allowed:
+                above = ".".join(parts[:depth])
+                allowed = sorted({*allowed, *(_groups() if not above else ())})
+                raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{suggest(part, allowed)}")
+            assert isinstance(section, DictConfig)
+            section = section.get(part)

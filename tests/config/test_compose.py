@@ -20,9 +20,7 @@ def test_every_option_composes(path):
 
 def test_sweep_is_the_product_of_the_listed_values():
     jobs = expand_sweep(["seed=0,1", "defense=none,pruning", "victims=3"])
-    assert jobs == [
-        [f"seed={s}", f"defense={d}", "victims=3"] for s in (0, 1) for d in ("none", "pruning")
-    ]
+    assert jobs == [[f"seed={s}", f"defense={d}", "victims=3"] for s in (0, 1) for d in ("none", "pruning")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,163 @@
+"""Attack without training: fresh or given weights, or what a run captured."""
+
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fl_privacy.config import build_attack, build_federation
+from fl_privacy.config.build import build_dataset, build_defense, build_network, build_plan, positive, resolve_device
+from fl_privacy.defenses import ClientState
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit, Interceptor, Participant, Probe
+from fl_privacy.federation.capture import load_observations
+from fl_privacy.pipeline.attack_stage import AttackStage
+from fl_privacy.pipeline.label import open_folder
+from fl_privacy.pipeline.monitor import Monitor
+from fl_privacy.pipeline.threat_model import threat_model
+from fl_privacy.pipeline.truth import Truth, truth_of
+from fl_privacy.report import write_report
+from fl_privacy.results.folder import CAPTURES, CONFIG, MODEL
+from fl_privacy.types import Knowledge, ModelState, Observation
+
+OF_THE_RUN = ("data", "partition", "model", "federation", "defense", "seed", "batch_size", "intercept", "victims")
+"""Configuration keys that a captured update takes from the run that made it."""
+
+
+def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
+    """Attack as ``config`` says; returns the folder of the results.
+
+    Raises:
+        UserError: a setting is wrong, or there is nothing to attack.
+    """
+    if build_attack(config) is None:
+        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
+    config = _as_captured(config) if config.captured else config
+    folder = open_folder(config, "attack")
+    if folder.finished and not config.overwrite:
+        monitor.say(f"Finished already; overwrite=true runs it again: {folder.path}")
+        return folder.path
+    observations, truth, threats = _captured(config) if config.captured else _fresh(config, monitor)
+    folder.start(seed=config.seed, threat_model=threats)
+    attack = build_attack(config)
+    assert attack is not None
+    AttackStage(
+        attack=attack,
+        name=config.choices.attack,
+        truth=truth,
+        folder=folder,
+        seed=config.seed,
+        knows_labels=config.knows_labels,
+        monitor=monitor,
+    )(observations)
+    folder.finish()
+    write_report([folder.path])
+    return folder.path
+
+
+def _fresh(config: DictConfig, monitor: Monitor) -> tuple[list[Observation], Truth, list[str]]:
+    """Victims from a split of the data, behind the model's initial or given weights."""
+    dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
+    if config.split not in ("train", "test"):
+        raise UserError(f"split is expected to be train or test, but got {config.split!r}.")
+    examples = dataset.train if config.split == "train" else dataset.test
+    model = build_network(config, dataset)
+    sent = load_weights(Path(config.weights), model) if config.weights else ModelState.of(model)
+    victims, batch_size = positive(config.victims, "victims"), positive(config.batch_size, "batch_size")
+    if victims * batch_size > len(examples):
+        raise UserError(
+            f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but it"
+            f" holds {len(examples)} examples; lower victims or batch_size."
+        )
+    owner = Participant(
+        id=0,
+        examples=examples,
+        indices=torch.arange(len(examples)),
+        model=model,
+        plan=plan,
+        defense=defense,
+        seed=config.seed,
+        device=resolve_device(config.device),
+        threads=positive(config.client_threads, "client_threads"),
+    )
+    audit = Audit(probes=tuple(Probe(0, k) for k in range(victims)), batch_size=batch_size)
+    observations: list[Observation] = []
+    interceptor = Interceptor(
+        model=model,
+        plan=plan,
+        input_shape=examples.input_shape,
+        num_classes=examples.num_classes,
+        sink=observations.append,
+        knowledge=Knowledge(defense=defense.public if config.knows_defense else None),
+    )
+    for probe in audit.probes:
+        result = owner.probe(sent, ClientState(), round=0, victim=probe.victim, batch_size=batch_size)
+        interceptor.capture(round=0, client=0, sent=sent, upload=result.upload, probe=probe)
+    threats = threat_model(config, plan, audit, defense)
+    weights = "as trained elsewhere" if config.weights else "untrained"
+    return observations, truth_of({0: owner}, batch_size), [*threats, f"The model is {weights}."]
+
+
+def _captured(config: DictConfig) -> tuple[list[Observation], Truth, list[str]]:
+    """What a run captured; its own configuration says what the truth was."""
+    federation = build_federation(config)
+    observations = load_observations(_captures(config), federation.model)
+    if not observations:
+        raise UserError(
+            f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."
+        )
+    if config.knows_defense:
+        observations = [o.told(defense=federation.defense.public) for o in observations]
+    threats = threat_model(config, federation.server.local_plan, federation.audit, federation.defense)
+    return observations, truth_of(federation.participants, config.batch_size), threats
+
+
+def _captures(config: DictConfig) -> Path:
+    folder = Path(config.captured)
+    return folder / CAPTURES if (folder / CAPTURES).is_dir() else folder
+
+
+def _as_captured(config: DictConfig) -> DictConfig:
+    """``config`` with data, model and clients of the run that captured the updates."""
+    folder = Path(config.captured)
+    run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
+    if run is None:
+        raise UserError(
+            f"captured is expected to be a run's folder with {CONFIG}, but got {config.captured}; name the folder that"
+            " `fl-privacy run intercept.save=true` printed."
+        )
+    made_by = OmegaConf.load(run / CONFIG)
+    merged = config.copy()
+    with open_dict(merged):
+        for key in OF_THE_RUN:
+            merged[key] = made_by[key]
+        for group in ("data", "partition", "model", "federation", "defense"):
+            merged.choices[group] = made_by.choices[group]
+    return merged
+
+
+def load_weights(path: Path, model: nn.Module) -> ModelState:
+    """Parameters and buffers of ``model`` from a safetensors file.
+
+    Raises:
+        UserError: there is no such file, or it does not fit the model.
+    """
+    path = path / MODEL if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f"weights is expected to be a safetensors file or a run's folder, but {path} does not exist.")
+    try:
+        stored = load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"weights is expected to be a safetensors file, but {path} is not readable: {error}") from error
+    own = ModelState.of(model)
+    for name, value in {**own.parameters, **own.buffers}.items():
+        got = tuple(stored[name].shape) if name in stored else "nothing"
+        if got != tuple(value.shape):
+            raise UserError(
+                f"{path} is expected to hold {name} of shape {tuple(value.shape)}, but holds {got}; use the model that"
+                " was trained."
+            )
+    return ModelState({n: stored[n] for n in own.parameters}, {n: stored[n] for n in own.buffers})
