@@ -97,7 +97,8 @@ def _open(cell: Cell, index: int, name: str) -> Image.Image:
     encoded, path = cell["bytes"], cell["path"]
     try:
         picture = Image.open(io.BytesIO(encoded) if encoded is not None else path)
-        return ImageOps.exif_transpose(picture)
+        ImageOps.exif_transpose(picture, in_place=True)
+        return picture
     except (OSError, SyntaxError, TypeError, AttributeError, Image.DecompressionBombError) as error:
         raise UserError(
             f"Image {index} of data set {name} ({path or 'bytes'}) is expected to be readable by PIL, but is not:"

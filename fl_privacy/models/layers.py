@@ -72,15 +72,25 @@ def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | Non
     """``InputNormalization``, or the identity where neither ``mean`` nor ``std`` is given."""
     if mean is None and std is None:
         return nn.Identity()
-    mean, std = mean or [0.0], std or [1.0]
+    mean, std = [0.0] if mean is None else mean, [1.0] if std is None else std
     for name, values in (("mean", mean), ("std", std)):
-        if len(values) not in (1, in_channels):
+        if not isinstance(values, Sequence) or len(values) not in (1, in_channels):
             raise UserError(
-                f"model.{name} is expected to have 1 value or {in_channels}, one a channel, but got {len(values)}."
+                f"model.{name} is expected to be a list of 1 or {in_channels} values, but got {values}; try [0.5]."
             )
     if min(std) <= 0:
         raise UserError(f"model.std is expected to be above 0, but got {min(std)}; try 0.25.")
     return InputNormalization(mean, std)
+
+
+def resolve_strides(strides: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    """``strides``, or ``default`` where they are ``None``; ``UserError`` unless they are whole numbers above 0."""
+    if strides is None:
+        return default
+    if not isinstance(strides, Sequence) or not strides:
+        raise UserError(f"model.strides is expected to be a list such as {list(default)}, but got {strides}.")
+    require_positive(**{f"strides[{i}]": stride for i, stride in enumerate(strides)})
+    return tuple(strides)
 
 
 def require_positive(**sizes: int) -> None:

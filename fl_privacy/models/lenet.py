@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fl_privacy.models.initialize import initialize
 from fl_privacy.models.layers import activation as new_activation
-from fl_privacy.models.layers import input_normalization, require_positive
+from fl_privacy.models.layers import input_normalization, require_positive, resolve_strides
 
 
 class LeNet(nn.Module):
@@ -44,9 +44,8 @@ class LeNet(nn.Module):
         init: str = "default",
     ) -> None:
         super().__init__()
-        strides = tuple(strides or self.default_strides)
+        strides = resolve_strides(strides, self.default_strides)
         require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
-        require_positive(**{f"strides[{i}]": stride for i, stride in enumerate(strides)})
         layers: list[nn.Module] = []
         side = image_size
         for (inner, outer), stride in zip(pairwise([in_channels] + [width] * len(strides)), strides, strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fl_privacy.errors import UserError
 from fl_privacy.models.initialize import initialize
 from fl_privacy.models.layers import activation as new_activation
-from fl_privacy.models.layers import input_normalization, norm_2d, require_positive
+from fl_privacy.models.layers import input_normalization, norm_2d, require_positive, resolve_strides
 
 
 class BasicBlock(nn.Module):
@@ -72,8 +72,7 @@ class ResNet18(nn.Module):
     ) -> None:
         super().__init__()
         require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
-        strides = tuple(strides or self.default_strides)
-        require_positive(**{f"strides[{i}]": stride for i, stride in enumerate(strides)})
+        strides = resolve_strides(strides, self.default_strides)
         if len(strides) != len(self.blocks):
             raise UserError(
                 f"model.strides is expected to have {len(self.blocks)} values, one a stage, but got {len(strides)}."

@@ -1,0 +1,40 @@
+"""The configuration files name things that exist, with settings that they take."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.models import build_model, check_model
+
+yaml = pytest.importorskip("yaml")
+CONF = Path(__file__).parents[2] / "conf"
+
+
+def read(file):
+    settings = yaml.safe_load(file.read_text())
+    module, _, name = settings.pop("_target_").rpartition(".")
+    return getattr(importlib.import_module(module), name), settings
+
+
+def files(*groups):
+    return [pytest.param(f, id=f"{g}/{f.stem}") for g in groups for f in sorted((CONF / g).glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("file", files("data", "partition", "model"))
+def test_every_option_is_there_with_its_default(file):
+    target, settings = read(file)
+    parameters = inspect.signature(target).parameters
+    assert set(settings) <= set(parameters)
+    if file.parent.name != "model":
+        assert set(settings) == set(parameters)
+
+
+@pytest.mark.parametrize("file", files("model"))
+def test_every_model_is_built_and_fits(file):
+    target, settings = read(file)
+    if "width" in settings:
+        settings["width"] = 8
+    model = build_model(target, seed=0, in_channels=1, image_size=28, num_classes=10, **settings)
+    check_model(model, (1, 28, 28), 10)
