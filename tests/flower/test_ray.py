@@ -9,6 +9,7 @@ import pytest
 
 from fl_privacy.federation import Participant
 from fl_privacy.flower import run_ray
+from fl_privacy.flower.ray_grid import SWITCHED_OFF
 from tests.federation import harness
 from tests.flower.test_backends import CASES, ROUNDS, assert_same_run
 
@@ -18,9 +19,7 @@ pytestmark = pytest.mark.ray
 @pytest.fixture(scope="module", autouse=True)
 def ray_cluster() -> Any:
     """One cluster for all tests; a run that finds Ray running joins it."""
-    os.environ.update(
-        RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0"
-    )
+    os.environ.update(dict.fromkeys(SWITCHED_OFF, "0"))
     ray = pytest.importorskip("ray")
     ray.init(
         num_cpus=2,

@@ -1,0 +1,124 @@
+"""Intercepted updates on disk, to be attacked later or elsewhere: safetensors and JSON, for their owner's eyes only.
+
+``FOLDER/round-1/client-2/victim-0.json`` describes an observation and names its tensors by the SHA-256 of their file,
+``FOLDER/tensors/DIGEST.safetensors``; what observations share, like the model as sent, is stored once. The JSON is
+written last, so that whatever a killed run leaves behind is complete.
+"""
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from safetensors.torch import save
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.federation.private_files import make_private_folder, write_private_file
+from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Upload
+
+FORMAT = 1
+"""Version of the layout."""
+
+PARAMETERS, BUFFERS, UPDATE, LABELS, PUBLIC_IMAGES = "parameters/", "buffers/", "update/", "labels", "public_images"
+"""Names in the tensor files; those that end in a slash are prefixes."""
+
+_ID = re.compile(r"[\w-]+(/[\w-]+)*", re.ASCII)
+
+
+def save_observation(observation: Observation, folder: Path) -> Path:
+    """Write one observation below ``folder`` and return its JSON file.
+
+    Raises:
+        UserError: its id makes no file name, or its knowledge of the defense is no JSON.
+    """
+    return CaptureWriter(folder).write(observation)
+
+
+def tensor_file(folder: Path, digest: str) -> Path:
+    """Where the tensors with this digest are."""
+    return folder / "tensors" / f"{digest}.safetensors"
+
+
+@dataclass(eq=False)
+class CaptureWriter:
+    """A sink for an ``Interceptor`` that writes observations below ``folder`` as they come."""
+
+    folder: Path
+    _written: WeakKeyDictionary[ModelState | Knowledge, str] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False
+    )
+
+    def __call__(self, observation: Observation) -> None:
+        """Write ``observation``."""
+        self.write(observation)
+
+    def write(self, observation: Observation) -> Path:
+        """Write ``observation`` and return its JSON file; see ``save_observation``."""
+        if not _ID.fullmatch(observation.id):
+            raise UserError(
+                f"An observation's id is expected to be words joined by slashes, but got {observation.id!r};"
+                " make it with observation_id."
+            )
+        description = _to_json(
+            {
+                "format": FORMAT,
+                "id": observation.id,
+                "plan": asdict(observation.plan),
+                "input_shape": list(observation.input_shape),
+                "num_classes": observation.num_classes,
+                "num_examples": observation.upload.num_examples,
+                "sent": self._store_once(observation.sent, _of_state(observation.sent)),
+                "upload": self._store(_of_upload(observation.upload)),
+                "knowledge": self._store_once(observation.knowledge, _of_knowledge(observation.knowledge)),
+                "defense": observation.knowledge.defense,
+            },
+            observation.id,
+        )
+        path = self.folder / f"{observation.id}.json"
+        make_private_folder(path.parent, self.folder)
+        write_private_file(path, description)
+        return path
+
+    def _store_once(self, owner: ModelState | Knowledge, tensors: Tensors) -> str:
+        if owner not in self._written:
+            self._written[owner] = self._store(tensors)
+        return self._written[owner]
+
+    def _store(self, tensors: Tensors) -> str:
+        data = save({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
+        digest = sha256(data).hexdigest()
+        path = tensor_file(self.folder, digest)
+        if not path.exists():
+            make_private_folder(path.parent, self.folder)
+            write_private_file(path, data)
+        return digest
+
+
+def _of_state(state: ModelState) -> Tensors:
+    return _prefixed(PARAMETERS, state.parameters) | _prefixed(BUFFERS, state.buffers)
+
+
+def _of_upload(upload: Upload) -> Tensors:
+    return _prefixed(UPDATE, upload.tensors) | _prefixed(BUFFERS, upload.buffers)
+
+
+def _of_knowledge(knowledge: Knowledge) -> Tensors:
+    optional = {LABELS: knowledge.labels, PUBLIC_IMAGES: knowledge.public_images}
+    return {name: tensor for name, tensor in optional.items() if tensor is not None}
+
+
+def _prefixed(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def _to_json(description: dict[str, object], id: str) -> bytes:
+    try:
+        return json.dumps(description, indent=2).encode()
+    except TypeError as error:
+        raise UserError(
+            f"The public description of a defense is expected to be numbers and text, but {id} has other values"
+            f" ({error}); leave them out of it."
+        ) from error

@@ -1,0 +1,206 @@
+"""Reads what ``capture`` wrote, trusting none of it: every value is checked, nothing named in a file is imported."""
+
+import json
+import re
+import typing
+from collections.abc import Mapping
+from dataclasses import fields
+from hashlib import sha256
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from fl_privacy.errors import UserError
+from fl_privacy.federation.capture import (
+    BUFFERS,
+    FORMAT,
+    LABELS,
+    PARAMETERS,
+    PUBLIC_IMAGES,
+    UPDATE,
+    tensor_file,
+)
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def load_observations(folder: Path, model: nn.Module) -> list[Observation]:
+    """The observations below ``folder``, in the order of their ids (``client-2`` before ``client-10``).
+
+    Args:
+        folder: what ``save_observation`` or ``CaptureWriter`` wrote to.
+        model: architecture of the model the clients were sent; its values are not used.
+
+    Raises:
+        UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
+    """
+    paths = sorted(folder.rglob("*.json"), key=_natural)
+    if not paths:
+        raise UserError(f"Captured updates are expected in {folder}, but there are none; run with intercept.save=true.")
+    states: dict[str, ModelState] = {}
+    knowledge: dict[tuple[str, str], Knowledge] = {}
+    return [_Reader(folder, path, model).observation(states, knowledge) for path in paths]
+
+
+class _Reader:
+    """One observation's files."""
+
+    def __init__(self, folder: Path, path: Path, model: nn.Module) -> None:
+        self.folder, self.path, self.model = folder, path, model
+
+    def observation(self, states: dict[str, ModelState], knowledge: dict[tuple[str, str], Knowledge]) -> Observation:
+        """What the files hold; values that several observations share come from and go to the mappings."""
+        raw = self._json()
+        id = self.path.relative_to(self.folder).with_suffix("").as_posix()
+        if raw.get("format") != FORMAT:
+            self._refuse(f"has format {raw.get('format')!r} where {FORMAT} is expected")
+        if raw.get("id") != id:
+            self._refuse(f"is of the observation {raw.get('id')!r}")
+        sent, known = self._digest(raw, "sent"), (self._digest(raw, "knowledge"), json.dumps(raw.get("defense")))
+        if sent not in states:
+            states[sent] = self._state(sent)
+        if known not in knowledge:
+            knowledge[known] = self._knowledge(raw)
+        return Observation(
+            id=id,
+            model=self.model,
+            sent=states[sent],
+            upload=self._upload(raw),
+            plan=self._plan(raw.get("plan")),
+            input_shape=self._shape(raw.get("input_shape")),
+            num_classes=self._count(raw, "num_classes"),
+            knowledge=knowledge[known],
+        )
+
+    def _state(self, digest: str) -> ModelState:
+        parameters, buffers = self._split(digest, PARAMETERS, BUFFERS)
+        if missing := [name for name, _ in self.model.named_parameters() if name not in parameters]:
+            self._refuse(f"was sent no parameter {missing[0]}, which the model given has")
+        return ModelState(self._parameters(parameters), self._buffers(buffers))
+
+    def _upload(self, raw: Mapping[str, Any]) -> Upload:
+        update, buffers = self._split(self._digest(raw, "upload"), UPDATE, BUFFERS)
+        return Upload(
+            tensors=self._parameters(update),
+            buffers=self._buffers(buffers),
+            num_examples=self._count(raw, "num_examples"),
+        )
+
+    def _knowledge(self, raw: Mapping[str, Any]) -> Knowledge:
+        tensors = self._tensors(self._digest(raw, "knowledge"))
+        labels, images = tensors.get(LABELS), tensors.get(PUBLIC_IMAGES)
+        if labels is not None and labels.dim() not in (1, 2):
+            self._refuse(f"has labels of shape {tuple(labels.shape)}")
+        if images is not None and images.dim() != 4:
+            self._refuse(f"has public images of shape {tuple(images.shape)}")
+        defense = raw.get("defense")
+        if not isinstance(defense, dict | None):
+            self._refuse(f"has the defense {defense!r}")
+        return Knowledge(labels=labels, defense=defense, public_images=images)
+
+    def _plan(self, raw: object) -> LocalPlan:
+        if not isinstance(raw, dict):
+            self._refuse("has no plan")
+        types = typing.get_type_hints(LocalPlan)
+        for key, value in raw.items():
+            if key not in types or not _is_a(value, types[key]):
+                self._refuse(f"has {key}={value!r} in its plan")
+        if missing := [f.name for f in fields(LocalPlan) if f.name not in raw]:
+            self._refuse(f"has no {missing[0]} in its plan")
+        return LocalPlan(**raw)
+
+    def _shape(self, raw: object) -> tuple[int, ...]:
+        if not isinstance(raw, list) or not raw or not all(_is_a(n, int) and n > 0 for n in raw):
+            self._refuse(f"has the input shape {raw!r}")
+        return tuple(raw)
+
+    def _count(self, raw: Mapping[str, Any], key: str) -> int:
+        value = raw.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            self._refuse(f"has {key} {value!r}")
+        return value
+
+    def _digest(self, raw: Mapping[str, Any], key: str) -> str:
+        value = raw.get(key)
+        if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+            self._refuse(f"names no tensors for {key}")
+        return value
+
+    def _parameters(self, tensors: Tensors) -> Tensors:
+        return self._fit(tensors, dict(self.model.named_parameters()), "parameter")
+
+    def _buffers(self, tensors: Tensors) -> Tensors:
+        return self._fit(tensors, dict(self.model.named_buffers()), "buffer")
+
+    def _fit(self, tensors: Tensors, known: Tensors, what: str) -> Tensors:
+        """``tensors`` in the order of ``known``, which their file does not keep."""
+        for name, tensor in tensors.items():
+            if name not in known:
+                self._refuse(f"holds a {what} {name}, which the model given lacks")
+            if tensor.shape != known[name].shape:
+                shapes = f"{tuple(tensor.shape)} where the model given has {tuple(known[name].shape)}"
+                self._refuse(f"holds {name} of shape {shapes}")
+        return {name: tensors[name] for name in known if name in tensors}
+
+    def _split(self, digest: str, *prefixes: str) -> tuple[dict[str, Tensor], ...]:
+        tensors = self._tensors(digest)
+        if stray := [name for name in tensors if not name.startswith(prefixes)]:
+            self._refuse(f"holds an unknown tensor {stray[0]}")
+        return tuple(
+            {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            for prefix in prefixes
+        )
+
+    def _tensors(self, digest: str) -> dict[str, Tensor]:
+        path = tensor_file(self.folder, digest)
+        data = self._read(path)
+        if sha256(data).hexdigest() != digest:
+            self._refuse(f"has damaged tensors in {path.name}")
+        try:
+            return load(data)
+        except SafetensorError:
+            self._refuse(f"has tensors in {path.name} that are no safetensors")
+
+    def _json(self) -> dict[str, Any]:
+        try:
+            raw = json.loads(self._read(self.path))
+        except (UnicodeDecodeError, json.JSONDecodeError):
+            self._refuse("is no JSON")
+        if not isinstance(raw, dict):
+            self._refuse("describes no observation")
+        return raw
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            self._refuse(f"can't be read in whole ({path.name}: {error.strerror})")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UserError(
+            f"{self.path} is expected to be a captured update of the model given, but {what};"
+            " choose the model it was captured with, or remove the file."
+        )
+
+
+def _is_a(value: object, annotation: Any) -> bool:
+    """Whether ``value`` is of the type a field of ``LocalPlan`` is annotated with."""
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return value in typing.get_args(annotation)
+    if origin in (UnionType, typing.Union):
+        return any(_is_a(value, part) for part in typing.get_args(annotation))
+    if annotation is NoneType:
+        return value is None
+    if annotation is bool:
+        return isinstance(value, bool)
+    return isinstance(value, int | float if annotation is float else annotation) and not isinstance(value, bool)
+
+
+def _natural(path: Path) -> list[str | int]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.as_posix())]
