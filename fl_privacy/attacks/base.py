@@ -23,4 +23,6 @@ class ReconstructionAttack(Protocol):
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]: ...
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation, in their order."""
+        ...

@@ -26,10 +26,12 @@ class RichMonitor(Monitor):
         self._total = 0
 
     def say(self, text: str) -> None:
+        """Print a line."""
         self.console.print(text, highlight=False)
 
     @contextmanager
     def training(self, rounds: int) -> Iterator[None]:
+        """Show the table and a bar while the context lasts."""
         self._rounds.clear()
         self._total, self._bar = rounds, self._progress("Training")
         task = self._bar.add_task("", total=rounds)
@@ -39,6 +41,7 @@ class RichMonitor(Monitor):
         self._live = None
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None) -> None:
+        """Add a row; name who was excluded."""
         self._rounds.append((report, evaluation))
         for client, reason in report.excluded.items():
             self.say(f"[yellow]Round {report.round}: client {client} excluded: {reason}[/yellow]")
@@ -51,6 +54,7 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def attacking(self, victims: int) -> Iterator[AttackProgress]:
+        """Show a bar while the context lasts."""
         with self._progress(f"Attacking {victims} update{'s' if victims > 1 else ''}") as bar:
             task = bar.add_task("", total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -4,9 +4,6 @@ from pathlib import Path
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
 
 from fl_privacy.config import build_attack, build_federation
 from fl_privacy.config.build import build_dataset, build_defense, build_network, build_plan, positive, resolve_device
@@ -17,12 +14,14 @@ from fl_privacy.federation.capture import load_observations
 from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
+from fl_privacy.pipeline.run import CAPTURES
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.truth import Truth, truth_of
+from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.report import write_report
-from fl_privacy.results.folder import CAPTURES, CONFIG, MODEL
 from fl_privacy.types import Knowledge, ModelState, Observation
 
+CONFIG = "config.yaml"
 OF_THE_RUN = ("data", "partition", "model", "federation", "defense", "seed", "batch_size", "intercept", "victims")
 """Configuration keys that a captured update takes from the run that made it."""
 
@@ -33,32 +32,31 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     Raises:
         UserError: a setting is wrong, or there is nothing to attack.
     """
-    if build_attack(config) is None:
+    attack = build_attack(config)
+    if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     config = _as_captured(config) if config.captured else config
-    folder = open_folder(config, "attack")
-    if folder.finished and not config.overwrite:
-        monitor.say(f"Finished already; overwrite=true runs it again: {folder.path}")
-        return folder.path
-    observations, truth, threats = _captured(config) if config.captured else _fresh(config, monitor)
-    folder.start(seed=config.seed, threat_model=threats)
-    attack = build_attack(config)
-    assert attack is not None
-    AttackStage(
-        attack=attack,
-        name=config.choices.attack,
-        truth=truth,
-        folder=folder,
-        seed=config.seed,
-        knows_labels=config.knows_labels,
-        monitor=monitor,
-    )(observations)
-    folder.finish()
-    write_report([folder.path])
+    observations, truth, threats = _captured(config) if config.captured else _fresh(config)
+    with open_folder(config, "attack") as folder:
+        if folder.finished:
+            monitor.say("Finished already; overwrite=true runs it again.")
+        else:
+            folder.write_environment(seed=config.seed)
+            folder.write_threat_model(threats)
+            AttackStage(
+                attack=attack,
+                truth=truth,
+                folder=folder,
+                seed=config.seed,
+                knows_labels=config.knows_labels,
+                monitor=monitor,
+            )(observations)
+            folder.finish()
+        write_report([folder.path])
     return folder.path
 
 
-def _fresh(config: DictConfig, monitor: Monitor) -> tuple[list[Observation], Truth, list[str]]:
+def _fresh(config: DictConfig) -> tuple[list[Observation], Truth, list[str]]:
     """Victims from a split of the data, behind the model's initial or given weights."""
     dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
     if config.split not in ("train", "test"):
@@ -137,27 +135,3 @@ def _as_captured(config: DictConfig) -> DictConfig:
         for group in ("data", "partition", "model", "federation", "defense"):
             merged.choices[group] = made_by.choices[group]
     return merged
-
-
-def load_weights(path: Path, model: nn.Module) -> ModelState:
-    """Parameters and buffers of ``model`` from a safetensors file.
-
-    Raises:
-        UserError: there is no such file, or it does not fit the model.
-    """
-    path = path / MODEL if path.is_dir() else path
-    if not path.is_file():
-        raise UserError(f"weights is expected to be a safetensors file or a run's folder, but {path} does not exist.")
-    try:
-        stored = load_file(path)
-    except SafetensorError as error:
-        raise UserError(f"weights is expected to be a safetensors file, but {path} is not readable: {error}") from error
-    own = ModelState.of(model)
-    for name, value in {**own.parameters, **own.buffers}.items():
-        got = tuple(stored[name].shape) if name in stored else "nothing"
-        if got != tuple(value.shape):
-            raise UserError(
-                f"{path} is expected to hold {name} of shape {tuple(value.shape)}, but holds {got}; use the model that"
-                " was trained."
-            )
-    return ModelState({n: stored[n] for n in own.parameters}, {n: stored[n] for n in own.buffers})

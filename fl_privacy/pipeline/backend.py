@@ -21,7 +21,9 @@ class Backend(Protocol):
         audit: Audit,
         interceptor: Interceptor,
         on_round: Callable[[RoundReport], None],
-    ) -> object: ...
+    ) -> object:
+        """Train ``server.state``."""
+        ...
 
 
 def plain_loop(

@@ -7,18 +7,23 @@ from omegaconf import DictConfig
 
 from fl_privacy.config import build_attack, build_federation, participants_of, to_yaml
 from fl_privacy.config.build import Federation, positive
+from fl_privacy.data import partition_table
 from fl_privacy.federation import Evaluation, Interceptor, RoundReport, evaluate_model
-from fl_privacy.federation.capture import save_observation
+from fl_privacy.federation.capture import CaptureWriter
 from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.backend import Backend
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.truth import truth_of
-from fl_privacy.pipeline.twin import find_twin, twin_config
+from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
+from fl_privacy.pipeline.weights import MODEL, write_weights
 from fl_privacy.report import write_report
 from fl_privacy.results import RunFolder
 from fl_privacy.types import Knowledge, Observation
+
+CAPTURES = "captures"
+"""Folder of the intercepted updates within a run's folder."""
 
 
 def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor) -> Path:
@@ -28,26 +33,30 @@ def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor) -> Pa
         UserError: a setting is wrong, parts do not fit, or all clients of a round failed.
     """
     federation = build_federation(config)
-    folder = open_folder(config, "run")
-    if folder.finished and not config.overwrite:
-        monitor.say(f"Finished already; overwrite=true runs it again: {folder.path}")
-        return folder.path
-    if config.twin and federation.defense.name != "none" and find_twin(config) is None:
+    defended = config.choices.defense != "none"
+    if config.twin and defended and undefended_accuracy(config) is None:
         monitor.say("First the same training without defense, to compare accuracy with (twin=false skips it).")
         run_experiment(twin_config(config), backend, monitor)
-    _run(config, federation, folder, backend, monitor)
+    with open_folder(config, "run") as folder:
+        if folder.finished:
+            monitor.say("Finished already; overwrite=true runs it again.")
+        else:
+            _run(config, federation, folder, backend, monitor)
+            folder.finish(undefended_accuracy=undefended_accuracy(config) if config.twin and defended else None)
+        write_report([folder.path])
     return folder.path
 
 
 def _run(config: DictConfig, federation: Federation, folder: RunFolder, backend: Backend, monitor: Monitor) -> None:
     plan, audit, dataset = federation.server.local_plan, federation.audit, federation.dataset
-    folder.start(seed=config.seed, threat_model=threat_model(config, plan, audit, federation.defense))
-    folder.write_partition([p.indices for p in federation.participants.values()], dataset.train)
+    folder.write_environment(seed=config.seed)
+    folder.write_threat_model(threat_model(config, plan, audit, federation.defense))
+    table = partition_table([p.indices for p in federation.participants.values()], dataset.train)
+    folder.write_partition(table.tolist(), dataset.train.class_names)
     attack = build_attack(config)
     stage = (
         AttackStage(
             attack=attack,
-            name=config.choices.attack,
             truth=truth_of(federation.participants, config.batch_size),
             folder=folder,
             seed=config.seed,
@@ -58,10 +67,11 @@ def _run(config: DictConfig, federation: Federation, folder: RunFolder, backend:
         else None
     )
     waiting: list[Observation] = []
+    capture = CaptureWriter(folder.path / CAPTURES) if config.intercept.save else None
 
     def intercepted(observation: Observation) -> None:
-        if config.intercept.save:
-            save_observation(observation, folder.captures())
+        if capture:
+            capture.write(observation)
         if stage:
             waiting.append(observation)
 
@@ -75,7 +85,17 @@ def _run(config: DictConfig, federation: Federation, folder: RunFolder, backend:
     def on_round(report: RoundReport) -> None:
         due = report.round % every == 0 or report.round == federation.rounds
         evaluation = _evaluate(federation) if due else None
-        folder.record_round(report, evaluation)
+        folder.add_round(
+            round=report.round,
+            clients=report.clients,
+            excluded=report.excluded,
+            train_loss=report.train_loss,
+            seconds=report.seconds,
+            defense_seconds=report.defense_seconds,
+            bytes_up=report.upload_bytes,
+            accuracy=evaluation.accuracy if evaluation else None,
+            test_loss=evaluation.loss if evaluation else None,
+        )
         monitor.round_done(report, evaluation)
         if config.intercept.when == "during":
             attack_waiting()
@@ -96,10 +116,8 @@ def _run(config: DictConfig, federation: Federation, folder: RunFolder, backend:
             ),
             on_round=on_round,
         )
-    folder.write_model(federation.server.state)
+    write_weights(folder.path / MODEL, federation.server.state)
     attack_waiting()
-    folder.finish(undefended_accuracy=find_twin(config) if config.twin else None)
-    write_report([folder.path])
 
 
 def _evaluate(federation: Federation) -> Evaluation:

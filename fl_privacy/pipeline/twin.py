@@ -1,16 +1,12 @@
 """The same training without defense, for the accuracy that the defense costs."""
 
-import json
 from pathlib import Path
 
-import yaml
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fl_privacy.config import compose
-from fl_privacy.config.compose import to_yaml
-
-TRAINING = ("data", "partition", "model", "federation", "seed", "client_threads", "device", "evaluate_every")
-"""The configuration keys that decide the accuracy of an undefended run."""
+from fl_privacy.config import compose, to_yaml
+from fl_privacy.pipeline.label import plain
+from fl_privacy.results import find_twin
 
 
 def twin_config(config: DictConfig) -> DictConfig:
@@ -21,19 +17,11 @@ def twin_config(config: DictConfig) -> DictConfig:
     with open_dict(twin):
         twin.defense, twin.attack = none.defense, none.attack
         twin.choices.defense = twin.choices.attack = "none"
-        twin.intercept.save = False
-        twin.name = "twin"
+        twin.intercept.save, twin.overwrite, twin.name = False, False, "twin"
     return twin
 
 
-def find_twin(config: DictConfig) -> float | None:
-    """Final accuracy of a finished undefended run in ``config.out`` that trained alike."""
-    wanted = yaml.safe_load(to_yaml(config))
-    for summary in sorted(Path(config.out).glob("*/summary.json")):
-        other = yaml.safe_load((summary.parent / "config.yaml").read_text())
-        if other.get("command") != "run" or other["choices"]["defense"] != "none":
-            continue
-        if all(other.get(key) == wanted.get(key) for key in TRAINING):
-            accuracy: float | None = json.loads(summary.read_text()).get("final_accuracy")
-            return accuracy
-    return None
+def undefended_accuracy(config: DictConfig) -> float | None:
+    """Final accuracy of a finished run in ``config.out`` that trained alike without defense."""
+    twin = find_twin(Path(config.out), plain(config, "run"))
+    return float(twin.summary["final_accuracy"]) if twin else None

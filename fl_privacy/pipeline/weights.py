@@ -1,0 +1,44 @@
+"""The values of a model in a file."""
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import nn
+
+from fl_privacy.errors import UserError
+from fl_privacy.results import write_whole
+from fl_privacy.types import ModelState
+
+MODEL = "model.safetensors"
+"""Name of the final global model in a run's folder."""
+
+
+def write_weights(path: Path, state: ModelState) -> None:
+    """Write ``state`` as safetensors, whole or not at all."""
+    values = {**state.parameters, **state.buffers}
+    write_whole(path, save({name: t.detach().cpu().contiguous() for name, t in values.items()}))
+
+
+def load_weights(path: Path, model: nn.Module) -> ModelState:
+    """Parameters and buffers of ``model`` from a safetensors file.
+
+    Raises:
+        UserError: there is no such file, or it does not fit the model.
+    """
+    path = path / MODEL if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f"weights is expected to be a safetensors file or a run's folder, but {path} does not exist.")
+    try:
+        stored = load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"weights is expected to be a safetensors file, but {path} is not readable: {error}") from error
+    own = ModelState.of(model)
+    for name, value in {**own.parameters, **own.buffers}.items():
+        got = tuple(stored[name].shape) if name in stored else "nothing"
+        if got != tuple(value.shape):
+            raise UserError(
+                f"{path} is expected to hold {name} of shape {tuple(value.shape)}, but holds {got}; use the model that"
+                " was trained."
+            )
+    return ModelState({n: stored[n] for n in own.parameters}, {n: stored[n] for n in own.buffers})
