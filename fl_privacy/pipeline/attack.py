@@ -10,7 +10,7 @@ from fl_privacy.config.build import build_dataset, build_defense, build_network,
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Interceptor, Participant, Probe
-from fl_privacy.federation.capture import load_observations
+from fl_privacy.federation.captured import load_observations
 from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor

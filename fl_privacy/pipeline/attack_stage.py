@@ -1,5 +1,6 @@
 """Attack what was intercepted, judge it, write it down."""
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.truth import Truth
 from fl_privacy.results import RunFolder
 from fl_privacy.types import Observation, Reconstruction
+
+logger = logging.getLogger(__name__)
 
 VICTIMS_PER_CALL = 256
 """Results are written down after so many victims; the attack's numbers do not depend on it."""
@@ -50,11 +53,9 @@ class AttackStage:
         if self.knows_labels:
             observations = [o.told(labels=self.truth(o.id).labels) for o in observations]
         with self.monitor.attacking(len(observations)) as progress:
-            result = attempt(
-                f"Attack on {len(observations)} updates of round {round}",
-                lambda: self.attack(observations, seed=self.seed, progress=progress),
-            )
+            result = attempt(lambda: self.attack(observations, seed=self.seed, progress=progress))
         if isinstance(result, Failure):
+            logger.warning("The attack on round %d failed: %s", round, result.reason)
             result = [Reconstruction(id=o.id, batch=None, failure=result.reason) for o in observations]
         seconds = time.perf_counter() - started
         self.folder.add_attack(round=round, victims=len(result), seconds=seconds)

@@ -51,7 +51,7 @@ def _run(config: DictConfig, federation: Federation, folder: RunFolder, backend:
     plan, audit, dataset = federation.server.local_plan, federation.audit, federation.dataset
     folder.write_environment(seed=config.seed)
     folder.write_threat_model(threat_model(config, plan, audit, federation.defense))
-    table = partition_table([p.indices for p in federation.participants.values()], dataset.train)
+    table = partition_table(dataset.train, [p.indices for p in federation.participants.values()])
     folder.write_partition(table.tolist(), dataset.train.class_names)
     attack = build_attack(config)
     stage = (
