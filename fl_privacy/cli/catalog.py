@@ -1,6 +1,6 @@
 """What there is to choose from, with a line each."""
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from fl_privacy.config import CONFIG_DIR, options
@@ -37,6 +37,6 @@ def describe(group: str, name: str) -> str:
     if comment:
         return " ".join(comment)
     section = OmegaConf.load(path)
-    if "_target_" not in section:
+    if not isinstance(section, DictConfig) or "_target_" not in section:
         return ""
     return (locate_target(section, group).__doc__ or "").strip().split("\n")[0]

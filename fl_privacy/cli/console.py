@@ -1,7 +1,7 @@
 """Progress on the terminal: a bar for all long work, a live table of the rounds."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -22,8 +22,8 @@ class RichMonitor(Monitor):
     def __init__(self, console: Console) -> None:
         self.console = console
         self._rounds: deque[tuple[RoundReport, Evaluation | None]] = deque(maxlen=SHOWN_ROUNDS)
-        self._bar = self._live = None
         self._total = 0
+        self._show: Callable[[int], None] = lambda round: None
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -33,21 +33,24 @@ class RichMonitor(Monitor):
     def training(self, rounds: int) -> Iterator[None]:
         """Show the table and a bar while the context lasts."""
         self._rounds.clear()
-        self._total, self._bar = rounds, self._progress("Training")
-        task = self._bar.add_task("", total=rounds)
+        self._total, bar = rounds, self._progress("Training")
+        task = bar.add_task("", total=rounds)
         with Live(console=self.console, refresh_per_second=4, transient=not self.console.is_terminal) as live:
-            self._live, self._task = live, task
+
+            def show(round: int) -> None:
+                bar.update(task, completed=round)
+                live.update(Group(self._table(), bar))
+
+            self._show = show
             yield
-        self._live = None
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None) -> None:
         """Add a row; name who was excluded."""
         self._rounds.append((report, evaluation))
         for client, reason in report.excluded.items():
             self.say(f"[yellow]Round {report.round}: client {client} excluded: {reason}[/yellow]")
-        if self._live is not None and self._bar is not None:
-            self._bar.update(self._task, completed=report.round)
-            self._live.update(Group(self._table(), self._bar))
+        if self.console.is_terminal:
+            self._show(report.round)
         if not self.console.is_terminal and (report.round % max(1, self._total // 10) == 0 or report.round == 1):
             shown = f", accuracy {evaluation.accuracy:.1%}" if evaluation else ""
             self.say(f"Round {report.round}/{self._total}: train loss {report.train_loss:.3f}{shown}")

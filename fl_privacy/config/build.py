@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config.compose import to_yaml
-from fl_privacy.config.instantiate import check_arguments, instantiate, locate_target
+from fl_privacy.config.instantiate import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
@@ -89,8 +89,7 @@ def build_dataset(config: DictConfig) -> Dataset:
 
 def build_network(config: DictConfig, dataset: Dataset) -> nn.Module:
     """The model of ``config`` with its initial values, shown to fit the data."""
-    settings = OmegaConf.to_container(config.model, resolve=True)
-    assert isinstance(settings, dict)
+    settings = plain_settings(config.model)
     settings.pop("_target_", None)
     target = locate_target(config.model, "model")
     check_arguments(target, settings, "model")
@@ -124,7 +123,7 @@ def build_attack(config: DictConfig) -> ReconstructionAttack | None:
 
 def build_plan(config: DictConfig) -> LocalPlan:
     """The clients' local plan of ``config``."""
-    settings: dict[str, Any] = OmegaConf.to_container(config.federation.plan, resolve=True)  # type: ignore[assignment]
+    settings = plain_settings(config.federation.plan)
     check_arguments(LocalPlan, settings, "federation.plan")
     return LocalPlan(**settings)
 

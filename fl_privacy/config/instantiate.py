@@ -17,8 +17,7 @@ def instantiate(section: DictConfig, name: str, **arguments: Any) -> Any:
     Raises:
         UserError: there is no such target, it does not take a key, or it refuses a value.
     """
-    settings = OmegaConf.to_container(section, resolve=True)
-    assert isinstance(settings, dict)
+    settings = plain_settings(section)
     target = settings.pop("_target_", None)
     if target is None:
         raise UserError(f"{name} is expected to name what it builds, but has no _target_; add {name}._target_=PATH.")
@@ -31,6 +30,13 @@ def instantiate(section: DictConfig, name: str, **arguments: Any) -> Any:
         if isinstance(cause, UserError):
             raise cause from error
         raise UserError(f"{name}: {target} does not accept these settings: {_first_line(cause or error)}") from error
+
+
+def plain_settings(section: DictConfig) -> dict[str, Any]:
+    """A configuration section as plain values."""
+    settings = OmegaConf.to_container(section, resolve=True)
+    assert isinstance(settings, dict)
+    return {str(key): value for key, value in settings.items()}
 
 
 def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:

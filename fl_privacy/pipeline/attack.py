@@ -128,6 +128,7 @@ def _as_captured(config: DictConfig) -> DictConfig:
             " `fl-privacy run intercept.save=true` printed."
         )
     made_by = OmegaConf.load(run / CONFIG)
+    assert isinstance(made_by, DictConfig)
     merged = config.copy()
     with open_dict(merged):
         for key in OF_THE_RUN:
