@@ -2,9 +2,11 @@
 
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
@@ -67,20 +69,28 @@ def list_() -> None:
 
 
 def main() -> None:
-    """Entry point: a ``UserError`` is one line and exit status 2, an interrupt 130."""
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=Console(stderr=True), show_path=False)],
-    )
+    """Entry point."""
+    sys.exit(run_command_line(sys.argv[1:]))
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Run one command; a ``UserError`` is one line and status 2, an interrupt status 130."""
+    handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     try:
-        app()
+        return int(app(list(arguments), standalone_mode=False) or 0)
+    except click.ClickException as error:
+        return _fail(f"{error.format_message()} `fl-privacy --help` shows how to go on.")
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_ERROR)
-    except KeyboardInterrupt:
+        return _fail(str(error))
+    except (KeyboardInterrupt, click.Abort):
         print("interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+        return EXIT_INTERRUPTED
+
+
+def _fail(message: str) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return EXIT_ERROR
 
 
 def _console() -> Console:

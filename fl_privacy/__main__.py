@@ -1,0 +1,5 @@
+"""``python -m fl_privacy``."""
+
+from fl_privacy.cli.main import main
+
+main()

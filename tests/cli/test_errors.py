@@ -1,0 +1,92 @@
+"""Wrong input is one line that says what was expected, what was given and what to do."""
+
+import subprocess
+import sys
+
+import pytest
+
+SMALL = ["federation.clients=2", "federation.rounds=1", "victims=1", "attack.iterations=2"]
+
+WRONG = {
+    "unknown attack": (["run", "attack=idgl"], "did you mean idlg?"),
+    "unknown defense": (["run", "defense=prunning"], "did you mean pruning?"),
+    "unknown data": (["run", "data=cifar11"], "did you mean cifar10"),
+    "unknown model": (["run", "model=lennet"], "did you mean lenet?"),
+    "unknown partition": (["run", "partition=dirichlett"], "did you mean dirichlet?"),
+    "unknown federation": (["run", "federation=fedsdg"], "did you mean fedsgd?"),
+    "unknown backend": (["run", "backend=rey"], "did you mean ray?"),
+    "unknown experiment": (["run", "experiment=demmo"], "did you mean demo?"),
+    "misspelt top-level key": (["run", "victms=3"], "did you mean victims?"),
+    "misspelt nested key": (["run", "federation.cleints=3"], "did you mean clients?"),
+    "misspelt plan key": (["run", "federation.plan.batchsize=3"], "did you mean batch_size?"),
+    "misspelt attack key": (["run", "attack=idlg", "attack.iteratons=3"], "did you mean iterations?"),
+    "added attack key": (["run", "attack=idlg", "+attack.foo=3"], "attack.foo"),
+    "no value": (["run", "seed"], "key=value"),
+    "list without -m": (["run", "seed=0,1"], "-m"),
+    "negative alpha": (["run", "partition=dirichlet", "partition.alpha=-1"], "alpha"),
+    "no clients": (["run", "federation.clients=0"], "at least 1"),
+    "clients in words": (["run", "federation.clients=ten"], "whole number"),
+    "more clients than examples": (["run", "federation.clients=5000"], "clients"),
+    "no rounds": (["run", "federation.rounds=0"], "at least 1"),
+    "fraction over 1": (["run", "federation.fraction=1.5"], "(0, 1]"),
+    "unknown aggregation": (["run", "federation.aggregation=median"], "round_robin"),
+    "negative learning rate": (["run", "federation=fedavg", "federation.plan.lr=-1"], "above 0"),
+    "steps of a shared gradient": (["run", "+federation.plan.steps=5"], "delta"),
+    "round that is not run": (["run", "intercept.rounds=99"], "1..20"),
+    "client that does not exist": (["run", "intercept.clients=[77]"], "0..9"),
+    "more victims than data": (["run", "victims=9999"], "victims"),
+    "batch of nothing": (["attack", "batch_size=0"], "at least 1"),
+    "missing data folder": (["run", "data=image_folder", "data.root=/nowhere/at/all"], "/nowhere/at/all"),
+    "image too small for the model": (["run", "data.image_size=2"], "image"),
+    "model that can't be imported": (["run", "model._target_=no.such.Model"], "no.such.Model"),
+    "negative noise": (["run", "defense=dp_noise", "defense.scale=-1"], "scale"),
+    "pruning everything twice": (["run", "defense=pruning", "defense.rate=1.5"], "rate"),
+    "device that does not exist": (["run", "device=tpu9"], "device"),
+    "attack without attack": (["attack", "attack=none"], "attack"),
+    "capture that does not exist": (["attack", "captured=/nowhere/run"], "captured"),
+    "weights that do not exist": (["attack", "weights=/nowhere/model.safetensors"], "weights"),
+    "split that does not exist": (["attack", "split=valid"], "train or test"),
+    "report of nothing": (["report", "/nowhere/run"], "/nowhere/run"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_one_line_and_a_status(name, tmp_path, capfd):
+    arguments, hint = WRONG[name]
+    status = _run([*arguments, f"out={tmp_path}"] if arguments[0] != "report" else arguments)
+    error = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
+    assert status == 2
+    assert len(error) == 1, error
+    assert error[0].startswith("error: ")
+    assert hint in error[0]
+
+
+@pytest.mark.parametrize("damage", ["weights of another model", "not safetensors"])
+def test_weights_that_do_not_fit(damage, tmp_path, capfd):
+    file = tmp_path / "model.safetensors"
+    if damage == "not safetensors":
+        file.write_bytes(b"never mind")
+    else:
+        from safetensors.torch import save_file  # noqa: PLC0415
+        from torch import zeros  # noqa: PLC0415
+
+        save_file({"some.weight": zeros(3)}, file)
+    capfd.readouterr()
+    assert _run(["attack", *SMALL[2:], f"weights={file}", f"out={tmp_path}/runs"]) == 2
+    error = capfd.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert "model.safetensors" in error[0]
+
+
+def test_the_installed_command_exits_with_the_status():
+    result = subprocess.run(
+        [sys.executable, "-m", "fl_privacy", "run", "attack=idgl"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def _run(arguments: list[str]) -> int:
+    from fl_privacy.cli.main import run_command_line  # noqa: PLC0415
+
+    return run_command_line(arguments)
