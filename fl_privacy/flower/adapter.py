@@ -76,7 +76,7 @@ def _train(fit: Callable[[Arrays, Config], Reply], content: RecordDict) -> Recor
     sent = all_arrays(content)
     arrays, num_examples, metrics = fit([a.numpy() for a in sent.values()], _config(content))
     names = json.loads(str(metrics[NAMES])) if NAMES in metrics else list(sent)
-    reply = {n: Array.from_numpy_ndarray(a) for n, a in zip(names, arrays, strict=True)}
+    reply = {n: Array.from_numpy_ndarray(np.asarray(a)) for n, a in zip(names, arrays, strict=True)}
     records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = dict(_like_request(content, reply))
     records[METRICS] = MetricRecord({NUM_EXAMPLES: int(num_examples), **_numbers(metrics)})
     return RecordDict(records)

@@ -101,8 +101,11 @@ class PrivacyClient(NumPyClient):
                 f"{len(names)} arrays are expected for this model, but got {len(parameters)};"
                 " send the values of its state_dict in order."
             )
-        buffers = dict(model.named_buffers())
-        tensors = dict(zip(names, map(to_tensor, parameters), strict=True))
+        buffers, own = dict(model.named_buffers()), model.state_dict()
+        tensors = {
+            name: tensor.to(own[name].dtype) if name in own else tensor
+            for name, tensor in zip(names, map(to_tensor, parameters), strict=True)
+        }
         return ModelState(
             {n: t for n, t in tensors.items() if n not in buffers}, {n: t for n, t in tensors.items() if n in buffers}
         )

@@ -1,0 +1,54 @@
+"""The Flower app: ``flwr run . --run-config 'overrides="defense=dp_noise attack=idlg"'``."""
+
+import shlex
+from functools import partial
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from omegaconf import DictConfig
+from rich.console import Console
+
+from fl_privacy.cli.console import RichMonitor
+from fl_privacy.config import compose, participants_of, to_yaml
+from fl_privacy.errors import UserError
+from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
+from fl_privacy.flower.records import PARTITION
+from fl_privacy.pipeline.backend import ParticipantSource, plain_loop
+from fl_privacy.pipeline.run import run_experiment
+from fl_privacy.pipeline.twin import find_twin, twin_config
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment that the run config's ``overrides`` describe, training with the clients behind ``grid``."""
+    config, monitor = _config(context), RichMonitor(Console(soft_wrap=True))
+
+    def on_grid(server: object, source: ParticipantSource, **settings: object) -> None:
+        run_on_grid(grid, server, **settings)
+
+    if config.twin and find_twin(config) is None:
+        # The clients behind the grid defend themselves, so the undefended twin is trained here.
+        run_experiment(twin_config(config), plain_loop, monitor)
+    print(run_experiment(config, on_grid, monitor))
+
+
+def make_client(context: Context) -> PrivacyClient:
+    """The participant of the node's partition in the federation that ``overrides`` describe."""
+    participants = participants_of(to_yaml(_config(context)))
+    partition = int(context.node_config[PARTITION])
+    if partition not in participants:
+        raise UserError(
+            f"Partitions 0..{len(participants) - 1} are expected on the nodes, but this one holds {partition};"
+            " start as many SuperNodes as federation.clients says."
+        )
+    return PrivacyClient(participants[partition], context.state)
+
+
+client_app: ClientApp = numpy_client_app(make_client)
+
+
+def _config(context: Context) -> DictConfig:
+    return compose(shlex.split(str(context.run_config["overrides"])))

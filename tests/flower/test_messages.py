@@ -1,0 +1,94 @@
+"""What travels: tensors without loss, and nothing private."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+from fl_privacy.defenses import ClientState
+from fl_privacy.errors import UserError
+from fl_privacy.flower import LocalGrid, participant_app, run_on_grid
+from fl_privacy.flower.memory import MEMORY, load_state, save_state
+from fl_privacy.flower.records import to_record, to_tensors
+from tests.federation import harness
+
+
+class RecordingGrid(LocalGrid):
+    """Keeps all bytes that a wire would have seen."""
+
+    def __init__(self, clients: Sequence[int]) -> None:
+        super().__init__(clients, participant_app(harness.participants(defense=harness.HEAD)))
+        self.wire = bytearray()
+
+    def deliver(self, messages: Sequence[Message]) -> list[Message]:
+        replies = super().deliver(messages)
+        for message in [*messages, *replies]:
+            for part in get_all_nested_objects(message).values():
+                self.wire += part.deflate()
+        return replies
+
+
+def test_private_values_are_in_no_message() -> None:
+    grid, recording = RecordingGrid(range(harness.CLIENTS)), harness.Recording()
+
+    run_on_grid(
+        grid,
+        harness.server(),
+        rounds=2,
+        audit=harness.probes(1),
+        interceptor=recording.interceptor(),
+        on_round=recording.reports.append,
+    )
+
+    sent = recording.observations[0].sent.parameters["conv.weight"]
+    assert sent.numpy().tobytes() in grid.wire, "the search finds what is sent"
+    assert b"conv.weight" in grid.wire
+    for context in grid.contexts.values():
+        private = load_state(context.state).tensors
+        assert {"private/private.weight", "private/private.bias", "memory/rounds"} <= private.keys()
+        assert private["private/private.weight"].numpy().tobytes() not in grid.wire
+        assert private["private/private.bias"].numpy().tobytes() not in grid.wire
+    assert b"private" not in grid.wire
+    assert b"memory" not in grid.wire
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4),
+        torch.randn(3, 4).T,
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.randn(5).double(),
+        torch.randn(5).half(),
+        torch.tensor(7),
+        torch.tensor([True, False]),
+        torch.zeros(0, 3),
+        torch.tensor([float("nan"), float("-inf"), -0.0]),
+        torch.ones(3, requires_grad=True),
+    ],
+    ids=lambda t: f"{t.dtype} {tuple(t.shape)}",
+)
+def test_tensors_come_back_as_they_went(tensor: torch.Tensor) -> None:
+    back = to_tensors(to_record({"a.b": tensor}))["a.b"]
+
+    assert back.dtype == tensor.dtype
+    assert back.shape == tensor.shape
+    assert back.contiguous().numpy().tobytes() == tensor.detach().contiguous().numpy().tobytes()
+
+
+def test_a_dtype_that_numpy_lacks_is_refused_with_the_remedy() -> None:
+    with pytest.raises(UserError, match="convert it to float32"):
+        to_record({"w": torch.ones(1, dtype=torch.bfloat16)})
+
+
+def test_a_state_is_kept_and_found_again() -> None:
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    assert load_state(context.state).tensors == {}
+    state = ClientState({"spn/head.weight": torch.randn(2, 2), "count": torch.tensor(3)})
+
+    save_state(context.state, state)
+
+    harness.assert_same_tensors(load_state(context.state).tensors, state.tensors)
+    assert list(context.state) == [MEMORY]
