@@ -1,0 +1,123 @@
+"""The plain loop: who is asked, what is captured, what a failure costs."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fl_privacy.defenses import ClientState
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit, Interceptor, Server, ServerPlan, evaluate_model, run_rounds
+from fl_privacy.types import LocalPlan, ModelState, Observation
+from tests.federation import harness
+
+
+def run(
+    rounds: int = 3, audit: Audit | None = None, rules: ServerPlan | None = None, **clients: Any
+) -> tuple[Server, harness.Recording, dict[int, ClientState]]:
+    server, recording = harness.server(rules=rules), harness.Recording()
+    kept = run_rounds(
+        server,
+        harness.participants(**clients),
+        rounds=rounds,
+        audit=audit or Audit(),
+        interceptor=recording.interceptor(),
+        on_round=recording.reports.append,
+    )
+    return server, recording, kept
+
+
+def test_observations_hold_what_was_sent_and_what_came_back() -> None:
+    server, recording, _ = run(rounds=1, audit=harness.updates(1))
+
+    assert [o.id for o in recording.observations] == [f"round-1/client-{c}" for c in range(harness.CLIENTS)]
+    sent = harness.server().state
+    mean = torch.stack([o.upload.tensors["out.bias"] for o in recording.observations]).mean(0)
+    torch.testing.assert_close(server.state.parameters["out.bias"], sent.parameters["out.bias"] + mean)
+    for observation in recording.observations:
+        harness.assert_same_state(observation.sent, sent)
+
+
+def test_probes_train_nothing() -> None:
+    probed, recording, _ = run(audit=harness.probes(1, 3), defense=harness.HEAD)
+    alone, _, _ = run(defense=harness.HEAD)
+
+    harness.assert_same_state(probed.state, alone.state)
+    assert len(recording.observations) == 2 * 4
+
+
+def test_training_learns() -> None:
+    plan = LocalPlan(shares="delta", lr=0.1, epochs=2, batch_size=6)
+    server, recording = harness.server(plan), harness.Recording()
+    run_rounds(
+        server,
+        harness.participants(plan, harness.Defense()),
+        rounds=12,
+        audit=Audit(),
+        interceptor=recording.interceptor(),
+        on_round=recording.reports.append,
+    )
+
+    assert recording.reports[-1].train_loss < 0.3 * recording.reports[0].train_loss
+    assert evaluate_model(harness.small_net(), server.state, harness.examples()).accuracy > 0.9
+
+
+def test_evaluation_agrees_with_a_forward_pass() -> None:
+    model, data = harness.small_net(), harness.examples()
+    result = evaluate_model(harness.small_net(seed=8), ModelState.of(model), data, batch_size=5)
+
+    model.eval()
+    batch = data.batch(torch.arange(len(data)))
+    logits = model(batch.inputs)
+    assert result.num_examples == len(data)
+    assert result.accuracy == pytest.approx((logits.argmax(1) == batch.labels).float().mean().item())
+    assert result.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, batch.labels).item(), rel=1e-5)
+
+
+def test_failures_are_logged_excluded_and_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    _, recording, kept = run(faults=((0, "raises"), (2, "shape")))
+
+    assert [r.clients for r in recording.reports] == [(1,)] * 3
+    assert "Client 0 is excluded from round 1: RuntimeError: the disk of this client" in caplog.text
+    assert "Client 2 is excluded from round 3: conv.weight: expected shape (3, 1, 3, 3), got (27,)" in caplog.text
+    assert kept[0].tensors == {}, "what a client kept before it failed is not half written"
+
+
+def test_a_failing_probe_or_interception_is_logged_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(observation: Observation) -> None:
+        raise OSError("no space left")
+
+    server = harness.server()
+    interceptor = Interceptor(
+        model=harness.small_net(), plan=harness.FEDAVG, input_shape=(1, 6, 6), num_classes=4, sink=broken
+    )
+    run_rounds(
+        server,
+        harness.participants(faults=((1, "raises"),)),
+        rounds=1,
+        audit=harness.probes(1),
+        interceptor=interceptor,
+        on_round=lambda report: None,
+    )
+
+    harness.assert_same_state(server.state, run(rounds=1, faults=((1, "raises"),))[0].state)
+    assert "Probe(client=1, victim=0) in round 1 failed: RuntimeError: the disk of this client" in caplog.text
+    assert "could not be intercepted: OSError: no space left" in caplog.text
+
+
+def test_all_clients_failing_stops_with_one_line() -> None:
+    with pytest.raises(UserError, match="all 3 clients failed") as error:
+        run(faults=((0, "raises"), (1, "nan"), (2, "shape")))
+
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_report_sums_the_round_up() -> None:
+    _, recording, _ = run(rounds=1, rules=ServerPlan(fraction=0.5))
+
+    (report,) = recording.reports
+    model = harness.small_net()
+    size = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    assert report.upload_bytes == 2 * size
+    assert len(report.clients) == 2
+    assert report.seconds > report.defense_seconds > 0
