@@ -1,7 +1,7 @@
 """The Flower app: ``flwr run . --run-config 'overrides="defense=dp_noise attack=idlg"'``."""
 
 import shlex
-from functools import partial
+from typing import Any
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
@@ -12,6 +12,7 @@ from rich.console import Console
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.config import compose, participants_of, to_yaml
 from fl_privacy.errors import UserError
+from fl_privacy.federation import Server
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
 from fl_privacy.flower.records import PARTITION
 from fl_privacy.pipeline.backend import ParticipantSource, plain_loop
@@ -26,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run config's ``overrides`` describe, training with the clients behind ``grid``."""
     config, monitor = _config(context), RichMonitor(Console(soft_wrap=True))
 
-    def on_grid(server: object, source: ParticipantSource, **settings: object) -> None:
+    def on_grid(server: Server, source: ParticipantSource, **settings: Any) -> None:
         run_on_grid(grid, server, **settings)
 
     if config.twin and find_twin(config) is None:
