@@ -8,6 +8,7 @@ from fl_privacy.defenses.pruning import pruning
 from fl_privacy.defenses.quantization import quantization
 from fl_privacy.defenses.selective_sharing import selective_sharing
 from fl_privacy.defenses.soteria import soteria
+from fl_privacy.defenses.soteria_mixing import soteria_mixing
 
 __all__ = [
     "ClientState",
@@ -21,4 +22,5 @@ __all__ = [
     "quantization",
     "selective_sharing",
     "soteria",
+    "soteria_mixing",
 ]

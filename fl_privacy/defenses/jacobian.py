@@ -9,7 +9,7 @@ from torch.func import jvp, vmap
 Features = Callable[[Tensor], Tensor]
 """(B, ...) -> (B, D), each example by itself."""
 
-_CHUNK_ELEMENTS = 1 << 22
+_CHUNK_ELEMENTS = 1 << 20
 """Input elements of the products computed together: what bounds the memory."""
 
 

@@ -18,6 +18,7 @@ from fl_privacy.defenses import (
     quantization,
     selective_sharing,
     soteria,
+    soteria_mixing,
 )
 
 from .harness import clean_gradient, flat, local_step, run
@@ -86,6 +87,7 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     ),
     "soteria": (soteria(rate=0.75), columns_of_head_zero(0.75)),
     "soteria, estimated": (soteria(rate=0.75, scores="estimated"), columns_of_head_zero(0.75)),
+    "soteria, mixing": (soteria_mixing(rate=0.5), lambda clean, d: 0 < (d != clean).double().mean() < 1),
     "1 bit": (quantization(bits=1, rounding="nearest"), lambda clean, d: torch.equal(d.sign(), clean.sign())),
     "4 bits": (quantization(bits=4), lambda clean, d: len(d.unique()) <= 6 * 15 and (d - clean).norm() > 0),
     "28 bits": (
