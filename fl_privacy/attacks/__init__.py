@@ -1,5 +1,15 @@
 """Attacks on intercepted updates."""
 
 from fl_privacy.attacks.base import Progress, ReconstructionAttack, no_progress
+from fl_privacy.attacks.engine import GradientInversion
+from fl_privacy.attacks.presets import dlg, idlg, inverting_gradients
 
-__all__ = ["Progress", "ReconstructionAttack", "no_progress"]
+__all__ = [
+    "GradientInversion",
+    "Progress",
+    "ReconstructionAttack",
+    "dlg",
+    "idlg",
+    "inverting_gradients",
+    "no_progress",
+]

@@ -1,0 +1,56 @@
+"""How many victims fit in memory together."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fl_privacy.attacks.optimizers import Optimizer
+from fl_privacy.attacks.problem import Problem
+
+_MOST_ON_CPU, _MOST_ON_GPU = 128, 4096
+_SHARE = 0.4
+
+
+class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the results of all operations: what the graph keeps, and a little more."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and not tensor._is_view():
+                self.bytes += tensor.numel() * tensor.element_size()
+        return result
+
+
+def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer) -> int:
+    """The chunk size, from a trial with one victim.
+
+    Args:
+        problem: of one victim.
+        variables: (1, N).
+        optimizer: whose state is counted.
+    """
+    with torch.enable_grad(), _Allocated() as allocated:
+        problem.loss(variables.detach().requires_grad_())
+    state = optimizer.moments * variables.numel() * variables.element_size()
+    observed = sum(t.value.numel() * t.value.element_size() for t in problem.targets.values())
+    most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU
+    fitting = int(_SHARE * _free_bytes(variables.device)) // (allocated.bytes + state + 3 * observed)
+    return max(1, min(most, fitting))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))

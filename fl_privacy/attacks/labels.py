@@ -1,0 +1,75 @@
+"""Labels from the gradient of the output layer."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.types import Tensors
+
+
+def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
+    """Names of weight (K, F) and bias (K,) of the last linear layer with K outputs."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == num_classes]
+    if not layers:
+        return None
+    layer = layers[-1]
+    return names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)]
+
+
+def infer_labels(
+    gradient: Tensors, layer: tuple[str, str | None], batch_size: int, probabilities: Tensor, features: Tensor
+) -> Tensor | None:
+    """The labels of a batch, sorted; ``None`` where the output layer's gradient was withheld.
+
+    One image: the class whose gradient is negative, as iDLG has it (Zhao et al. 2020, Eq. 4): the least entry of
+    the bias gradient ``p - y``, or without a bias the least row sum of the weight gradient.
+    More images: the counts ``n_k = B (p_k - b_k)`` from the mean bias gradient ``b``, where the mean probabilities
+    ``p`` are those of guessed inputs (in the way of LLG, Wainakh et al. 2022), rounded to whole numbers that sum to B.
+    Without a bias, row sums divided by the mean feature sum stand for ``b``.
+
+    Args:
+        gradient: of the mean loss of the batch, unscaled.
+        layer: names of weight and bias.
+        batch_size: B.
+        probabilities: (K,) mean output of the model for guessed inputs.
+        features: (F,) mean input of the layer for guessed inputs.
+    """
+    weight, bias = layer
+    if bias is not None and bias in gradient:
+        evidence = gradient[bias]
+    elif weight in gradient:
+        evidence = gradient[weight].sum(1)
+        if batch_size > 1:
+            evidence = evidence / features.sum().clamp_min(torch.finfo(features.dtype).eps)
+    else:
+        return None
+    if batch_size == 1:
+        return evidence.argmin().view(1)
+    return _to_labels(batch_size * (probabilities - evidence), batch_size)
+
+
+def _to_labels(expected: Tensor, total: int) -> Tensor:
+    """Whole counts nearest to ``expected`` that sum to ``total``, as a sorted list of labels."""
+    wanted = expected.clamp_min(0)
+    counts = wanted.floor()
+    while counts.sum() > total:
+        counts[(counts - wanted).masked_fill(counts == 0, -torch.inf).argmax()] -= 1
+    while counts.sum() < total:
+        counts[(wanted - counts).argmax()] += 1
+    return torch.arange(len(counts), device=counts.device).repeat_interleave(counts.long())
+
+
+@torch.no_grad()
+def guessed_outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
+    """Mean softmax (K,) and mean input (F,) of the output layer whose weight is ``layer``, for ``inputs``."""
+    features: list[Tensor] = []
+
+    def keep(module: nn.Module, arguments: Sequence[Tensor]) -> None:
+        features.append(arguments[0])
+
+    handle = model.get_submodule(layer.rpartition(".")[0]).register_forward_pre_hook(keep)
+    logits = model(inputs)
+    handle.remove()
+    return logits.softmax(1).mean(0), features[0].flatten(0, -2).mean(0)

@@ -1,0 +1,158 @@
+"""How far a guessed gradient is from the observed one, as a function of a few numbers per layer."""
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.statistics import LayerStatistics
+from fl_privacy.errors import UserError
+
+LayerWeights = Mapping[str, float]
+"""Glob pattern of parameter names -> weight of the layer; 0 mutes it, the last match counts, no match means 1."""
+
+
+class Objective(Protocol):
+    """Statistics of each uploaded tensor -> loss (V,) of each victim.
+
+    Attributes:
+        elementwise: True where :attr:`LayerStatistics.absolute` is used, which needs the gradient itself.
+        layers: weights of the tensors.
+    """
+
+    @property
+    def elementwise(self) -> bool:
+        """As above."""
+        ...
+
+    @property
+    def layers(self) -> LayerWeights:
+        """As above."""
+        ...
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        """Loss (V,)."""
+        ...
+
+
+def layer_weight(layers: LayerWeights, name: str) -> float:
+    """The weight of the tensor ``name``."""
+    matches = [weight for pattern, weight in layers.items() if fnmatch.fnmatchcase(name, pattern)]
+    return matches[-1] if matches else 1.0
+
+
+def audible(layers: LayerWeights, names: Iterable[str]) -> list[str]:
+    """The tensors whose weight is not 0.
+
+    Raises:
+        UserError: a pattern matches nothing, or nothing is left to match.
+    """
+    names = list(names)
+    for pattern in layers:
+        if not fnmatch.filter(names, pattern):
+            raise UserError(
+                f"Layer patterns are expected to match uploaded tensors, but got {pattern!r};"
+                f" use one of {', '.join(names)}."
+            )
+    heard = [name for name in names if layer_weight(layers, name) != 0]
+    if not heard:
+        raise UserError(f"At least one layer is expected to have weight, but all {len(names)} are muted; unmute one.")
+    return heard
+
+
+def _weighted_sum(layers: LayerWeights, terms: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([layer_weight(layers, name) * term for name, term in terms.items()]).sum(0)
+
+
+def _cosine_distance(dot: Tensor, squared: Tensor, target_squared: Tensor) -> Tensor:
+    tiny = torch.finfo(dot.dtype).tiny
+    return 1 - dot / (squared.clamp_min(tiny).sqrt() * target_squared.clamp_min(tiny).sqrt())
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2:
+    """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4)."""
+
+    layers: LayerWeights = field(default_factory=dict)
+    elementwise: bool = field(default=False, init=False)
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        """Loss (V,)."""
+        return _weighted_sum(self.layers, {name: s.distance for name, s in statistics.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class L1:
+    """Sum of absolute differences over all tensors."""
+
+    layers: LayerWeights = field(default_factory=dict)
+    elementwise: bool = field(default=True, init=False)
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        """Loss (V,)."""
+        return _weighted_sum(self.layers, {name: s.absolute for name, s in statistics.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
+
+    Attributes:
+        per_layer: mean of the distances of the tensors instead of one angle over all of them.
+    """
+
+    per_layer: bool = False
+    layers: LayerWeights = field(default_factory=dict)
+    elementwise: bool = field(default=False, init=False)
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        """Loss (V,) in [0, 2]."""
+        if self.per_layer:
+            terms = {n: _cosine_distance(s.dot, s.squared, s.target.squared) for n, s in statistics.items()}
+            return _weighted_sum(self.layers, terms) / sum(layer_weight(self.layers, name) for name in statistics)
+        return _cosine_distance(
+            _weighted_sum(self.layers, {name: s.dot for name, s in statistics.items()}),
+            _weighted_sum(self.layers, {name: s.squared for name, s in statistics.items()}),
+            _weighted_sum(self.layers, {name: s.target.squared for name, s in statistics.items()}),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianKernel:
+    """Sum over layers of Q_l (1 - exp(-||g' - g||^2 / sigma_l^2)) (SAPAG, Wang et al. 2020, Eq. 4 and 5).
+
+    Attributes:
+        form: of sigma_l^2. ``literal``: the variance of the observed g_l over its elements, as printed. The exponent is
+            then of the order of the number of elements, the kernel saturates and its slope is 0 in floating point.
+            ``normalized``: that variance times the number of elements, so that the exponent is of order 1.
+        bandwidth: factor on sigma_l^2.
+        depth: how Q_l falls from the first tensor to the last. ``constant``: 1; ``linear``: from 1 to ``last``;
+            ``geometric``: from 1 to ``last`` by a constant factor. The paper gives no values.
+        last: Q of the last tensor, above 0.
+    """
+
+    form: Literal["literal", "normalized"] = "normalized"
+    bandwidth: float = 1.0
+    depth: Literal["constant", "linear", "geometric"] = "linear"
+    last: float = 0.5
+    layers: LayerWeights = field(default_factory=dict)
+    elementwise: bool = field(default=False, init=False)
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        """Loss (V,)."""
+        terms = {}
+        for position, (name, s) in enumerate(statistics.items()):
+            elements = s.target.size if self.form == "normalized" else 1
+            sigma = self.bandwidth * s.target.variance * elements
+            exponent = s.distance / sigma.clamp_min(torch.finfo(sigma.dtype).tiny)
+            terms[name] = -self._depth_weight(position, len(statistics)) * torch.expm1(-exponent)
+        return _weighted_sum(self.layers, terms)
+
+    def _depth_weight(self, position: int, count: int) -> float:
+        share = position / max(count - 1, 1)
+        if self.depth == "linear":
+            return 1 + (self.last - 1) * share
+        return float(self.last**share) if self.depth == "geometric" else 1.0

@@ -1,0 +1,118 @@
+"""Adam, AdamW and gradient descent; elementwise, hence the same for one victim and for a thousand."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.optimizers.schedules import ConstantRate, Schedule
+
+Sign = Literal["none", "hard", "soft"]
+"""What is taken of the pixels' gradient: itself, its sign, or tanh(g s) / s with s falling from 1 to 0."""
+
+
+def _signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
+    if how == "none":
+        return gradient
+    pixels = gradient[:, :images]
+    taken = pixels.sign() if how == "hard" else (pixels * remaining).tanh() / remaining
+    return torch.cat([taken, gradient[:, images:]], 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """Adam (torch.optim.Adam), AdamW where ``weight_decay`` is above 0.
+
+    Attributes:
+        lr: learning rate.
+        betas: decay of the first and second moment.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled, times the learning rate.
+        sign: of the gradient that enters.
+        schedule: factor on the learning rate.
+    """
+
+    lr: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    sign: Sign = "none"
+    schedule: Schedule = field(default_factory=ConstantRate)
+    moments: ClassVar[int] = 2
+
+    def start(self, variables: Tensor, *, iterations: int, images: int) -> "_FirstOrderRun":
+        """Begin."""
+        return _FirstOrderRun(self, variables, iterations, images)
+
+    def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Tensor, rate: float) -> Tensor:
+        """The next variables; ``moments`` are updated in place, ``steps`` (V,) counts from 1."""
+        first, second = moments
+        beta1, beta2 = self.betas
+        first.lerp_(gradient, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        correction1 = (1 - beta1**steps)[:, None]
+        correction2 = (1 - beta2**steps)[:, None]
+        denominator = second.div(correction2).sqrt_().add_(self.eps).mul_(correction1)
+        return variables * (1 - rate * self.weight_decay) - rate * first / denominator
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientDescent:
+    """Gradient descent with momentum (torch.optim.SGD).
+
+    Attributes:
+        lr: learning rate.
+        momentum: in [0, 1).
+        sign: of the gradient that enters.
+        schedule: factor on the learning rate.
+    """
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    sign: Sign = "none"
+    schedule: Schedule = field(default_factory=ConstantRate)
+    moments: ClassVar[int] = 1
+
+    def start(self, variables: Tensor, *, iterations: int, images: int) -> "_FirstOrderRun":
+        """Begin."""
+        return _FirstOrderRun(self, variables, iterations, images)
+
+    def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Tensor, rate: float) -> Tensor:
+        """The next variables; ``moments`` are updated in place."""
+        return variables - rate * moments[0].mul_(self.momentum).add_(gradient)
+
+
+class _FirstOrderRun:
+    """The loop around a settings' ``move``; the rows of ``moments`` are victims."""
+
+    def __init__(self, settings: Adam | GradientDescent, variables: Tensor, iterations: int, images: int) -> None:
+        self._settings = settings
+        self._iterations = iterations
+        self._images = images
+        self._done = 0
+        self._moments = [torch.zeros_like(variables) for _ in range(settings.moments)]
+        self._steps = variables.new_zeros(len(variables))
+
+    @property
+    def iteration(self) -> Tensor:
+        return torch.full(self._steps.shape, self._done, device=self._steps.device)
+
+    def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        over = torch.full_like(loss, self._done >= self._iterations, dtype=torch.bool)
+        if self._done >= self._iterations:
+            return variables, over, over
+        entering = _signed(gradient, self._settings.sign, self._images, 1 - self._done / self._iterations)
+        rate = self._settings.lr * self._settings.schedule(self._done, self._iterations)
+        self._done += 1
+        self._steps += 1
+        return self._settings.move(variables, entering, self._moments, self._steps, rate), ~over, over
+
+    def restart(self, rows: Tensor) -> None:
+        for moment in self._moments:
+            moment[rows] = 0
+        self._steps[rows] = 0
+
+    def select(self, rows: Tensor) -> None:
+        self._moments = [moment[rows] for moment in self._moments]
+        self._steps = self._steps[rows]

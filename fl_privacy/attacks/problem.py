@@ -1,0 +1,88 @@
+"""What is minimized: the attack's objective for V victims, and its gradient."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.objectives import Objective
+from fl_privacy.attacks.priors import Prior
+from fl_privacy.attacks.space import Projection, Space, project
+from fl_privacy.attacks.statistics import Explicit, Target
+from fl_privacy.attacks.victim_gradients import VictimGradients
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Problem:
+    """The objective as a function of the variables (V, N): pixels, then label logits where labels are optimized.
+
+    Attributes:
+        gradients: of the victims' losses.
+        objective: distance to the observed gradients.
+        priors: on images.
+        space: of the pixels.
+        shape: (B, C, H, W) of one victim.
+        num_classes: K.
+        targets: observed tensors.
+        labels: (V, B), or ``None`` where they are optimized.
+    """
+
+    gradients: VictimGradients
+    objective: Objective
+    priors: Sequence[Prior]
+    space: Space
+    shape: tuple[int, ...]
+    num_classes: int
+    targets: Mapping[str, Target]
+    labels: Tensor | None
+
+    @property
+    def pixels(self) -> int:
+        """How many of the variables are pixels."""
+        return int(torch.Size(self.shape).numel())
+
+    def images(self, variables: Tensor) -> Tensor:
+        """(V, B, C, H, W)."""
+        return self.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
+
+    def guessed_labels(self, variables: Tensor) -> Tensor:
+        """Fixed labels (V, B) or probabilities (V, B, K)."""
+        if self.labels is not None:
+            return self.labels
+        return variables[:, self.pixels :].reshape(-1, self.shape[0], self.num_classes).softmax(-1)
+
+    def loss(self, variables: Tensor) -> Tensor:
+        """(V,)."""
+        images = self.images(variables)
+        gradients = self.gradients(images, self.guessed_labels(variables))
+        loss = self.objective({name: Explicit(gradients[name], target) for name, target in self.targets.items()})
+        for prior in self.priors:
+            loss = loss + prior(images)
+        return loss
+
+    def zero_loss(self) -> Tensor:
+        """The objective (V,) of a gradient that is zero everywhere: what the other losses are measured by."""
+        zero = {name: Explicit(torch.zeros_like(target.value), target) for name, target in self.targets.items()}
+        return self.objective(zero)
+
+    def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss (V,) and gradient (V, N)."""
+        with torch.enable_grad():
+            leaf = variables.detach().requires_grad_()
+            loss = self.loss(leaf)
+            (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+        return loss.detach(), gradient
+
+    def projected(self, variables: Tensor, how: Projection) -> Tensor:
+        """The variables with their images brought to [0, 1]."""
+        pixels = self.space.to_variables(project(self.images(variables), how)).flatten(1)
+        return torch.cat([pixels, variables[:, self.pixels :]], 1)
+
+    def select(self, rows: Tensor) -> "Problem":
+        """Of the victims ``rows``."""
+        return replace(
+            self,
+            targets={name: target.select(rows) for name, target in self.targets.items()},
+            labels=None if self.labels is None else self.labels[rows],
+        )

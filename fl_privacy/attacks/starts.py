@@ -1,0 +1,115 @@
+"""First guesses. Each is (observation, shape (B, C, H, W), generator, space) -> variables of that shape."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.space import Space
+from fl_privacy.errors import UserError
+from fl_privacy.types import Observation
+
+
+class Start(Protocol):
+    """Draws the first guess of a victim on the CPU, so that it is the same on every device."""
+
+    def __call__(
+        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+    ) -> Tensor:
+        """Variables."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal:
+    """Variables from N(0, std^2)."""
+
+    std: float = 1.0
+
+    def __call__(
+        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+    ) -> Tensor:
+        """Variables."""
+        return self.std * torch.randn(shape, generator=generator)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Pixels from U[0, 1]."""
+
+    def __call__(
+        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+    ) -> Tensor:
+        """Variables."""
+        return space.to_variables(torch.rand(shape, generator=generator))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """All pixels of one value; 0 is a black image."""
+
+    value: float = 0.5
+
+    def __call__(
+        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+    ) -> Tensor:
+        """Variables."""
+        return space.to_variables(torch.full(shape, self.value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """A random patch tiled over the image (Wei et al. 2020; Fan et al. 2020), pixels from U[0, 1].
+
+    Attributes:
+        size: side of the patch in pixels.
+    """
+
+    size: int = 4
+
+    def __call__(
+        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+    ) -> Tensor:
+        """Variables."""
+        b, c, h, w = shape
+        patch = torch.rand((b, c, self.size, self.size), generator=generator)
+        tiles = patch.repeat(1, 1, -(-h // self.size), -(-w // self.size))
+        return space.to_variables(tiles[..., :h, :w])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicMean:
+    """The mean of the attacker's public images."""
+
+    def __call__(
+        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+    ) -> Tensor:
+        """Variables."""
+        public = observation.knowledge.public_images
+        if public is None:
+            raise UserError(
+                "The public-mean start is expected to be told public images, but got none; use start=uniform."
+            )
+        return space.to_variables(public.mean(0).cpu().expand(shape).clone())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Given:
+    """An image of the attacker's own, for example of an earlier round.
+
+    Attributes:
+        images: (C, H, W) or (B, C, H, W) in [0, 1].
+    """
+
+    images: Tensor
+
+    def __call__(
+        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+    ) -> Tensor:
+        """Variables."""
+        if self.images.shape[-3:] != shape[-3:] or (self.images.dim() == 4 and len(self.images) != shape[0]):
+            raise UserError(
+                f"The start is expected to have shape {shape}, but got {tuple(self.images.shape)}; resize the images."
+            )
+        return space.to_variables(self.images.cpu().expand(shape).clone())

@@ -1,0 +1,53 @@
+"""From an upload to the tensors that an attack matches."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.victim_gradients.unrolled import step_slices
+from fl_privacy.types import LocalPlan, Observation, Tensors
+
+LocalSteps = Literal["unroll", "first_order"]
+"""How several local steps are matched: by replaying them, or with delta / lr as a gradient at the weights sent."""
+
+
+def needs_unrolling(plan: LocalPlan, num_examples: int, local_steps: LocalSteps) -> bool:
+    """Whether the update is more than a gradient in disguise."""
+    if plan.shares == "gradient" or local_steps == "first_order":
+        return False
+    return plan.optimizer != "sgd" or len(step_slices(num_examples, plan)) > 1
+
+
+def accumulated_gradient(observation: Observation) -> Tensors:
+    """The gradient shared, or the sum ``-delta / lr`` of what the local steps subtracted."""
+    if observation.plan.shares == "gradient":
+        return observation.update()
+    return {name: -delta / observation.plan.lr for name, delta in observation.update().items()}
+
+
+def as_gradient(observation: Observation) -> Tensors:
+    """The update as a mean gradient at the weights sent: exact for one step of SGD, to first order for more.
+
+    The steps of Adam hide the scale of the gradient; its sign survives.
+    """
+    plan, total = observation.plan, accumulated_gradient(observation)
+    if plan.shares == "gradient" or plan.optimizer == "adam":
+        return total
+    factor = _sgd_factor(len(step_slices(observation.upload.num_examples, plan)), plan)
+    sent = observation.sent.parameters
+    return {name: t / factor - plan.weight_decay * sent[name] for name, t in total.items()}
+
+
+def _sgd_factor(steps: int, plan: LocalPlan) -> float:
+    """How often a constant gradient is subtracted by ``steps`` steps with momentum."""
+    velocity, total = 0.0, 0.0
+    for _ in range(steps):
+        velocity = 1 + plan.momentum * velocity
+        total += 1 + plan.momentum * velocity if plan.nesterov else velocity
+    return total
+
+
+def stack(updates: list[Tensors], names: list[str], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    """(V, *shape) of each name."""
+    return {name: torch.stack([u[name].to(device=device, dtype=dtype) for u in updates]) for name in names}

@@ -1,0 +1,146 @@
+"""The common work of a group of victims, and the problems of any chunk of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks import labels as labeling
+from fl_privacy.attacks.budget import victims_at_once
+from fl_privacy.attacks.group import Group
+from fl_privacy.attacks.objectives import audible
+from fl_privacy.attacks.problem import Problem
+from fl_privacy.attacks.statistics import Target
+from fl_privacy.attacks.targets import accumulated_gradient, as_gradient, needs_unrolling, stack
+from fl_privacy.attacks.victim_gradients import VictimGradients, choose, frozen_copy
+from fl_privacy.attacks.victim_gradients.base import Setting
+from fl_privacy.attacks.victim_gradients.unrolled import Unrolled
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Observation, Tensors
+
+if TYPE_CHECKING:
+    from fl_privacy.attacks.engine import GradientInversion
+
+_GUESSES = 64
+
+
+class NotAttackableError(Exception):
+    """Why the victims of a group can't be attacked, in one line."""
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A victim of a group: its labels (B,), ``None`` where they are optimized, and how they were found."""
+
+    position: int
+    observation: Observation
+    labels: Tensor | None
+    label_source: str
+
+
+class Workload:
+    """What is prepared once for a group."""
+
+    def __init__(self, attack: "GradientInversion", group: Group, seed: int) -> None:
+        first = group.first
+        self._attack = attack
+        self._seed = seed
+        self._device = torch.device(attack.device or next(iter(first.sent.parameters.values())).device)
+        self._dtype = torch.float64 if attack.dtype == "float64" else torch.float32
+        self._shape = (first.upload.num_examples, *first.input_shape)
+        self._num_classes = first.num_classes
+        self._unrolls = needs_unrolling(first.plan, first.upload.num_examples, attack.local_steps)
+        names = [name for name in first.sent.parameters if name in first.upload.tensors]
+        self._names = audible(attack.objective.layers, names)
+        model = frozen_copy(first.model, first.sent, first.plan, device=self._device, dtype=self._dtype)
+        self._setting = Setting(model, self._names, first.plan)
+        self._gradients = self._choose()
+        told = [self._label(*member) for member in group.members]
+        self.failures = {position: why for position, why in told if isinstance(why, str)}
+        self.members = [member for _, member in told if isinstance(member, Member)]
+
+    def _choose(self) -> VictimGradients:
+        trial = torch.rand((1, *self._shape), generator=torch.Generator().manual_seed(0))
+        trial = trial.to(device=self._device, dtype=self._dtype)
+        try:
+            with torch.no_grad():
+                logits = self._setting.model(trial[0])
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise NotAttackableError(f"The model does not take inputs of shape {self._shape}: {reason}") from error
+        expected = (self._shape[0], self._num_classes)
+        if logits.shape != expected:
+            raise NotAttackableError(f"The model is expected to return {expected}, but got {tuple(logits.shape)}.")
+        if self._unrolls:
+            return Unrolled(self._setting)
+        return choose(self._setting, trial, torch.zeros(1, self._shape[0], dtype=torch.long, device=self._device))
+
+    def _label(self, position: int, observation: Observation) -> tuple[int, Member | str]:
+        told, policy = observation.knowledge.labels, self._attack.labels
+        if policy == "optimize":
+            return position, Member(position, observation, None, "optimized")
+        if policy != "infer" and told is not None:
+            return position, Member(position, observation, told.to(self._device, torch.long), "known")
+        if policy == "known":
+            return position, "The attack is expected to be told the labels, but was not; use labels=auto."
+        layer = labeling.output_layer(self._setting.model, self._num_classes)
+        if layer is None:
+            return position, "The model has no linear output layer to infer labels from; use labels=optimize."
+        gradient = {
+            name: g.to(device=self._device, dtype=self._dtype) / observation.plan.loss_scale
+            for name, g in as_gradient(observation).items()
+            if name in layer
+        }
+        generator = derive_generator(self._seed, "attack", observation.id, "labels")
+        guesses = torch.rand((_GUESSES, *observation.input_shape), generator=generator)
+        guesses = guesses.to(device=self._device, dtype=self._dtype)
+        outputs = labeling.guessed_outputs(self._setting.model, guesses, layer[0])
+        found = labeling.infer_labels(gradient, layer, self._shape[0], *outputs)
+        if found is None:
+            return (
+                position,
+                "The output layer's gradient was withheld, so no label can be inferred; use labels=optimize.",
+            )
+        return position, Member(position, observation, found, "inferred")
+
+    def problem(self, members: Sequence[Member]) -> Problem:
+        """Of a chunk."""
+        targets = stack([self._target(m.observation) for m in members], self._names, self._device, self._dtype)
+        labels = [m.labels for m in members if m.labels is not None]
+        return Problem(
+            gradients=self._gradients,
+            objective=self._attack.objective,
+            priors=self._attack.priors,
+            space=self._attack.space,
+            shape=self._shape,
+            num_classes=self._num_classes,
+            targets={name: Target.of(value) for name, value in targets.items()},
+            labels=torch.stack(labels) if labels else None,
+        )
+
+    def _target(self, observation: Observation) -> Tensors:
+        return accumulated_gradient(observation) if self._unrolls else as_gradient(observation)
+
+    def start(self, members: Sequence[Member], restarts: Sequence[int]) -> tuple[Tensor, list[torch.Generator]]:
+        """First variables (V, N) and random stream of each victim."""
+        generators = [
+            derive_generator(self._seed, "attack", member.observation.id, restart)
+            for member, restart in zip(members, restarts, strict=True)
+        ]
+        rows = []
+        for member, generator in zip(members, generators, strict=True):
+            pixels = self._attack.start(member.observation, self._shape, generator, self._attack.space)
+            row = [pixels.to(self._dtype).flatten()]
+            if member.labels is None:
+                row.append(torch.randn(self._shape[0] * self._num_classes, generator=generator).to(self._dtype))
+            rows.append(torch.cat(row))
+        return torch.stack(rows).to(self._device), generators
+
+    def capacity(self) -> int:
+        """How many victims to attack at once."""
+        if self._attack.most_victims is not None:
+            return self._attack.most_victims
+        member = self.members[:1]
+        return victims_at_once(self.problem(member), self.start(member, [0])[0], self._attack.optimizer)
