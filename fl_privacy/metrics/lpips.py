@@ -37,7 +37,7 @@ def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
     if network is None or truths.shape[1] not in (1, 3):
         return torch.full((len(truths),), torch.nan, dtype=torch.float64)
     with torch.no_grad():
-        distance = network(_presentable(guesses), _presentable(truths), normalize=True)
+        distance: Tensor = network(_presentable(guesses), _presentable(truths), normalize=True)
     return distance.flatten().double()
 
 
@@ -69,7 +69,7 @@ def _network(device: torch.device) -> nn.Module | None:
         return None
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        network = package.LPIPS(net="alex", pretrained=False, pnet_rand=True, verbose=False)
+        network: nn.Module = package.LPIPS(net="alex", pretrained=False, pnet_rand=True, verbose=False)
     heads = Path(package.__file__).parent / "weights" / "v0.1" / "alex.pth"
     network.load_state_dict({**backbone, **torch.load(heads, map_location="cpu", weights_only=True)}, strict=False)
     return network.requires_grad_(False).eval().to(device)

@@ -20,10 +20,12 @@ def mse(guesses: Tensor, truths: Tensor) -> Tensor:
 def rmse(guesses: Tensor, truths: Tensor) -> Tensor:
     """||guess - truth|| / ||truth|| per image, (N,) float64; infinite for a wrong guess of a black image."""
     difference = (guesses.double() - truths.double()).flatten(1)
-    ratio = torch.linalg.vector_norm(difference, dim=1) / torch.linalg.vector_norm(truths.double().flatten(1), dim=1)
+    ratio: Tensor = torch.linalg.vector_norm(difference, dim=1) / torch.linalg.vector_norm(
+        truths.double().flatten(1), dim=1
+    )
     return ratio.nan_to_num(nan=0.0, posinf=torch.inf)
 
 
 def psnr(guesses: Tensor, truths: Tensor) -> Tensor:
     """Peak signal-to-noise ratio for a peak of 1, (N,) float64 in decibel; infinite for an exact guess."""
-    return -10 * torch.log10(mse(guesses, truths))
+    return mse(guesses, truths).log10().mul(-10)

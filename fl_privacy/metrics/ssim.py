@@ -32,4 +32,5 @@ def ssim(guesses: Tensor, truths: Tensor) -> Tensor:
         guesses.float(), truths.float(), sigma=1.5, data_range=1.0, return_full_image=True
     )
     border = WINDOW // 2
-    return similarity[..., border:-border, border:-border].flatten(1).double().mean(1)
+    inside: Tensor = similarity[..., border:-border, border:-border]
+    return inside.flatten(1).double().mean(1)

@@ -1,1 +1,23 @@
 """The folder of a run: what is recorded while it goes on, and how it is read back."""
+
+from fl_privacy.results.environment import describe_environment
+from fl_privacy.results.files import make_private_directory, write_private, write_whole
+from fl_privacy.results.folder import Identity, RunFolder
+from fl_privacy.results.pictures import Pair
+from fl_privacy.results.read import Partition, Run, read_run
+from fl_privacy.results.twin import Twin, find_twin
+
+__all__ = [
+    "Identity",
+    "Pair",
+    "Partition",
+    "Run",
+    "RunFolder",
+    "Twin",
+    "describe_environment",
+    "find_twin",
+    "make_private_directory",
+    "read_run",
+    "write_private",
+    "write_whole",
+]

@@ -1,0 +1,57 @@
+"""Where a run took place."""
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = (
+    "fl-privacy",
+    "torch",
+    "torchvision",
+    "numpy",
+    "scipy",
+    "flwr",
+    "ray",
+    "flwr-datasets",
+    "datasets",
+    "torchmetrics",
+    "lpips",
+    "opacus",
+    "hydra-core",
+    "safetensors",
+)
+
+
+def describe_environment(*, seed: int) -> dict[str, Any]:
+    """Versions, hardware and seed, for ``environment.json``."""
+    return {
+        "seed": seed,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cpu_count": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

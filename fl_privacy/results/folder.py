@@ -1,0 +1,230 @@
+"""The folder that a run writes."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.metrics import VictimScore
+from fl_privacy.results.environment import describe_environment
+from fl_privacy.results.files import write_whole
+from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
+from fl_privacy.results.lock import hold, release
+from fl_privacy.results.pictures import write_pairs
+from fl_privacy.results.records import RecordWriter, dump_json, read_records
+from fl_privacy.results.summary import summarize
+
+FORMAT = 1
+"""Of the folder; raised when a reader of the older one would misread it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """``run.json``: what was run, as a value.
+
+    Attributes:
+        label: readable part of the folder's name.
+        hash: equal for equal configurations.
+        training: equal for runs whose training differs in the defense alone.
+        repeat: equal for runs that differ in the seed alone.
+        undefended: whether clients don't defend themselves.
+        config: the resolved configuration.
+    """
+
+    label: str
+    hash: str
+    training: str
+    repeat: str
+    undefended: bool
+    config: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, label: str, config: Mapping[str, Any], *, undefended: bool) -> "Identity":
+        """The identity of the run that ``config`` describes."""
+        return cls(
+            label=label,
+            hash=run_hash(config),
+            training=training_hash(config),
+            repeat=repeat_hash(config),
+            undefended=undefended,
+            config=config,
+        )
+
+
+class RunFolder:
+    """Records a run as it goes on; whatever was recorded survives the death of the process.
+
+    Attributes:
+        path: the folder.
+        identity: of the run.
+        finished: whether it had been finished before; then nothing more can be recorded.
+    """
+
+    def __init__(self, path: Path, identity: Identity, *, finished: bool) -> None:
+        self.path, self.identity, self.finished = path, identity, finished
+        self._started = time.monotonic()
+        self._lock = None if finished else hold(path)
+        self._records = None if finished else RecordWriter(path / "metrics.jsonl")
+
+    @classmethod
+    def open_or_create(
+        cls,
+        out: Path,
+        *,
+        label: str,
+        config: Mapping[str, Any],
+        config_text: str,
+        undefended: bool = False,
+        overwrite: bool = False,
+    ) -> "RunFolder":
+        """The folder ``<out>/<label>-<hash>`` of the run that ``config`` describes.
+
+        A finished run is opened as it is. What an interrupted run of the same configuration left behind is moved
+        aside (``...-interrupted-1``), as is a finished run with ``overwrite`` (``...-previous-1``); nothing is
+        deleted.
+
+        Args:
+            out: folder of many runs; created if need be.
+            label: readable part of the name.
+            config: the resolved configuration as plain mappings, lists, strings and numbers.
+            config_text: the same as text, kept as ``config.yaml``.
+            undefended: whether clients don't defend themselves, so that other runs can compare with this one.
+            overwrite: run again what has finished.
+
+        Raises:
+            UserError: another process is recording this very run.
+        """
+        identity = Identity.of(label, config, undefended=undefended)
+        path = out / f"{label}-{identity.hash}"
+        finished = (path / "summary.json").is_file()
+        if finished and not overwrite:
+            return cls(path, identity, finished=True)
+        if path.exists():
+            _move_aside(path, "previous" if finished else "interrupted")
+        path.mkdir(parents=True)
+        folder = cls(path, identity, finished=False)
+        write_whole(path / "config.yaml", config_text)
+        write_whole(path / "run.json", dump_json({"format": FORMAT, **vars(identity)}, indent=1))
+        return folder
+
+    def write_environment(self, *, seed: int) -> None:
+        """Versions, hardware and ``seed`` as ``environment.json``."""
+        write_whole(self.path / "environment.json", dump_json(describe_environment(seed=seed), indent=1))
+
+    def write_threat_model(self, sentences: Sequence[str]) -> None:
+        """Who attacks, what is seen and known, as ``threat_model.json``."""
+        write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
+
+    def write_partition(self, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> None:
+        """``counts[client][class]`` examples, as ``partition.json``."""
+        content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
+        write_whole(self.path / "partition.json", dump_json(content))
+
+    def add_round(
+        self,
+        *,
+        round: int,
+        clients: Sequence[int],
+        excluded: Mapping[int, str],
+        train_loss: float,
+        seconds: float,
+        defense_seconds: float,
+        bytes_up: int,
+        accuracy: float | None = None,
+        test_loss: float | None = None,
+    ) -> None:
+        """A round of training is over.
+
+        Args:
+            round: from 1.
+            clients: ids of those whose replies counted.
+            excluded: reason by id of those whose replies did not.
+            train_loss: mean over the clients that counted.
+            seconds: of the round, without evaluation and attack.
+            defense_seconds: of the defense, summed over clients.
+            bytes_up: of the replies that counted, together.
+            accuracy: on the test set, in [0, 1]; ``None`` where it was not measured.
+            test_loss: on the test set.
+        """
+        self._append(
+            kind="round",
+            round=round,
+            accuracy=accuracy,
+            test_loss=test_loss,
+            train_loss=train_loss,
+            clients=list(clients),
+            excluded=dict(excluded),
+            seconds=seconds,
+            defense_seconds=defense_seconds,
+            bytes_up=bytes_up,
+        )
+
+    def add_victim(self, score: VictimScore, *, round: int, client: int) -> None:
+        """A victim was attacked and judged: a record for each of its images."""
+        for image in score.images:
+            self._append(
+                kind="victim",
+                id=score.id,
+                round=round,
+                client=client,
+                image=image.image,
+                **image.values,
+                attack_loss=score.attack_loss,
+                failure=image.failure,
+            )
+        if score.history:
+            self._append(kind="history", id=score.id, round=round, loss=list(score.history))
+
+    def add_attack(self, *, round: int, victims: int, seconds: float) -> None:
+        """One call of the attack took ``seconds`` for ``victims`` observations."""
+        self._append(kind="attack", round=round, victims=victims, seconds=seconds)
+
+    def save_reconstructions(self, round: int, scores: Sequence[VictimScore]) -> None:
+        """Keep originals and guesses of ``round`` for the report."""
+        if scores:
+            write_pairs(self.path / "reconstructions", round, scores)
+
+    def finish(self, *, undefended_accuracy: float | None = None) -> dict[str, Any]:
+        """Write ``summary.json``, which marks the run as finished, and return its content.
+
+        Args:
+            undefended_accuracy: final accuracy of the same training without defense, for PMM.
+        """
+        self.close()
+        records, _ = read_records(self.path / "metrics.jsonl")
+        summary = summarize(
+            records,
+            finished=True,
+            undefended_accuracy=undefended_accuracy,
+            total_seconds=time.monotonic() - self._started,
+        )
+        write_whole(self.path / "summary.json", dump_json(summary, indent=1))
+        self.finished = True
+        return summary
+
+    def close(self) -> None:
+        """Stop recording; without ``finish`` the run counts as interrupted."""
+        if self._records is not None:
+            self._records.close()
+        release(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _append(self, **record: Any) -> None:
+        if self._records is None:
+            raise RuntimeError(f"{self.path} holds a finished run; nothing can be added to it.")
+        self._records.append(record)
+
+
+def _move_aside(path: Path, why: str) -> None:
+    release(hold(path))
+    number = 1
+    while (aside := path.with_name(f"{path.name}-{why}-{number}")).exists():
+        number += 1
+    path.rename(aside)

@@ -1,0 +1,52 @@
+"""Which runs are the same experiment: a hash of the settings that decide the numbers."""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+RUNTIME_KEYS = (
+    "out",
+    "name",
+    "overwrite",
+    "device",
+    "backend",
+    "choices.backend",
+    "choices.experiment",
+    "twin",
+    "intercept.when",
+    "intercept.save",
+)
+"""Settings that change where and how fast a run goes, but no result."""
+
+DEFENSE_KEYS = ("defense", "choices.defense", "knows_defense")
+
+ATTACK_KEYS = ("attack", "choices.attack", "knows_labels", "victims", "batch_size", "intercept", "captured", "split")
+"""Settings of an attacker that only listens: the training comes out the same."""
+
+
+def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME_KEYS) -> str:
+    """Eight hexadecimal digits that equal configurations share, the dotted keys in ``ignore`` left out."""
+    text = json.dumps(_without(config, ignore), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def training_hash(config: Mapping[str, Any]) -> str:
+    """The same for all runs whose training differs in the defense alone."""
+    return run_hash(config, (*RUNTIME_KEYS, *DEFENSE_KEYS, *ATTACK_KEYS))
+
+
+def repeat_hash(config: Mapping[str, Any]) -> str:
+    """The same for all runs that differ in the seed alone."""
+    return run_hash(config, (*RUNTIME_KEYS, "seed"))
+
+
+def _without(config: Mapping[str, Any], dropped: Collection[str]) -> dict[str, Any]:
+    """``config`` without the dotted keys in ``dropped``."""
+    kept: dict[str, Any] = {}
+    for key, value in config.items():
+        if key in dropped:
+            continue
+        below = [name.removeprefix(f"{key}.") for name in dropped if name.startswith(f"{key}.")]
+        kept[key] = _without(value, below) if below and isinstance(value, Mapping) else value
+    return kept

@@ -1,0 +1,126 @@
+"""A run's folder read back, finished or not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.errors import UserError
+from fl_privacy.results.folder import FORMAT, Identity
+from fl_privacy.results.pictures import Pair, read_pairs
+from fl_privacy.results.records import parse_json, read_records
+from fl_privacy.results.summary import summarize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """Who has what: ``counts[client][class]`` examples."""
+
+    class_names: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """All that a run recorded.
+
+    Attributes:
+        path: its folder.
+        identity: what was run.
+        config_text: ``config.yaml``.
+        environment: versions, hardware, seed.
+        threat_model: in sentences.
+        partition: ``None`` if it was not recorded.
+        records: of ``metrics.jsonl``, in order.
+        summary: as ``fl_privacy.results.summary`` defines it, also for a run that did not finish.
+        finished: whether it came to its end.
+        problems: what is missing or damaged, a line each.
+    """
+
+    path: Path
+    identity: Identity
+    config_text: str
+    environment: Mapping[str, Any]
+    threat_model: tuple[str, ...]
+    partition: Partition | None
+    records: tuple[Mapping[str, Any], ...]
+    summary: Mapping[str, Any]
+    finished: bool
+    problems: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
+        """The records of one kind: ``round``, ``victim``, ``history`` or ``attack``."""
+        return [record for record in self.records if record["kind"] == kind]
+
+    def read_pairs(self) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
+        """(victim id, image) -> original and guess, and what is wrong with the files they are in."""
+        return read_pairs(self.path / "reconstructions")
+
+
+def read_run(path: Path) -> Run:
+    """What the run in folder ``path`` recorded; a killed run gives what it had written.
+
+    Raises:
+        UserError: ``path`` is not the folder of a run, or was damaged by something else than a kill.
+    """
+    path = path.resolve()
+    if not path.is_dir():
+        raise UserError(f"{path} is expected to be the folder of a run, but there is no such folder.")
+    if not (path / "run.json").is_file():
+        raise UserError(
+            f"{path} is expected to be the folder of a run, but has no run.json; give the folder that"
+            " `fl-privacy run` printed last."
+        )
+    problems: list[str] = []
+    records, damage = read_records(path / "metrics.jsonl")
+    problems += damage
+    summary = _read_json(path / "summary.json", problems)
+    partition = _read_json(path / "partition.json", problems)
+    config = path / "config.yaml"
+    return Run(
+        path=path,
+        identity=read_identity(path / "run.json"),
+        config_text=config.read_text() if config.is_file() else "",
+        environment=_read_json(path / "environment.json", problems) or {},
+        threat_model=tuple(_read_json(path / "threat_model.json", problems) or ()),
+        partition=_partition(partition) if partition else None,
+        records=tuple(records),
+        summary=summary or summarize(records, finished=False, undefended_accuracy=None, total_seconds=None),
+        finished=summary is not None,
+        problems=tuple(problems),
+    )
+
+
+def read_identity(path: Path) -> Identity:
+    """The content of the file ``path``, a ``run.json``.
+
+    Raises:
+        UserError: it is damaged, or written by a later version.
+    """
+    try:
+        content = parse_json(path.read_text())
+        found = content.pop("format")
+        if found != FORMAT:
+            raise UserError(f"{path} is expected in format {FORMAT}, but is in format {found}; update fl-privacy.")
+        return Identity(**content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is expected to describe a run, but is damaged ({error}).") from error
+
+
+def _read_json(path: Path, problems: list[str]) -> Any:
+    if not path.is_file():
+        problems.append(f"{path.name} is missing")
+        return None
+    try:
+        return parse_json(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is expected to hold JSON, but is damaged ({error}); remove it.") from error
+
+
+def _partition(content: Mapping[str, Any]) -> Partition:
+    return Partition(class_names=tuple(content["class_names"]), counts=tuple(tuple(row) for row in content["counts"]))

@@ -1,0 +1,82 @@
+"""What the records of a run add up to; the same for a finished run and for the rest of a killed one."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fl_privacy.metrics import THRESHOLDS, Statistic, aggregate, pmm
+
+NOT_METRICS = frozenset({"kind", "id", "round", "client", "image", "attack_loss", "failure"})
+"""Fields of a victim's record that are no metric; any other number is one."""
+
+
+def summarize(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    finished: bool,
+    undefended_accuracy: float | None,
+    total_seconds: float | None,
+) -> dict[str, Any]:
+    """The content of ``summary.json``.
+
+    Args:
+        records: of ``metrics.jsonl``.
+        finished: whether the run came to its end.
+        undefended_accuracy: final accuracy of the same training without defense, for PMM.
+        total_seconds: of the whole run, wall time.
+    """
+    rounds = [r for r in records if r["kind"] == "round"]
+    victims = [r for r in records if r["kind"] == "victim"]
+    attacks = [r for r in records if r["kind"] == "attack"]
+    columns = metric_columns(victims)
+    tested = [{"round": r["round"], "accuracy": r["accuracy"]} for r in rounds if r.get("accuracy") is not None]
+    accuracy = tested[-1]["accuracy"] if tested else None
+    return {
+        "status": "finished" if finished else "interrupted",
+        "metrics": {name: _plain(s) for name, values in columns.items() if (s := aggregate(values)) is not None},
+        "thresholds": [
+            {
+                "metric": t.metric,
+                "value": t.value,
+                "leaks": t.leaks,
+                "source": t.source,
+                "recognizable": sum(map(t.is_leak, columns[t.metric])),
+                "n": len(columns[t.metric]),
+            }
+            for t in THRESHOLDS
+            if columns.get(t.metric)
+        ],
+        "images": len(victims),
+        "failures": sum(r.get("failure") is not None for r in victims),
+        "rounds": tested,
+        "final_accuracy": accuracy,
+        "undefended_accuracy": undefended_accuracy,
+        "pmm": pmm(accuracy, undefended_accuracy) if accuracy is not None and undefended_accuracy else None,
+        "seconds": {
+            "training": _total(rounds, "seconds"),
+            "defense": _total(rounds, "defense_seconds"),
+            "attack": _total(attacks, "seconds"),
+            "total": total_seconds,
+        },
+        "bytes_uploaded": int(_total(rounds, "bytes_up")),
+    }
+
+
+def metric_columns(victims: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Metric -> its values over the images that did not fail, those that could not be computed left out."""
+    columns: dict[str, list[float]] = {}
+    for victim in victims:
+        if victim.get("failure") is None:
+            for name, value in victim.items():
+                if name not in NOT_METRICS and isinstance(value, int | float):
+                    columns.setdefault(name, []).append(float(value))
+    return columns
+
+
+def _plain(statistic: Statistic) -> dict[str, Any]:
+    """As it reads back from JSON."""
+    return asdict(statistic) | {"ci95": statistic.ci95 and list(statistic.ci95)}
+
+
+def _total(records: Iterable[Mapping[str, Any]], field: str) -> float:
+    return sum(record.get(field) or 0 for record in records)
