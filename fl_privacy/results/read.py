@@ -30,11 +30,11 @@ class Run:
         config_text: ``config.yaml``.
         environment: versions, hardware, seed.
         threat_model: in sentences.
-        partition: ``None`` if it was not recorded.
+        partition: ``None`` if it was not recorded, as by an attack without training.
         records: of ``metrics.jsonl``, in order.
         summary: as ``fl_privacy.results.summary`` defines it, also for a run that did not finish.
         finished: whether it came to its end.
-        problems: what is missing or damaged, a line each.
+        problems: what is damaged, a line each.
     """
 
     path: Path
@@ -76,18 +76,16 @@ def read_run(path: Path) -> Run:
             f"{path} is expected to be the folder of a run, but has no run.json; give the folder that"
             " `fl-privacy run` printed last."
         )
-    problems: list[str] = []
-    records, damage = read_records(path / "metrics.jsonl")
-    problems += damage
-    summary = _read_json(path / "summary.json", problems)
-    partition = _read_json(path / "partition.json", problems)
+    records, problems = read_records(path / "metrics.jsonl")
+    summary = _read_json(path / "summary.json")
+    partition = _read_json(path / "partition.json")
     config = path / "config.yaml"
     return Run(
         path=path,
         identity=read_identity(path / "run.json"),
         config_text=config.read_text() if config.is_file() else "",
-        environment=_read_json(path / "environment.json", problems) or {},
-        threat_model=tuple(_read_json(path / "threat_model.json", problems) or ()),
+        environment=_read_json(path / "environment.json") or {},
+        threat_model=tuple(_read_json(path / "threat_model.json") or ()),
         partition=_partition(partition) if partition else None,
         records=tuple(records),
         summary=summary or summarize(records, finished=False, undefended_accuracy=None, total_seconds=None),
@@ -112,9 +110,8 @@ def read_identity(path: Path) -> Identity:
         raise UserError(f"{path} is expected to describe a run, but is damaged ({error}).") from error
 
 
-def _read_json(path: Path, problems: list[str]) -> Any:
+def _read_json(path: Path) -> Any:
     if not path.is_file():
-        problems.append(f"{path.name} is missing")
         return None
     try:
         return parse_json(path.read_text())
