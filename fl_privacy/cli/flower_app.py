@@ -17,7 +17,7 @@ from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
 from fl_privacy.flower.records import PARTITION
 from fl_privacy.pipeline.backend import ParticipantSource, plain_loop
 from fl_privacy.pipeline.run import run_experiment
-from fl_privacy.pipeline.twin import find_twin, twin_config
+from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
 
 server_app = ServerApp()
 
@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     def on_grid(server: Server, source: ParticipantSource, **settings: Any) -> None:
         run_on_grid(grid, server, **settings)
 
-    if config.twin and find_twin(config) is None:
+    if config.twin and undefended_accuracy(config) is None:
         # The clients behind the grid defend themselves, so the undefended twin is trained here.
         run_experiment(twin_config(config), plain_loop, monitor)
     print(run_experiment(config, on_grid, monitor))

@@ -24,4 +24,4 @@ def twin_config(config: DictConfig) -> DictConfig:
 def undefended_accuracy(config: DictConfig) -> float | None:
     """Final accuracy of a finished run in ``config.out`` that trained alike without defense."""
     twin = find_twin(Path(config.out), plain(config, "run"))
-    return float(twin.summary["final_accuracy"]) if twin else None
+    return twin.accuracy if twin else None
