@@ -4,7 +4,6 @@ import shlex
 from typing import Any
 
 from flwr.app import Context
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from omegaconf import DictConfig
 from rich.console import Console
@@ -33,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
     if config.twin and undefended_accuracy(config) is None:
         # The clients behind the grid defend themselves, so the undefended twin is trained here.
         run_experiment(twin_config(config), plain_loop, monitor)
-    print(run_experiment(config, on_grid, monitor))
+    print(run_experiment(config, on_grid, monitor).absolute())
 
 
 def make_client(context: Context) -> PrivacyClient:
@@ -48,7 +47,7 @@ def make_client(context: Context) -> PrivacyClient:
     return PrivacyClient(participants[partition], context.state)
 
 
-client_app: ClientApp = numpy_client_app(make_client)
+client_app = numpy_client_app(make_client)
 
 
 def _config(context: Context) -> DictConfig:
