@@ -1,0 +1,181 @@
+"""Charts as inline SVG that takes its colors and fonts from the page."""
+
+import io
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK, MUTED, GRID = "#000001", "#000002", "#000003"
+SERIES = tuple(f"#0000{number}" for number in range(10, 20))
+_VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--line)"} | {
+    color: f"var(--series-{number})" for number, color in enumerate(SERIES)
+}
+"""Stand-ins that matplotlib can draw with -> the page's colors, which differ by day and night."""
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 10.5,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": GRID,
+    "axes.linewidth": 1.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 1.8,
+}
+_LINES = ("-", "--", ":", "-.")
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A line ``y`` over ``x``."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    label: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A run in a plane, with half-open error bars (low, high) where they are known."""
+
+    x: float
+    y: float
+    label: str
+    x_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None
+
+
+def line_chart(
+    curves: Sequence[Curve],
+    *,
+    x: str,
+    y: str,
+    alt: str,
+    percent: bool = False,
+    log: bool = False,
+    faint: bool = False,
+) -> Markup:
+    """Curves over a common axis.
+
+    Args:
+        curves: drawn in order.
+        x: what the horizontal axis shows.
+        y: what the vertical axis shows.
+        alt: the chart in words.
+        percent: ``y`` is a share, shown from 0 in percent.
+        log: a logarithmic vertical axis.
+        faint: thin lines in one color, for many curves of one kind.
+    """
+
+    def draw(axes: Axes) -> None:
+        for number, curve in enumerate(curves):
+            color = SERIES[0] if faint else SERIES[number % len(SERIES)]
+            dash = "-" if faint else _LINES[number // len(SERIES) % len(_LINES)]
+            mark = "o" if len(curve.x) == 1 else None
+            width, alpha = (1.0, 0.5) if faint else (1.8, 1.0)
+            axes.plot(curve.x, curve.y, dash, color=color, label=curve.label, linewidth=width, alpha=alpha, marker=mark)
+        if percent:
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        if log:
+            axes.set_yscale("log")
+        axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+        axes.grid(visible=False, axis="x")
+        axes.set(xlabel=x, ylabel=y)
+        if 1 < len(curves) <= 12 and not faint:
+            axes.legend(fontsize=9, ncols=2 if len(curves) > 6 else 1)
+
+    return _svg(draw, alt)
+
+
+def scatter_chart(
+    points: Sequence[Point], *, x: str, y: str, alt: str, bound: float | None = None, bound_label: str = ""
+) -> Markup:
+    """Runs as labelled points with error bars; ``bound`` draws a dashed line across."""
+
+    def draw(axes: Axes) -> None:
+        for number, point in enumerate(points):
+            axes.errorbar(
+                [point.x],
+                [point.y],
+                xerr=_reach(point.x, point.x_range),
+                yerr=_reach(point.y, point.y_range),
+                fmt="o",
+                markersize=6,
+                color=SERIES[number % len(SERIES)],
+                elinewidth=1.2,
+                capsize=2.5,
+            )
+            axes.annotate(point.label, (point.x, point.y), xytext=(6, 5), textcoords="offset points", fontweight="bold")
+        axes.margins(0.15)
+        if bound is not None:
+            axes.axhline(bound, color=MUTED, linestyle="--", linewidth=1.0)
+            axes.annotate(
+                bound_label, (0.0, bound), xycoords=("axes fraction", "data"), xytext=(2, 3),
+                textcoords="offset points", color=MUTED, fontsize=9,
+            )  # fmt: skip
+        axes.set(xlabel=x, ylabel=y)
+
+    return _svg(draw, alt)
+
+
+def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str], *, alt: str) -> Markup:
+    """A stacked bar for each client, a color for each class."""
+
+    def draw(axes: Axes) -> None:
+        clients, bottom = range(len(counts)), [0] * len(counts)
+        spectrum = matplotlib.colormaps["viridis"].resampled(max(2, len(class_names)))
+        for k, name in enumerate(class_names):
+            height = [row[k] for row in counts]
+            color = SERIES[k] if len(class_names) <= len(SERIES) else spectrum(k)
+            axes.bar(clients, height, bottom=bottom, width=0.82, color=color, label=name)
+            bottom = [b + h for b, h in zip(bottom, height, strict=True)]
+        axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+        axes.grid(visible=False, axis="x")
+        axes.set(xlabel="Client", ylabel="Examples", xlim=(-0.6, len(counts) - 0.4))
+        if len(class_names) <= len(SERIES):
+            axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.02), handlelength=1.0, reverse=True)
+
+    return _svg(draw, alt)
+
+
+def _reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:
+    return None if interval is None else [[value - interval[0]], [interval[1] - value]]
+
+
+def _svg(draw: Callable[[Axes], None], alt: str) -> Markup:
+    """What ``draw`` draws, as an SVG element that scales with the page."""
+    number = next(_numbers)
+    file = io.StringIO()
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"chart {number}"}):
+        figure = Figure(figsize=(5.4, 3.3), layout="constrained")
+        draw(figure.add_subplot())
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    for reference in ('id="', "url(#", 'href="#'):
+        svg = svg.replace(reference, f"{reference}c{number}-")
+    for color, variable in _VARIABLES.items():
+        svg = svg.replace(color, variable)
+    opening = Markup('<svg role="img" aria-label="{}"').format(escape(alt))
+    # matplotlib escapes the texts in what it draws, and the opening is escaped above.
+    return Markup(svg.replace("<svg", opening, 1))

@@ -1,0 +1,54 @@
+"""Images in a page, and a picture of many."""
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+PAIRS_IN_A_ROW = 4
+
+
+def data_uri(image: Tensor) -> str:
+    """(C, H, W) uint8, grey or color, as a PNG that fits into a page."""
+    file = io.BytesIO()
+    Image.fromarray(_pixels(image).numpy()).save(file, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def grid_picture(
+    originals: Sequence[Tensor], reconstructions: Sequence[Tensor | None], captions: Sequence[str], path: Path
+) -> None:
+    """Write a PNG with original and reconstruction side by side, a caption over each pair.
+
+    Args:
+        originals: (C, H, W) uint8 each.
+        reconstructions: likewise; ``None`` leaves the place empty.
+        captions: one for each pair.
+        path: of the PNG.
+    """
+    columns = min(PAIRS_IN_A_ROW, len(originals))
+    rows = -(-len(originals) // columns)
+    figure = Figure(figsize=(2.6 * columns, 1.6 * rows), layout="constrained", dpi=150)
+    cells = figure.subplots(rows, columns, squeeze=False).flatten()
+    for cell in cells:
+        cell.axis("off")
+    for cell, original, guess, caption in zip(cells, originals, reconstructions, captions, strict=False):
+        empty = torch.full_like(original, 255)
+        gap = torch.full_like(original[:, :, : max(1, original.shape[2] // 16)], 255)
+        cell.imshow(_pixels(torch.cat([original, gap, empty if guess is None else guess], dim=2)), cmap="gray")
+        cell.images[0].set_clim(0, 255)
+        cell.set_title(caption, fontsize=8, parse_math=False)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path)
+
+
+def _pixels(image: Tensor) -> Tensor:
+    """(H, W) or (H, W, 3); channels beyond the third are left out, two are shown as their mean."""
+    if image.shape[0] >= 3:
+        return image[:3].permute(1, 2, 0).contiguous()
+    return image.float().mean(0).round().to(torch.uint8)

@@ -1,0 +1,76 @@
+"""Numbers as a person reads them."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fl_privacy.metrics import METRICS
+
+MISSING = "\N{EN DASH}"
+LARGEST_PSNR = 100.0
+"""Decibel; beyond, images differ by less than a float can tell."""
+
+
+def percent(value: float | None) -> str:
+    """0.613 -> 61.3 %."""
+    return MISSING if value is None else f"{100 * value:.1f} %"
+
+
+def points(value: float | None) -> str:
+    """97.31 -> 97.3 %, for what is a percentage already."""
+    return MISSING if value is None else f"{value:.1f} %"
+
+
+def seconds(value: float | None) -> str:
+    """Seconds, minutes or hours, whichever reads best."""
+    if value is None:
+        return MISSING
+    if value < 60:
+        return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def size(count: float | None) -> str:
+    """Bytes in decimal units."""
+    if count is None:
+        return MISSING
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def metric(value: float | None, name: str) -> str:
+    """``value`` of the metric ``name`` with its unit; PSNR is capped at 100 dB."""
+    if value is None:
+        return MISSING
+    unit = METRICS[name].unit if name in METRICS else ""
+    return f"{_digits(name)(value)} {unit}".rstrip()
+
+
+def interval(statistic: Mapping[str, Any], name: str) -> str:
+    """The 95 % confidence interval in brackets, without unit."""
+    if statistic["ci95"] is None:
+        return MISSING
+    show = _digits(name)
+    return "[{}, {}]".format(*map(show, statistic["ci95"]))
+
+
+def title(name: str) -> str:
+    """How tables call the metric ``name``."""
+    return METRICS[name].title if name in METRICS else name.replace("_", " ")
+
+
+def _digits(name: str) -> Callable[[float], str]:
+    match name:
+        case "psnr":
+            return lambda v: f"> {LARGEST_PSNR:.0f}" if v > LARGEST_PSNR else f"{v:.1f}"
+        case "label_correct":
+            return lambda v: f"{100 * v:.0f} %"
+        case "mse":
+            return lambda v: "0" if v == 0 else f"{v:.3f}" if math.fabs(v) >= 0.001 else f"{v:.1e}"
+        case _:
+            return lambda v: "∞" if math.isinf(v) else f"{v:.3f}"

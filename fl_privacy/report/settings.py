@@ -1,0 +1,52 @@
+"""A configuration in a few words, and what tells several apart."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fl_privacy.results import Run
+from fl_privacy.results.identity import RUNTIME_KEYS
+
+GROUPS = ("data", "partition", "model", "federation", "defense", "attack")
+
+
+def chosen(run: Run, group: str) -> str:
+    """The option of the configuration group ``group`` that the run took."""
+    choices = run.identity.config.get("choices")
+    if isinstance(choices, Mapping) and choices.get(group):
+        return str(choices[group])
+    section = run.identity.config.get(group)
+    return str(section.get("name", "")) if isinstance(section, Mapping) else str(section or "")
+
+
+def overview(run: Run) -> list[tuple[str, str]]:
+    """Each configuration group with its option and settings, and the seed."""
+    rows = []
+    for group in GROUPS:
+        section = run.identity.config.get(group)
+        settings = dict(_flat(section)) if isinstance(section, Mapping) else {}
+        shown = [f"{key} {value}" for key, value in settings.items() if key not in ("_target_", "name")]
+        if name := chosen(run, group):
+            rows.append((group.capitalize(), f"{name}: {', '.join(shown)}" if shown else name))
+    return [*rows, ("Seed", str(run.identity.config.get("seed", "")))]
+
+
+def differences(runs: Sequence[Run]) -> list[list[str]]:
+    """For each run ``key=value`` of every setting that is not the same in all of them."""
+    flat = [dict(_flat(run.identity.config)) for run in runs]
+    keys = [key for key in dict.fromkeys(key for settings in flat for key in settings) if not _is_runtime(key)]
+    varying = [key for key in keys if len({str(settings.get(key)) for settings in flat}) > 1]
+    short = [key for key in varying if not key.endswith("_target_")]
+    return [[f"{k.removeprefix('choices.')}={s[k]}" for k in short if k in s] for s in flat]
+
+
+def _is_runtime(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in RUNTIME_KEYS)
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key -> value of everything in ``section``."""
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,88 @@
+"""The attacked images of a run as a page shows them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fl_privacy.report.images import data_uri
+from fl_privacy.report.numbers import metric, title
+from fl_privacy.results import Pair, Run
+
+SHOWN = 300
+"""A page with more images gets too heavy to open."""
+CAPTION = ("psnr", "ssim", "lpips")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VictimView:
+    """One attacked image.
+
+    Attributes:
+        rank: ``Best``, ``Median``, ``Worst`` or empty.
+        where: round, client and image in words.
+        figures: its metrics in words.
+        label: whether the class was found, in words.
+        failure: why there is no reconstruction.
+        original: PNG as a data URI, empty if the picture was lost.
+        guess: likewise.
+        small: whether its pixels should be shown as squares.
+    """
+
+    rank: str = ""
+    where: str
+    figures: str
+    label: str
+    failure: str | None
+    original: str
+    guess: str
+    small: bool
+
+    @property
+    def alt(self) -> str:
+        """The image in words."""
+        return f"{self.where}; {self.figures}" if self.figures else self.where
+
+
+def view_all(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[VictimView]:
+    """The first ``SHOWN`` attacked images in the order they were recorded."""
+    return [_view(victim, pairs) for victim in run.of_kind("victim")[:SHOWN]]
+
+
+def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[VictimView]:
+    """Best, median and worst reconstruction by PSNR, as far as there are that many."""
+    ranked = rank_by_psnr(run.of_kind("victim"))
+    places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
+    if len(ranked) < 3:
+        places = dict(list({"Best": 0, "Worst": len(ranked) - 1}.items())[: len(ranked)])
+    return [_view(ranked[place], pairs, rank) for rank, place in places.items()]
+
+
+def rank_by_psnr(victims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that have one, the best reconstruction first."""
+    found = [v for v in victims if v.get("failure") is None and v.get("psnr") is not None]
+    return sorted(found, key=lambda v: -v["psnr"])
+
+
+def caption(victim: Mapping[str, Any]) -> str:
+    """The main metrics of an image in words."""
+    return " · ".join(f"{title(name)} {metric(victim[name], name)}" for name in CAPTION if victim.get(name) is not None)
+
+
+def _view(victim: Mapping[str, Any], pairs: Mapping[tuple[str, int], Pair], rank: str = "") -> VictimView:
+    pair = pairs.get((victim["id"], victim["image"]))
+    failed, right = victim.get("failure"), victim.get("label_correct")
+    return VictimView(
+        rank=rank,
+        where=f"Round {victim['round']}, client {victim['client']}, {_victim_and_image(victim)}",
+        figures=caption(victim),
+        label="" if failed or right is None else "label found" if right else "label wrong",
+        failure=failed,
+        original=data_uri(pair.original) if pair else "",
+        guess=data_uri(pair.guess) if pair and pair.guess is not None else "",
+        small=pair is not None and max(pair.original.shape[1:]) <= 96,
+    )
+
+
+def _victim_and_image(victim: Mapping[str, Any]) -> str:
+    name = str(victim["id"]).rpartition("/")[2].replace("-", " ")
+    return f"{name}, image {victim['image']}" if victim["image"] else name

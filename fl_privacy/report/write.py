@@ -1,0 +1,62 @@
+"""Run folders in, a page out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fl_privacy.errors import UserError
+from fl_privacy.report.comparison import render_comparison
+from fl_privacy.report.images import grid_picture
+from fl_privacy.report.single import render_run
+from fl_privacy.report.victims import caption, rank_by_psnr
+from fl_privacy.results import Run, read_run, write_whole
+
+PICTURED = 16
+"""Pairs in ``pictures/reconstructions.png``: from the best to the worst, evenly spread."""
+
+
+def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
+    """One self-contained HTML page over one or many runs, finished or not.
+
+    A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get a comparison
+    ``comparison.html`` beside the first one.
+
+    Args:
+        run_dirs: folders that runs have written.
+        out: where to write the page instead; its folder is created if need be.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        UserError: a folder is not that of a run, or ``out`` can't be written.
+    """
+    if not run_dirs:
+        raise UserError("The folders of one or more runs are expected, but got none; name what `fl-privacy run` wrote.")
+    runs = [read_run(Path(path)) for path in dict.fromkeys(Path(p).resolve() for p in run_dirs)]
+    single = runs[0] if len(runs) == 1 else None
+    page = out or (single.path / "report.html" if single else runs[0].path.parent / "comparison.html")
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(page, _single(single) if single else render_comparison(runs, page))
+    except OSError as error:
+        raise UserError(f"{page} can't be written ({error.strerror}); choose another place with --out.") from error
+    return page
+
+
+def _single(run: Run) -> str:
+    pairs, problems = run.read_pairs()
+    ranked = [v for v in rank_by_psnr(run.of_kind("victim")) if (v["id"], v["image"]) in pairs]
+    chosen = (
+        ranked
+        if len(ranked) <= PICTURED
+        else [ranked[k * (len(ranked) - 1) // (PICTURED - 1)] for k in range(PICTURED)]
+    )
+    if chosen:
+        shown = [pairs[v["id"], v["image"]] for v in chosen]
+        grid_picture(
+            [pair.original for pair in shown],
+            [pair.guess for pair in shown],
+            [caption(v) for v in chosen],
+            run.path / "pictures" / "reconstructions.png",
+        )
+    return render_run(run, pairs, [*run.problems, *problems])
