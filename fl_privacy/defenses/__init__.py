@@ -3,6 +3,7 @@
 from fl_privacy.defenses.base import ClientState, Defense, LocalStep, compose
 from fl_privacy.defenses.dp_noise import dp_noise
 from fl_privacy.defenses.dp_sgd import dp_sgd
+from fl_privacy.defenses.local_dp import local_dp
 from fl_privacy.defenses.none import none
 from fl_privacy.defenses.pruning import pruning
 from fl_privacy.defenses.quantization import quantization
@@ -17,6 +18,7 @@ __all__ = [
     "compose",
     "dp_noise",
     "dp_sgd",
+    "local_dp",
     "none",
     "pruning",
     "quantization",

@@ -13,6 +13,7 @@ from fl_privacy.defenses import (
     compose,
     dp_noise,
     dp_sgd,
+    local_dp,
     none,
     pruning,
     quantization,
@@ -69,6 +70,7 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
         dp_noise(scale=0, clip_norm=0.5),
         lambda clean, d: torch.allclose(d, 0.5 * clean / clean.norm()) and clean.norm() > 0.5,
     ),
+    "local_dp": (local_dp(), all_moved),
     "dp_sgd": (dp_sgd(), all_moved),
     "dp_sgd, no clip reached, no noise": (
         dp_sgd(clip_norm=1e3, noise_multiplier=0),
