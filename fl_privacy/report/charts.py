@@ -10,6 +10,7 @@ import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 INK, MUTED, GRID = "#000001", "#000002", "#000003"
 SERIES = tuple(f"#0000{number}" for number in range(10, 20))
@@ -98,6 +99,8 @@ def line_chart(
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         if log:
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
         axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
         axes.grid(visible=False, axis="x")
         axes.set(xlabel=x, ylabel=y)

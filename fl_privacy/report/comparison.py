@@ -13,7 +13,7 @@ from fl_privacy.metrics import METRICS, THRESHOLDS, aggregate, pmm
 from fl_privacy.report.charts import Curve, Point, line_chart, scatter_chart
 from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import render
-from fl_privacy.report.settings import chosen, differences
+from fl_privacy.report.settings import differences, names
 from fl_privacy.results import Run
 
 TRADE_OFFS = ("psnr", "ssim", "lpips")
@@ -26,7 +26,7 @@ class Row:
     Attributes:
         letter: stands for it in the charts.
         run: all that it recorded.
-        name: what was run, in short.
+        name: the options that tell it from the others.
         differences: ``key=value`` of the settings that the runs don't share.
         bound: how many images are recognizable by PSNR.
         pmm: in percent.
@@ -49,23 +49,27 @@ class Row:
 
 def render_comparison(runs: Sequence[Run], out: Path) -> str:
     """The HTML that compares ``runs``, with links to their own pages relative to the file ``out``."""
+    own, shared = names(runs)
     rows = [
         Row(
             letter=letter,
             run=run,
-            name=_name(run),
+            name=name,
             differences=difference,
             bound=next((t for t in run.summary["thresholds"] if t["metric"] == "psnr"), None),
             pmm=pmm_of(run, runs),
             link=_link(run, out),
         )
-        for run, letter, difference in zip(runs, _letters(len(runs)), differences(runs), strict=True)
+        for run, letter, name, difference in zip(runs, _letters(len(runs)), own, differences(runs), strict=True)
     ]
+    shown = [name for name in METRICS if any(name in run.summary["metrics"] for run in runs)]
     return render(
         "comparison.html.j2",
         rows=rows,
-        metrics=[name for name in METRICS if any(name in run.summary["metrics"] for run in runs)],
+        main_metrics=[name for name in shown if name in TRADE_OFFS],
+        other_metrics=[name for name in shown if name not in TRADE_OFFS],
         lede=_lede(rows),
+        shared=shared,
         charts=_charts(rows),
         unfinished=[row.letter for row in rows if not row.run.finished],
         has_bound=any(row.bound for row in rows),
@@ -163,12 +167,6 @@ def _lede(rows: Sequence[Row]) -> str:
         shown = percent(best.summary["final_accuracy"])
         sentences.append(f"The most accurate is {best.letter} ({shown}).")
     return " ".join(sentences)
-
-
-def _name(run: Run) -> str:
-    """What was run, in short."""
-    parts = [chosen(run, group) for group in ("data", "model", "defense", "attack")]
-    return " · ".join(part for part in parts if part) or run.identity.label
 
 
 def _letters(count: int) -> list[str]:

@@ -40,8 +40,8 @@ def grid_picture(
     for cell, original, guess, caption in zip(cells, originals, reconstructions, captions, strict=False):
         empty = torch.full_like(original, 255)
         gap = torch.full_like(original[:, :, : max(1, original.shape[2] // 16)], 255)
-        cell.imshow(_pixels(torch.cat([original, gap, empty if guess is None else guess], dim=2)), cmap="gray")
-        cell.images[0].set_clim(0, 255)
+        pair = torch.cat([original, gap, empty if guess is None else guess], dim=2)
+        cell.imshow(_pixels(pair).numpy(), cmap="gray", vmin=0, vmax=255)
         cell.set_title(caption, fontsize=8, parse_math=False)
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path)

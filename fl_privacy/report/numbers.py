@@ -71,6 +71,6 @@ def _digits(name: str) -> Callable[[float], str]:
         case "label_correct":
             return lambda v: f"{100 * v:.0f} %"
         case "mse":
-            return lambda v: "0" if v == 0 else f"{v:.3f}" if math.fabs(v) >= 0.001 else f"{v:.1e}"
+            return lambda v: f"{v:#.2g}"
         case _:
             return lambda v: "∞" if math.isinf(v) else f"{v:.3f}"

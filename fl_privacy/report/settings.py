@@ -8,6 +8,9 @@ from fl_privacy.results.identity import RUNTIME_KEYS
 
 GROUPS = ("data", "partition", "model", "federation", "defense", "attack")
 
+UNSAID = ("_target_", "name")
+"""Settings that only repeat which option was chosen."""
+
 
 def chosen(run: Run, group: str) -> str:
     """The option of the configuration group ``group`` that the run took."""
@@ -24,9 +27,9 @@ def overview(run: Run) -> list[tuple[str, str]]:
     for group in GROUPS:
         section = run.identity.config.get(group)
         settings = dict(_flat(section)) if isinstance(section, Mapping) else {}
-        shown = [f"{key} {value}" for key, value in settings.items() if key not in ("_target_", "name")]
-        if name := chosen(run, group):
-            rows.append((group.capitalize(), f"{name}: {', '.join(shown)}" if shown else name))
+        shown = [f"{key} {value}" for key, value in settings.items() if key not in UNSAID]
+        if words := ": ".join(filter(None, [chosen(run, group), ", ".join(shown)])):
+            rows.append((group.capitalize(), words))
     return [*rows, ("Seed", str(run.identity.config.get("seed", "")))]
 
 
@@ -35,8 +38,19 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
     flat = [dict(_flat(run.identity.config)) for run in runs]
     keys = [key for key in dict.fromkeys(key for settings in flat for key in settings) if not _is_runtime(key)]
     varying = [key for key in keys if len({str(settings.get(key)) for settings in flat}) > 1]
-    short = [key for key in varying if not key.endswith("_target_")]
-    return [[f"{k.removeprefix('choices.')}={s[k]}" for k in short if k in s] for s in flat]
+    short = [key for key in varying if not key.startswith("choices.") and key.rpartition(".")[2] not in UNSAID]
+    return [[f"{k}={s[k]}" for k in short if k in s] for s in flat]
+
+
+def names(runs: Sequence[Run]) -> tuple[list[str], str]:
+    """For each run the options that tell it from the others, and those that all share."""
+    options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
+    varying = [group for group, taken in options.items() if len(set(taken)) > 1]
+    shared = [taken[0] for group, taken in options.items() if group not in varying and taken[0]]
+    own = [
+        " · ".join(f"{group}={options[group][k]}" for group in varying if options[group][k]) for k in range(len(runs))
+    ]
+    return [name or run.identity.label for name, run in zip(own, runs, strict=True)], " · ".join(shared)
 
 
 def _is_runtime(key: str) -> bool:

@@ -1,0 +1,172 @@
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from PIL import Image
+
+from fl_privacy.errors import UserError
+from fl_privacy.report import grid_picture, write_report
+from fl_privacy.results import RunFolder
+from tests.results.runs import config, defended, pictures, record, score
+
+VOID = {"meta", "link", "img", "br"}
+
+
+class Page(HTMLParser):
+    """The elements of a page; fails on tags that do not close."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text, self.open, self.elements, self.ids = text, [], [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def page_of(*runs, **options):
+    return Page(write_report(runs, **options).read_text())
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    record(folder, label="open", undefended=True, failures=1)
+    record(folder, label="guarded", changes=defended(scale=0.1), noise=0.9, accuracy=0.4, clients=4)
+    return folder
+
+
+def run_in(out, label):
+    (path,) = out.glob(f"{label}-*")
+    return path
+
+
+@pytest.mark.parametrize("labels", [["open"], ["open", "guarded"]])
+def test_the_page_is_well_formed_and_needs_nothing_else(out, labels):
+    page = page_of(*(run_in(out, label) for label in labels))
+    assert len(set(page.ids)) == len(page.ids)
+    sources = [a["src"] for a in page.all("img")] + [a["href"] for a in page.all("link")]
+    assert all(source.startswith("data:") for source in sources)
+    assert not page.all("script") and "url(http" not in page.text and "@import" not in page.text
+    links = [reference for reference in re.findall(r'href="([^"]*)"', page.text) if not reference.startswith("#")]
+    assert all(link.startswith("data:") or (out / link).is_file() for link in links)
+    assert all(image["alt"] for image in page.all("img"))
+    assert all(svg.get("aria-label") for svg in page.all("svg"))
+
+
+def test_the_headline_counts_recognizable_images_and_failures(out):
+    text = page_of(run_in(out, "open")).text
+    expected = sum(
+        image.values["psnr"] >= 15
+        for r in (1, 12)
+        for v in range(1, 6)
+        for image in score(r, v, noise=0.1 * (0.5 + v / 6 + r / 24)).images
+    )
+    assert 0 < expected <= 10
+    assert f"{expected} of 10 attacked images are recognizable" in text
+    assert "The attack failed on 2 more" in text and "The attack&#39;s loss is not a number." in text
+    assert "None of the 12 attacked images is recognizable" in page_of(run_in(out, "guarded")).text
+
+
+def test_bounds_are_judged_in_words(out):
+    text = page_of(run_in(out, "guarded")).text
+    assert "PSNR ≥ 15.0 dB" in text and "0 of 12 recognizable" in text
+    assert text.count(">Private</span>") == 4 and ">Leaks</span>" not in text
+
+
+def test_what_users_name_is_escaped(tmp_path):
+    settings = config(data={"name": "<script>alert(1)</script>"}, defense={"name": "$x^2$ & <b>"})
+    with RunFolder.open_or_create(tmp_path, label="x", config=settings, config_text="<script>") as folder:
+        folder.write_threat_model(["<img src=x onerror=alert(1)>"])
+        folder.write_partition([[3, 4], [5, 0]], ["$cat_1$ <i>", "</svg><script>"])
+        folder.add_victim(score(1, 0, noise=0.1, failure="<u>broken</u>"), round=1, client=0)
+        folder.finish()
+    page = page_of(folder.path)
+    assert not page.all("script") and not page.all("u") and not page.all("i")
+    assert "&lt;script&gt;" in page.text and "$cat_1$" in page.text
+
+
+def test_an_interrupted_run_says_so_and_shows_what_there_is(tmp_path):
+    path = record(tmp_path, finish=False)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "victim", "psnr": 1')
+    (path / "reconstructions" / "round-0001.safetensors").write_bytes(b"half")
+    text = page_of(path).text
+    assert "This run was interrupted." in text and "is cut off" in text and "round-0001.safetensors" in text
+    assert "12 rounds of training and 12 attacked images" in text
+
+
+def test_a_run_killed_before_its_first_record_has_a_page(tmp_path):
+    with RunFolder.open_or_create(tmp_path, label="x", config=config(), config_text="seed: 0") as folder:
+        pass
+    assert "No image was attacked" in page_of(folder.path).text
+    assert "2 runs" in page_of(folder.path, record(tmp_path), out=tmp_path / "deep" / "page.html").text
+
+
+def test_training_without_attack_and_attack_without_training(tmp_path):
+    training, attack = (
+        RunFolder.open_or_create(tmp_path, label=label, config=config(victims=n), config_text="")
+        for n, label in enumerate(("training", "attack"))
+    )
+    training.add_round(
+        round=1, clients=[0], excluded={}, train_loss=1.0, seconds=1.0, defense_seconds=0.0, bytes_up=1, accuracy=0.5
+    )
+    attack.add_victim(score(0, 0, noise=0.1, exact=True), round=0, client=0)
+    for folder in (training, attack):
+        folder.finish()
+    assert "No image was attacked" in page_of(training.path).text
+    assert (
+        "The attacked image is recognizable" in page_of(attack.path).text and "&gt; 100 dB" in page_of(attack.path).text
+    )
+    assert "2 runs" in page_of(training.path, attack.path).text
+
+
+def test_the_comparison_takes_pmm_from_the_undefended_twin(out):
+    page = page_of(run_in(out, "open"), run_in(out, "guarded"))
+    accuracies = re.findall(r'<td class="number">([\d.]+) %</td>', page.text)
+    undefended, guarded, pmm = (float(value) for value in accuracies[:3])
+    assert pmm == pytest.approx(100 * guarded / undefended, abs=0.2)
+    assert "defense=dp_noise" in page.text and "defense.scale=0.1" in page.text
+
+
+def test_runs_that_differ_in_the_seed_share_a_point_with_error_bars(tmp_path):
+    runs = [record(tmp_path, changes={"seed": seed}, accuracy=0.5 + seed / 50) for seed in range(3)]
+    labels = [svg["aria-label"] for svg in page_of(*runs).all("svg")]
+    assert sum("A, B, C at" in label for label in labels) == 3
+
+
+def test_wrong_folders_are_one_line(tmp_path, out):
+    with pytest.raises(UserError, match="one or more runs"):
+        write_report([])
+    with pytest.raises(UserError, match="no such folder"):
+        write_report([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="can't be written"):
+        write_report([run_in(out, "open")], tmp_path)
+
+
+def test_the_picture_of_pairs(tmp_path, out):
+    images = (pictures(5, (1, 28, 28)) * 255).to(torch.uint8)
+    grid_picture(list(images), [*images[:4], None], ["$a_b$"] * 5, tmp_path / "new" / "grid.png")
+    with Image.open(tmp_path / "new" / "grid.png") as picture:
+        assert picture.width > picture.height > 100
+    path = run_in(out, "open")
+    shutil.rmtree(path / "pictures", ignore_errors=True)
+    write_report([path])
+    assert (path / "pictures" / "reconstructions.png").is_file()
