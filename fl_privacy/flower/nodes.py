@@ -10,7 +10,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.flower.records import CLIENT, PARTITION, PARTITIONS
 
 POLL_SECONDS = 0.2
-ANSWER_SECONDS = 120.0
+ANSWER_SECONDS = 600.0
 
 
 class Nodes:

@@ -1,0 +1,172 @@
+"""Rounds over a grid that misbehaves: nodes that are missing, silent, dead, or of another federation."""
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit, Server, ServerPlan, run_rounds
+from fl_privacy.flower import Federated, LocalGrid, participant_app
+from fl_privacy.flower.grid import FIRST_NODE
+from tests.federation import harness
+
+NODE_UNAVAILABLE = 5
+
+
+def grid(clients: Sequence[int] = range(harness.CLIENTS)) -> LocalGrid:
+    return LocalGrid(clients, participant_app(harness.participants()))
+
+
+def start(grid: LocalGrid, rounds: int = 2, **settings: Any) -> tuple[Server, harness.Recording]:
+    server, recording = settings.pop("server", None) or harness.server(), harness.Recording()
+    strategy = Federated(server=server, on_round=recording.reports.append, patience=0.3, **settings)
+    strategy.start(grid, strategy.arrays(), num_rounds=rounds)
+    return server, recording
+
+
+def test_too_few_nodes_is_an_error_that_names_the_remedy() -> None:
+    with pytest.raises(UserError, match=r"each of 3 clients is expected, but 0 are connected; start more SuperNodes"):
+        start(LocalGrid([], ClientApp()))
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_another_number_of_nodes_is_an_error_that_names_the_remedy(nodes: int) -> None:
+    with pytest.raises(UserError, match=rf"of {nodes}; set federation.clients={nodes}, or start 3 SuperNodes"):
+        start(grid(range(nodes)))
+
+
+def test_a_node_without_a_partition_is_an_error() -> None:
+    subject = grid()
+    del subject.contexts[FIRST_NODE].node_config["partition-id"]
+
+    with pytest.raises(UserError, match="expected to have the number partition-id in its node config"):
+        start(subject)
+
+
+def test_random_node_ids_and_replies_in_any_order_change_nothing() -> None:
+    class Shuffled(LocalGrid):
+        def get_node_ids(self) -> list[int]:
+            return random.Random(1).sample(list(self.contexts), len(self.contexts))
+
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+            return super().send_and_receive(list(messages)[::-1])
+
+    subject = Shuffled(range(harness.CLIENTS), participant_app(harness.participants()))
+    subject.contexts = {7919 * (5 - node) % 1000: context for node, context in subject.contexts.items()}
+    for node, context in subject.contexts.items():
+        context.node_id = node
+
+    shuffled, _ = start(subject)
+    straight, _ = start(grid())
+
+    harness.assert_same_state(shuffled.state, straight.state)
+
+
+def test_a_silent_client_is_excluded() -> None:
+    class Lossy(LocalGrid):
+        def deliver(self, messages: Sequence[Message]) -> list[Message]:
+            lost = [m for m in messages if m.metadata.message_type == "train" and m.metadata.dst_node_id == FIRST_NODE]
+            return [reply for m in messages if m not in lost for reply in super(Lossy, self).deliver([m])]
+
+    _, recording = start(Lossy(range(harness.CLIENTS), participant_app(harness.participants())))
+
+    assert recording.reports[0].excluded == {0: "no reply"}
+    assert recording.reports[0].clients == (1, 2)
+
+
+def test_an_error_on_behalf_of_a_dead_node_counts_against_its_client() -> None:
+    """Flower's server answers for a node that died, with its own node id."""
+
+    class Haunted(LocalGrid):
+        def deliver(self, messages: Sequence[Message]) -> list[Message]:
+            replies = super().deliver(messages)
+            for i, message in enumerate(messages):
+                if message.metadata.message_type == "train" and message.metadata.dst_node_id == FIRST_NODE + 2:
+                    replies[i] = Message(Error(NODE_UNAVAILABLE, "the node is gone\n"), reply_to=message)
+                    replies[i].metadata.__dict__["_src_node_id"] = 1
+            return replies
+
+    _, recording = start(Haunted(range(harness.CLIENTS), participant_app(harness.participants())))
+
+    assert recording.reports[1].excluded == {2: "the node is gone"}
+
+
+def test_a_node_that_leaves_is_excluded_and_may_come_back_under_another_id() -> None:
+    subject = grid()
+    seen = []
+
+    def on_round(report: Any) -> None:
+        seen.append((report.clients, dict(report.excluded)))
+        if report.round == 1:
+            context = subject.contexts.pop(FIRST_NODE + 1)
+            subject.gone = context  # type: ignore[attr-defined]
+        if report.round == 2:
+            context = subject.gone  # type: ignore[attr-defined]
+            context.node_id = 77
+            subject.contexts[77] = context
+
+    strategy = Federated(server=harness.server(), on_round=on_round, patience=0.3)
+    strategy.start(subject, strategy.arrays(), num_rounds=3)
+
+    assert seen == [((0, 1, 2), {}), ((0, 2), {1: "its node is not connected"}), ((0, 1, 2), {})]
+
+
+def test_a_reply_without_sense_is_excluded() -> None:
+    app = participant_app(harness.participants())
+
+    def answer(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train" and context.node_id == FIRST_NODE:
+            return Message(RecordDict({"x": ConfigRecord({"y": 1})}), reply_to=message)
+        return app(message, context)
+
+    _, recording = start(LocalGrid(range(harness.CLIENTS), answer))  # type: ignore[arg-type]
+
+    assert list(recording.reports[0].excluded) == [0]
+    assert "KeyError" in recording.reports[0].excluded[0]
+
+
+def test_a_client_app_that_crashes_is_excluded() -> None:
+    app = participant_app(harness.participants())
+
+    def answer(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train" and context.node_id == FIRST_NODE:
+            raise MemoryError("out of memory")
+        return app(message, context)
+
+    _, recording = start(LocalGrid(range(harness.CLIENTS), answer))  # type: ignore[arg-type]
+
+    assert recording.reports[0].excluded == {0: "MemoryError: out of memory"}
+
+
+def test_probes_that_fail_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    app = participant_app(harness.participants(faults=((2, "raises"),)))
+
+    start(LocalGrid(range(harness.CLIENTS), app), rounds=1, audit=harness.probes(1))
+
+    assert "Probe(client=2, victim=0) in round 1 failed: RuntimeError: the disk of this client" in caplog.text
+
+
+def test_the_result_of_flower_is_the_model_of_the_server() -> None:
+    server = harness.server(rules=ServerPlan(lr=0.5))
+    strategy = Federated(server=server)
+
+    result = strategy.start(grid(), strategy.arrays(), num_rounds=2)
+
+    assert result.arrays is not None
+    arrays = result.arrays.to_torch_state_dict()
+    harness.assert_same_tensors({name: arrays[name] for name in server.state.parameters}, server.state.parameters)
+    reference = harness.server(rules=ServerPlan(lr=0.5))
+    run_rounds(
+        reference,
+        harness.participants(),
+        rounds=2,
+        audit=Audit(),
+        interceptor=harness.Recording().interceptor(),
+        on_round=lambda report: None,
+    )
+    harness.assert_same_state(server.state, reference.state)
+    assert list(result.train_metrics_clientapp) == [1, 2]
