@@ -15,8 +15,7 @@ from fl_privacy.federation import Server
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
 from fl_privacy.flower.records import PARTITION
 from fl_privacy.pipeline.backend import ParticipantSource, plain_loop
-from fl_privacy.pipeline.run import run_experiment
-from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
+from fl_privacy.pipeline.run import run_experiment, run_twin
 
 server_app = ServerApp()
 
@@ -29,9 +28,7 @@ def main(grid: Grid, context: Context) -> None:
     def on_grid(server: Server, source: ParticipantSource, **settings: Any) -> None:
         run_on_grid(grid, server, **settings)
 
-    if config.twin and undefended_accuracy(config) is None:
-        # The clients behind the grid defend themselves, so the undefended twin is trained here.
-        run_experiment(twin_config(config), plain_loop, monitor)
+    run_twin(config, plain_loop, monitor)  # here: the clients behind the grid do defend themselves
     print(run_experiment(config, on_grid, monitor).absolute())
 
 

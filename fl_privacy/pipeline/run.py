@@ -33,18 +33,26 @@ def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor) -> Pa
         UserError: a setting is wrong, parts do not fit, or all clients of a round failed.
     """
     federation = build_federation(config)
-    defended = config.choices.defense != "none"
-    if config.twin and defended and undefended_accuracy(config) is None:
-        monitor.say("First the same training without defense, to compare accuracy with (twin=false skips it).")
-        run_experiment(twin_config(config), backend, monitor)
+    run_twin(config, backend, monitor)
     with open_folder(config, "run") as folder:
         if folder.finished:
             monitor.say("Finished already; overwrite=true runs it again.")
         else:
             _run(config, federation, folder, backend, monitor)
-            folder.finish(undefended_accuracy=undefended_accuracy(config) if config.twin and defended else None)
+            folder.finish(undefended_accuracy=undefended_accuracy(config) if _wants_twin(config) else None)
         write_report([folder.path])
     return folder.path
+
+
+def run_twin(config: DictConfig, backend: Backend, monitor: Monitor) -> None:
+    """Train as ``config`` does but undefended, where its accuracy is to be compared and no such run is found."""
+    if _wants_twin(config) and undefended_accuracy(config) is None:
+        monitor.say("First the same training without defense, to compare accuracy with (twin=false skips it).")
+        run_experiment(twin_config(config), backend, monitor)
+
+
+def _wants_twin(config: DictConfig) -> bool:
+    return bool(config.twin) and config.choices.defense != "none"
 
 
 def _run(config: DictConfig, federation: Federation, folder: RunFolder, backend: Backend, monitor: Monitor) -> None:
