@@ -4,8 +4,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-SMALL = ["federation.clients=2", "federation.rounds=1", "victims=1", "attack.iterations=2"]
+from fl_privacy.cli.main import run_command_line
 
 WRONG = {
     "unknown attack": (["run", "attack=idgl"], "did you mean idlg?"),
@@ -37,7 +39,7 @@ WRONG = {
     "more victims than data": (["run", "victims=9999"], "victims"),
     "batch of nothing": (["attack", "batch_size=0"], "at least 1"),
     "missing data folder": (["run", "data=image_folder", "data.root=/nowhere/at/all"], "/nowhere/at/all"),
-    "image too small for the model": (["run", "data.image_size=2"], "image"),
+    "image too small for the model": (["run", "model=convnet", "data.image_size=4"], "image"),
     "model that can't be imported": (["run", "model._target_=no.such.Model"], "no.such.Model"),
     "negative noise": (["run", "defense=dp_noise", "defense.scale=-1"], "scale"),
     "pruning everything twice": (["run", "defense=pruning", "defense.rate=1.5"], "rate"),
@@ -67,12 +69,8 @@ def test_weights_that_do_not_fit(damage, tmp_path, capfd):
     if damage == "not safetensors":
         file.write_bytes(b"never mind")
     else:
-        from safetensors.torch import save_file  # noqa: PLC0415
-        from torch import zeros  # noqa: PLC0415
-
-        save_file({"some.weight": zeros(3)}, file)
-    capfd.readouterr()
-    assert _run(["attack", *SMALL[2:], f"weights={file}", f"out={tmp_path}/runs"]) == 2
+        save_file({"some.weight": torch.zeros(3)}, file)
+    assert _run(["attack", f"weights={file}", f"out={tmp_path}/runs"]) == 2
     error = capfd.readouterr().err.strip().splitlines()
     assert len(error) == 1
     assert "model.safetensors" in error[0]
@@ -87,6 +85,4 @@ def test_the_installed_command_exits_with_the_status():
 
 
 def _run(arguments: list[str]) -> int:
-    from fl_privacy.cli.main import run_command_line  # noqa: PLC0415
-
     return run_command_line(arguments)
