@@ -10,6 +10,7 @@ GROUPS = ("data", "partition", "model", "federation", "defense", "attack")
 
 UNSAID = ("_target_", "name")
 """Settings that only repeat which option was chosen."""
+DIFFERENCES_SHOWN = 6
 
 
 def chosen(run: Run, group: str) -> str:
@@ -27,19 +28,21 @@ def overview(run: Run) -> list[tuple[str, str]]:
     for group in GROUPS:
         section = run.identity.config.get(group)
         settings = dict(_flat(section)) if isinstance(section, Mapping) else {}
-        shown = [f"{key} {value}" for key, value in settings.items() if key not in UNSAID]
+        shown = [f"{key} {value}" for key, value in settings.items() if key not in UNSAID and value is not None]
         if words := ": ".join(filter(None, [chosen(run, group), ", ".join(shown)])):
             rows.append((group.capitalize(), words))
     return [*rows, ("Seed", str(run.identity.config.get("seed", "")))]
 
 
 def differences(runs: Sequence[Run]) -> list[list[str]]:
-    """For each run ``key=value`` of every setting that is not the same in all of them."""
-    flat = [dict(_flat(run.identity.config)) for run in runs]
-    keys = [key for key in dict.fromkeys(key for settings in flat for key in settings) if not _is_runtime(key)]
-    varying = [key for key in keys if len({str(settings.get(key)) for settings in flat}) > 1]
-    short = [key for key in varying if not key.startswith("choices.") and key.rpartition(".")[2] not in UNSAID]
-    return [[f"{k}={s[k]}" for k in short if k in s] for s in flat]
+    """For each run ``key=value`` of the settings that are not the same in all of them.
+
+    First those with several values, then those that only some runs have; at most ``DIFFERENCES_SHOWN``.
+    """
+    flat = [{k: str(v) for k, v in _flat(run.identity.config) if _is_telling(k)} for run in runs]
+    values = {key: {settings.get(key) for settings in flat} for key in dict.fromkeys(k for s in flat for k in s)}
+    keys = sorted((k for k, found in values.items() if len(found) > 1), key=lambda k: len(values[k] - {None}) == 1)
+    return [_shorten([f"{k}={settings[k]}" for k in keys if k in settings]) for settings in flat]
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:
@@ -53,8 +56,14 @@ def names(runs: Sequence[Run]) -> tuple[list[str], str]:
     return [name or run.identity.label for name, run in zip(own, runs, strict=True)], " · ".join(shared)
 
 
-def _is_runtime(key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in RUNTIME_KEYS)
+def _is_telling(key: str) -> bool:
+    runtime = any(key == name or key.startswith(f"{name}.") for name in RUNTIME_KEYS)
+    return not runtime and not key.startswith("choices.") and key.rpartition(".")[2] not in UNSAID
+
+
+def _shorten(words: list[str]) -> list[str]:
+    left = len(words) - DIFFERENCES_SHOWN
+    return [*words[:DIFFERENCES_SHOWN], f"and {left} more"] if left > 0 else words
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
