@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from fl_privacy.attacks.optimizers import Optimizer
 from fl_privacy.attacks.problem import Problem
+from fl_privacy.attacks.victim_gradients import differentiable_twice
 
 _MOST_ON_CPU, _MOST_ON_GPU = 128, 4096
 _SHARE = 0.4
@@ -41,13 +42,13 @@ def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer) -
         variables: (1, N).
         optimizer: whose state is counted.
     """
-    with torch.enable_grad(), _Allocated() as allocated:
+    with differentiable_twice(), _Allocated() as allocated:
         problem.loss(variables.detach().requires_grad_())
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(t.value.numel() * t.value.element_size() for t in problem.targets.values())
     most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU
     fitting = int(_SHARE * _free_bytes(variables.device)) // (allocated.bytes + state + 3 * observed)
-    return max(1, min(most, fitting))
+    return int(max(1, min(most, fitting)))
 
 
 def _free_bytes(device: torch.device) -> int:

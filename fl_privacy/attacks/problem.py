@@ -10,7 +10,7 @@ from fl_privacy.attacks.objectives import Objective
 from fl_privacy.attacks.priors import Prior
 from fl_privacy.attacks.space import Projection, Space, project
 from fl_privacy.attacks.statistics import Explicit, Target
-from fl_privacy.attacks.victim_gradients import VictimGradients
+from fl_privacy.attacks.victim_gradients import VictimGradients, differentiable_twice
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,7 +68,7 @@ class Problem:
 
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
         """Loss (V,) and gradient (V, N)."""
-        with torch.enable_grad():
+        with differentiable_twice():
             leaf = variables.detach().requires_grad_()
             loss = self.loss(leaf)
             (gradient,) = torch.autograd.grad(loss.sum(), leaf)

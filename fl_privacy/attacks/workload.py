@@ -62,12 +62,12 @@ class Workload:
         self.members = [member for _, member in told if isinstance(member, Member)]
 
     def _choose(self) -> VictimGradients:
-        trial = torch.rand((1, *self._shape), generator=torch.Generator().manual_seed(0))
+        trial = torch.rand((2, *self._shape), generator=torch.Generator().manual_seed(0))
         trial = trial.to(device=self._device, dtype=self._dtype)
         try:
             with torch.no_grad():
                 logits = self._setting.model(trial[0])
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise NotAttackableError(f"The model does not take inputs of shape {self._shape}: {reason}") from error
         expected = (self._shape[0], self._num_classes)
@@ -75,7 +75,12 @@ class Workload:
             raise NotAttackableError(f"The model is expected to return {expected}, but got {tuple(logits.shape)}.")
         if self._unrolls:
             return Unrolled(self._setting)
-        return choose(self._setting, trial, torch.zeros(1, self._shape[0], dtype=torch.long, device=self._device))
+        labels = torch.zeros(2, self._shape[0], dtype=torch.long, device=self._device)
+        try:
+            return choose(self._setting, trial, labels)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise NotAttackableError(f"The model can't be differentiated twice: {reason}") from error
 
     def _label(self, position: int, observation: Observation) -> tuple[int, Member | str]:
         told, policy = observation.knowledge.labels, self._attack.labels

@@ -1,12 +1,14 @@
 """What computes the victims' gradients, and the frozen model it works on."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl_privacy.types import LocalPlan, ModelState, Tensors
 
@@ -35,6 +37,13 @@ class Setting:
     model: nn.Module
     names: Sequence[str]
     plan: LocalPlan
+
+
+@contextmanager
+def differentiable_twice() -> Iterator[None]:
+    """Attention by plain operations, since the fused ones have no second derivative."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def frozen_copy(

@@ -1,37 +1,63 @@
 """Which way the victims' gradients are computed."""
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.victim_gradients.base import Setting, VictimGradients
+from fl_privacy.attacks.victim_gradients.base import Setting, VictimGradients, differentiable_twice
+from fl_privacy.attacks.victim_gradients.layered import Layered
 from fl_privacy.attacks.victim_gradients.one_by_one import OneByOne
 from fl_privacy.attacks.victim_gradients.vectorized import Vectorized
+from fl_privacy.types import Tensors
+
+_TOLERANCE = 1e-3
 
 
 def choose(setting: Setting, inputs: Tensor, labels: Tensor) -> VictimGradients:
-    """The fastest way that works for this model.
+    """The fastest way that gives the right gradients of this model, found by trying.
 
     Args:
         setting: model, plan and tensors to match.
-        inputs: (1, B, C, H, W) of a trial.
-        labels: (1, B).
-
-    Raises:
-        RuntimeError: the model can't be run on such inputs.
+        inputs: (V, B, C, H, W) of a trial.
+        labels: (V, B).
     """
-    slow = OneByOne(setting)
-    with torch.no_grad():
-        setting.model(inputs[0])
-    try:
-        vectorized = Vectorized(setting)
-        vectorized(inputs, labels)
-    except RuntimeError as error:
-        warnings.warn(
-            f"{type(setting.model).__name__} can't be vectorized over victims, which are attacked one by one:"
-            f" {str(error).strip().splitlines()[0]}",
-            stacklevel=2,
-        )
-        return slow
-    return vectorized
+    reference = OneByOne(setting)
+    expected = _with_slope(reference, inputs, labels)
+    reasons = []
+    candidates: tuple[Callable[[Setting], VictimGradients], ...] = (Layered, Vectorized)
+    for candidate in candidates:
+        try:
+            gradients = candidate(setting)
+            found = _with_slope(gradients, inputs, labels)
+        except RuntimeError as error:
+            reasons.append(str(error).strip().splitlines()[0])
+            continue
+        if _close(found, expected):
+            return gradients
+        reasons.append(f"{candidate.__name__} gives other gradients")
+    warnings.warn(
+        f"{type(setting.model).__name__} can't be batched over victims, which are attacked one by one"
+        f" ({'; '.join(reasons)}).",
+        stacklevel=2,
+    )
+    return reference
+
+
+def _with_slope(gradients: VictimGradients, inputs: Tensor, labels: Tensor) -> Tensors:
+    """Gradients, and under an empty name the derivative of their squared norm by the inputs, which attacks follow."""
+    with differentiable_twice():
+        leaf = inputs.detach().requires_grad_()
+        result = gradients(leaf, labels)
+        (slope,) = torch.autograd.grad(torch.stack([g.square().sum() for g in result.values()]).sum(), leaf)
+    return {**{name: g.detach() for name, g in result.items()}, "": slope}
+
+
+def _close(found: Tensors, expected: Tensors) -> bool:
+    """Tensor by tensor, up to rounding errors of the largest: a bias in front of batch norm has only those."""
+    whole = max(float(value.norm()) for value in expected.values())
+    return all(
+        float((found[name] - value).norm()) <= _TOLERANCE * (float(value.norm()) + _TOLERANCE * whole)
+        for name, value in expected.items()
+    )

@@ -3,11 +3,11 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from fl_privacy.attacks.victim_gradients.base import Setting
+from fl_privacy.attacks.victim_gradients.vectorized import VictimLoss
 from fl_privacy.types import LocalPlan, Tensors
 
 
@@ -26,7 +26,8 @@ class Unrolled:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self._sent = dict(setting.model.named_parameters())
+        self._loss = VictimLoss(setting)
+        self._sent = self._loss.parameters()
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
         """Accumulated gradients by name."""
@@ -45,10 +46,6 @@ class Unrolled:
             step, moments = _direction(gradients, moments, plan, number)
             moved = {name: m + step[name] for name, m in moved.items()}
         return {name: moved[name] for name in self._setting.names}
-
-    def _loss(self, parameters: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
-        logits = functional_call(self._setting.model, dict(parameters), (inputs,))
-        return self._setting.plan.loss_scale * F.cross_entropy(logits, labels)
 
 
 def _direction(

@@ -1,0 +1,97 @@
+"""Gradients of the victims layer by layer: one pass over all images, then one grouped product per layer.
+
+This is how per-example gradients are clipped in private training (Goodfellow 2015; Li et al. 2022), with the victim in
+the place of the example. The weights are frozen, so that no pass computes a gradient of them as such.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.attacks.victim_gradients.base import Setting
+from fl_privacy.attacks.victim_gradients.layers import Call, parameter_gradients
+from fl_privacy.attacks.victim_gradients.normalization import separated_copy
+from fl_privacy.types import Tensors
+
+
+class NotLayeredError(RuntimeError):
+    """The model can't be taken apart into layers."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    module: nn.Module
+    names: dict[str, str]
+
+
+class Layered:
+    """One forward and one backward pass over the stacked batch."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        separated = separated_copy(setting.model)
+        self._model, self._victims = separated.model, separated.victims
+        parameters = dict(self._model.named_parameters())
+        names = {id(parameters[separated.names[name]]): name for name in setting.names}
+        self._layers = list(_layers(self._model, names))
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
+        """Gradients by name."""
+        calls = self.calls(inputs, labels)
+        gradients: dict[str, Tensor] = {}
+        for layer, call in calls:
+            for own_name, gradient in parameter_gradients(layer.module, call, layer.names.keys()).items():
+                name = layer.names[own_name]
+                gradients[name] = gradients[name] + gradient if name in gradients else gradient
+        return gradients
+
+    def calls(self, inputs: Tensor, labels: Tensor) -> list[tuple[_Layer, Call]]:
+        """Inputs of each call of a layer and the loss's gradient by its outputs, (V, B, ...) each."""
+        count, size = inputs.shape[:2]
+        with torch.enable_grad(), self._recording() as tape:
+            self._victims.count = count
+            logits = self._model(inputs.flatten(0, 1))
+            loss = F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
+            loss = self._setting.plan.loss_scale / size * loss
+            if unseen := set(self._setting.names) - {name for layer, _, _ in tape for name in layer.names.values()}:
+                raise NotLayeredError(f"{min(unseen)} belongs to no layer that was called")
+            deltas = torch.autograd.grad(
+                loss, [output for _, _, output in tape], create_graph=True, materialize_grads=True
+            )
+        return [
+            (layer, Call(given.reshape(count, size, *given.shape[1:]), delta.reshape(count, size, *delta.shape[1:])))
+            for (layer, given, _), delta in zip(tape, deltas, strict=True)
+        ]
+
+    @contextmanager
+    def _recording(self) -> Iterator[list[tuple[_Layer, Tensor, Tensor]]]:
+        tape: list[tuple[_Layer, Tensor, Tensor]] = []
+
+        def recorder(layer: _Layer) -> Callable[[nn.Module, Sequence[Tensor], Tensor], Tensor]:
+            def record(module: nn.Module, given: Sequence[Tensor], output: Tensor) -> Tensor:
+                if len(given) != 1 or not isinstance(output, Tensor):
+                    raise NotLayeredError(f"{type(module).__name__} is no function of one tensor to one tensor")
+                tracked = output if output.requires_grad else output.requires_grad_()
+                tape.append((layer, given[0], tracked))
+                return tracked
+
+            return record
+
+        handles = [layer.module.register_forward_hook(recorder(layer)) for layer in self._layers]
+        try:
+            yield tape
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _layers(model: nn.Module, names: dict[int, str]) -> Iterator[_Layer]:
+    for module in model.modules():
+        own = module.named_parameters(recurse=False)
+        matched = {own_name: names[id(p)] for own_name, p in own if id(p) in names}
+        if matched:
+            yield _Layer(module, matched)

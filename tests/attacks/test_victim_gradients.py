@@ -1,0 +1,163 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks.victim_gradients.base import Setting, frozen_copy
+from fl_privacy.attacks.victim_gradients.choose import choose
+from fl_privacy.attacks.victim_gradients.layered import Layered
+from fl_privacy.attacks.victim_gradients.one_by_one import OneByOne
+from fl_privacy.attacks.victim_gradients.vectorized import Vectorized
+from fl_privacy.models import ConvNet, LeNet, ResNet20
+from fl_privacy.types import LocalPlan, ModelState
+
+SHAPE = {"in_channels": 3, "image_size": 12, "num_classes": 4}
+
+
+class Residual(nn.Module):
+    """Writes into an activation in place, as torchvision's ResNets do, and calls a layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, padding="same", padding_mode="reflect")
+        self.norm = nn.BatchNorm2d(6)
+        self.twice = nn.Conv2d(6, 6, 3, padding=1, groups=2)
+        self.act = nn.ReLU(inplace=True)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.act(self.stem(inputs))
+        out = self.norm(self.twice(hidden))
+        out += hidden
+        return self.head(self.act(self.twice(out)).mean((2, 3)))
+
+
+class Tokens(nn.Module):
+    """Layer norm and linear layers over tokens, and a layer that this package does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 8, 4, 4)
+        self.norm = nn.LayerNorm(8)
+        self.mix = nn.Linear(8, 8, bias=False)
+        self.scale = nn.PReLU(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        tokens = self.norm(self.embed(inputs).flatten(2).mT)
+        return self.head(self.scale(self.mix(tokens).mT).mean(2))
+
+
+class TwoInputs(nn.Module):
+    """A layer that is no function of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 8, 4, 4)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        tokens = self.embed(inputs).flatten(2).mT
+        return self.head(self.attend(tokens, tokens, tokens, need_weights=False)[0].mean(1))
+
+
+class OwnParameter(nn.Module):
+    """A parameter of the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.randn(3, 12, 12))
+        self.head = nn.Linear(432, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head((inputs * self.offset).flatten(1))
+
+
+class Branching(OwnParameter):
+    """Decides by the data, which vmap can't follow."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs if inputs.sum() > 0 else -inputs)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "lenet": lambda: LeNet(**SHAPE),
+    "convnet": lambda: ConvNet(**SHAPE, width=4),
+    "resnet20-group": lambda: ResNet20(**SHAPE, width=8, norm="group"),
+    "resnet20-batch": lambda: ResNet20(**SHAPE, width=4),
+    "residual": Residual,
+    "tokens": Tokens,
+}
+
+
+def _setting(model: nn.Module, plan: LocalPlan) -> Setting:
+    torch.manual_seed(0)
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_var"):
+            buffer.uniform_(0.5, 2)
+        elif name.endswith("running_mean"):
+            buffer.normal_()
+    frozen = frozen_copy(model, ModelState.of(model), plan, device=torch.device("cpu"), dtype=torch.float64)
+    return Setting(frozen, [name for name, _ in model.named_parameters()], plan)
+
+
+def _trial(size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand((3, size, 3, 12, 12), generator=generator).double(), torch.tensor(
+        [[0, 3, 1]] * size
+    ).mT.contiguous()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", MODELS)
+def test_all_ways_agree(name: str, mode, size: int) -> None:
+    torch.manual_seed(1)
+    setting = _setting(MODELS[name](), LocalPlan(batch_norm=mode, loss_scale=0.7))
+    inputs, labels = _trial(size)
+    expected = OneByOne(setting)(inputs, labels)
+    for way in (Layered, Vectorized):
+        found = way(setting)(inputs, labels)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-8, atol=1e-10)
+    assert isinstance(choose(setting, inputs, labels), Layered)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_slopes_by_the_inputs_and_soft_labels_agree(name: str) -> None:
+    torch.manual_seed(1)
+    setting = _setting(MODELS[name](), LocalPlan())
+    inputs, _ = _trial(2)
+    logits = torch.randn(3, 2, 4, dtype=torch.float64)
+    slopes = []
+    for way in (OneByOne, Layered, Vectorized):
+        leaves = inputs.clone().requires_grad_(), logits.clone().requires_grad_()
+        gradients = way(setting)(leaves[0], leaves[1].softmax(-1))
+        slopes.append(torch.autograd.grad(sum(g.sin().sum() for g in gradients.values()), leaves))
+    for other in slopes[1:]:
+        torch.testing.assert_close(other, slopes[0], rtol=1e-7, atol=1e-9)
+
+
+def test_layers_that_are_no_function_of_one_tensor_need_vmap() -> None:
+    assert isinstance(choose(_setting(TwoInputs(), LocalPlan()), *_trial(1)), Vectorized)
+
+
+def test_a_parameter_of_the_model_itself_does_not() -> None:
+    assert isinstance(choose(_setting(OwnParameter(), LocalPlan()), *_trial(1)), Layered)
+
+
+def test_what_vmap_cannot_follow_is_looped_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="Branching can't be batched"):
+        assert isinstance(choose(_setting(Branching(), LocalPlan()), *_trial(1)), OneByOne)
+
+
+def test_dropout_is_off_and_the_model_untouched() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(432, 4))
+    setting = _setting(model, LocalPlan())
+    inputs, labels = _trial(1)
+    torch.testing.assert_close(Layered(setting)(inputs, labels), Layered(setting)(inputs, labels))
+    assert model[1].p == 0.9
+    assert all(p.requires_grad for p in model.parameters())
