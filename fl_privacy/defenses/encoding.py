@@ -30,13 +30,13 @@ def encode(tensors: Tensors) -> dict[str, Tensor]:
         tensors: floating point, of any shape, up to 2^32 - 1 elements each.
 
     Returns:
-        By name, (bytes,) uint8 on the CPU. Shape and dtype are not sent: the receiver knows the model.
+        By name, (bytes,) uint8 on the CPU. Shape and dtype are not in it: the receiver knows the model.
     """
     return {name: torch.from_numpy(np.frombuffer(_encode(t), dtype=np.uint8).copy()) for name, t in tensors.items()}
 
 
 def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
-    """What ``encode`` was given, equal element by element (of a zero the sign may be lost).
+    """What ``encode`` was given, bit for bit.
 
     Args:
         encoded: of ``encode``.
@@ -60,13 +60,17 @@ def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
 
 
 def encoded_bytes(tensors: Tensors) -> int:
-    """Bytes on the wire of ``encode(tensors)``, names not counted."""
-    return sum(payload.numel() for payload in encode(tensors).values())
+    """Bytes of ``tensors`` on the wire, each encoded if that is shorter, names not counted."""
+    return sum(
+        min(payload.numel(), tensors[name].numel() * tensors[name].element_size())
+        for name, payload in encode(tensors).items()
+    )
 
 
 def _encode(tensor: Tensor) -> bytes:
     flat = tensor.detach().cpu().flatten()
-    indices = flat.nonzero().squeeze(1)
+    present = _bits_of(flat) != 0  # a negative zero counts
+    indices = present.nonzero().squeeze(1)
     n, k, raw_bits = len(flat), len(indices), 8 * flat.element_size()
     nonzero = flat[indices]
     bits = _grid_bits(nonzero, limit=raw_bits - 1)
@@ -79,7 +83,7 @@ def _encode(tensor: Tensor) -> bytes:
     how = min(sizes, key=sizes.__getitem__)
     positions = b""
     if how == _BITMAP:
-        positions = np.packbits((flat != 0).numpy()).tobytes()
+        positions = np.packbits(present.numpy()).tobytes()
     elif how == _INDICES:
         positions = pack(indices.numpy(), _index_bits(n))
     values, value_bits = (flat, dense_bits) if how == _DENSE else (nonzero, bits)
@@ -125,18 +129,32 @@ def _decode_values(payload: bytes, k: int, bits: int, dtype: torch.dtype) -> Ten
 
 
 def _grid_bits(values: Tensor, *, limit: int) -> int:
-    """The fewest bits of a grid that holds all of ``values`` exactly; 0 if there is none."""
+    """The fewest bits of a grid that holds all of ``values``, none of them 0, exactly; 0 if there is none."""
     if len(values) == 0 or not values.isfinite().all():
         return 0
     scale = values.abs().max()
-    for bits in range(1, min(_MAX_BITS, limit) + 1):
-        if _on_grid(values[:_PROBE], scale, bits) and _on_grid(values, scale, bits):
-            return bits
-    return 0
+    return next((bits for bits in _likely_bits(values[:_PROBE], scale, limit) if _on_grid(values, scale, bits)), 0)
+
+
+def _likely_bits(values: Tensor, scale: Tensor, limit: int) -> list[int]:
+    """The bits of all grids that hold the few ``values``, found together."""
+    candidates = range(1, min(_MAX_BITS, limit) + 1)
+    codes = torch.tensor([[float(largest_code(bits))] for bits in candidates], dtype=torch.float64)
+    positions = (values.double() / scale.double() * codes).round()
+    held = (scale.double() * positions / codes).to(values.dtype) == values
+    return [bits for bits, fits in zip(candidates, held.all(1).tolist(), strict=True) if fits]
 
 
 def _on_grid(values: Tensor, scale: Tensor, bits: int) -> bool:
-    return torch.equal(from_grid(round_to_codes(to_grid(values, scale, bits), bits), scale, bits), values)
+    nearest = from_grid(round_to_codes(to_grid(values, scale, bits), bits), scale, bits)
+    return torch.equal(_bits_of(nearest), _bits_of(values))
+
+
+def _bits_of(values: Tensor) -> Tensor:
+    """(n,) floats as whole numbers of the same bits."""
+    return values.contiguous().view(
+        {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    )
 
 
 def _values_bytes(count: int, bits: int, raw_bits: int) -> int:

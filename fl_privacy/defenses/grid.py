@@ -23,4 +23,4 @@ def round_to_codes(positions: Tensor, bits: int) -> Tensor:
 
 def from_grid(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
     """The values of ``codes``, in the dtype of ``scale``."""
-    return (scale.double() * codes / largest_code(bits)).to(scale.dtype)
+    return (scale.double() * (codes.double() + 0.0) / largest_code(bits)).to(scale.dtype)  # + 0.0 makes -0.0 positive

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from fl_privacy.defenses.encoding import encoded_bytes
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
@@ -141,5 +142,5 @@ def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[st
 
 
 def upload_bytes(upload: Upload) -> int:
-    """Bytes of the tensors of an upload, uncompressed."""
-    return sum(t.numel() * t.element_size() for part in (upload.tensors, upload.buffers) for t in part.values())
+    """Bytes of the tensors of an upload; those with zeros or few levels as ``defenses.encoding`` sends them."""
+    return encoded_bytes(upload.tensors) + sum(b.numel() * b.element_size() for b in upload.buffers.values())

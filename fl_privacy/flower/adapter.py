@@ -12,6 +12,7 @@ from fl_privacy.federation import Participant
 from fl_privacy.federation.attempt import attempt
 from fl_privacy.federation.server import Failure
 from fl_privacy.flower.client import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
+from fl_privacy.flower.encoded import shortest
 from fl_privacy.flower.records import (
     BUFFERS,
     CLIENT,
@@ -76,25 +77,26 @@ def _train(fit: Callable[[Arrays, Config], Reply], content: RecordDict) -> Recor
     sent = all_arrays(content)
     arrays, num_examples, metrics = fit([a.numpy() for a in sent.values()], _config(content))
     names = json.loads(str(metrics[NAMES])) if NAMES in metrics else list(sent)
-    reply = {n: Array.from_numpy_ndarray(np.asarray(a)) for n, a in zip(names, arrays, strict=True)}
+    reply = {n: np.asarray(a) for n, a in zip(names, arrays, strict=True)}
     records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = dict(_like_request(content, reply))
     records[METRICS] = MetricRecord({NUM_EXAMPLES: int(num_examples), **_numbers(metrics)})
     return RecordDict(records)
 
 
-def _like_request(content: RecordDict, reply: Mapping[str, Array]) -> dict[str, ArrayRecord]:
+def _like_request(content: RecordDict, reply: Mapping[str, np.ndarray]) -> dict[str, ArrayRecord]:
     """The reply's arrays in the records of the request.
 
-    Ours keep apart parameters and buffers, and a name may be withheld; a stock strategy wants every name it sent back.
+    Ours keep apart parameters and buffers, a name may be withheld, and sparse or quantized parameters are encoded; a
+    stock strategy wants every name it sent back, as Flower serializes it.
     """
     if PARAMETERS in content.array_records:
         buffers = content.array_records[BUFFERS]
         return {
-            PARAMETERS: ArrayRecord({n: a for n, a in reply.items() if n not in buffers}),
-            BUFFERS: ArrayRecord({n: a for n, a in reply.items() if n in buffers}),
+            PARAMETERS: ArrayRecord({n: shortest(a) for n, a in reply.items() if n not in buffers}),
+            BUFFERS: ArrayRecord({n: Array.from_numpy_ndarray(a) for n, a in reply.items() if n in buffers}),
         }
     return {
-        key: ArrayRecord({name: reply.get(name, sent) for name, sent in record.items()})
+        key: ArrayRecord({n: Array.from_numpy_ndarray(reply[n]) if n in reply else a for n, a in record.items()})
         for key, record in content.array_records.items()
     }
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import LocalResult
+from fl_privacy.flower.encoded import STYPE, expand
 from fl_privacy.types import ModelState, Tensors, Upload
 
 PARAMETERS = "parameters"
@@ -54,9 +55,12 @@ def to_record(tensors: Tensors) -> ArrayRecord:
     return ArrayRecord({name: Array.from_numpy_ndarray(to_array(t)) for name, t in tensors.items()})
 
 
-def to_tensors(record: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-    """Inverse of ``to_record``."""
-    return {name: to_tensor(array.numpy()) for name, array in record.items()}
+def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict[str, torch.Tensor]:
+    """Inverse of ``to_record``; arrays that a client encoded need the tensors expected, ``like``."""
+    return {
+        name: expand(name, array, like or {}) if array.stype == STYPE else to_tensor(array.numpy())
+        for name, array in record.items()
+    }
 
 
 def state_records(state: ModelState) -> dict[str, ArrayRecord]:
@@ -77,10 +81,10 @@ def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]
 
 def read_state(content: RecordDict, model: nn.Module) -> ModelState:
     """The values in a message of any layout, told into parameters and buffers as ``model`` has them."""
-    buffers = dict(model.named_buffers())
+    buffers, parameters = dict(model.named_buffers()), dict(model.named_parameters())
     arrays = named(all_arrays(content), list(model.state_dict()))
     return ModelState(
-        to_tensors({n: a for n, a in arrays.items() if n not in buffers}),
+        to_tensors({n: a for n, a in arrays.items() if n not in buffers}, parameters),
         to_tensors({n: a for n, a in arrays.items() if n in buffers}),
     )
 
@@ -98,8 +102,8 @@ def read_upload(content: RecordDict, model: nn.Module) -> Upload:
     raise UserError(f"A reply is expected to hold a metric {NUM_EXAMPLES}, but has none; let the client report it.")
 
 
-def read_result(content: RecordDict) -> LocalResult:
-    """The reply of a ``PrivacyClient``."""
+def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
+    """The reply of a ``PrivacyClient`` to ``sent``."""
     metrics = content.metric_records[METRICS]
 
     def number(key: str) -> float:
@@ -107,7 +111,7 @@ def read_result(content: RecordDict) -> LocalResult:
 
     return LocalResult(
         upload=Upload(
-            tensors=to_tensors(content.array_records[PARAMETERS]),
+            tensors=to_tensors(content.array_records[PARAMETERS], sent.parameters),
             buffers=to_tensors(content.array_records[BUFFERS]),
             num_examples=int(number(NUM_EXAMPLES)),
         ),

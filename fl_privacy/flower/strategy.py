@@ -90,7 +90,7 @@ class Federated(Strategy):
         """
         results: dict[int, LocalResult | Failure] = {c: Failure("its node is not connected") for c in self._absent}
         for client, (_, reply) in zip(self._asked, pair(self._messages, replies), strict=True):
-            results[client] = reply if isinstance(reply, Failure) else _read(reply)
+            results[client] = reply if isinstance(reply, Failure) else _read(reply, self.server.state)
         self._messages = []
         report = finish_round(self.server, results, round=server_round, started=self._started)
         self.on_round(report)
@@ -132,5 +132,5 @@ class Federated(Strategy):
         return self._latest[1]
 
 
-def _read(reply: Message) -> LocalResult | Failure:
-    return attempt(lambda: read_result(reply.content))
+def _read(reply: Message, sent: ModelState) -> LocalResult | Failure:
+    return attempt(lambda: read_result(reply.content, sent))

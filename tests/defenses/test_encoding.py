@@ -56,7 +56,8 @@ def test_sparse_and_quantized_together():
 
 
 def test_nothing_to_gain_costs_a_header_only():
-    assert encoded_bytes(large_update()) == 4 * N + 2 * 6
+    assert sum(map(len, encode(large_update()).values())) == 4 * N + 2 * 6
+    assert encoded_bytes(large_update()) == 4 * N
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,11 @@ def test_nothing_to_gain_costs_a_header_only():
 )
 def test_every_shape_and_dtype_comes_back(tensor):
     round_trip({"a": tensor})
+
+
+def test_negative_zeros_come_back():
+    update = {"a": torch.tensor([-0.0, 0.0, 0.0, 1.0, -0.5]).repeat(20)}
+    assert decode(encode(update), update)["a"].signbit().tolist() == update["a"].signbit().tolist()
 
 
 def test_nan_comes_back():

@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+
+from fl_privacy.defenses import ClientState, pruning, quantization
+from fl_privacy.defenses.encoding import encoded_bytes
+from fl_privacy.errors import UserError
+from fl_privacy.flower.encoded import STYPE, shortest
+from fl_privacy.flower.records import read_upload, to_tensors
+
+LIKE = {"weight": torch.zeros(50, 40)}
+
+
+def defended(defense):
+    update = {"weight": torch.randn(50, 40, generator=torch.Generator().manual_seed(0))}
+    return defense.upload[0](update, ClientState(), torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("defense, share", [(pruning(rate=0.9), 0.15), (quantization(bits=4), 0.14)])
+def test_compressed_updates_are_shorter_in_the_message_and_equal_after_it(defense, share):
+    update = defended(defense)
+    array = shortest(update["weight"].numpy())
+    assert len(array.data) == encoded_bytes(update) < share * 4 * 2000
+    record = RecordDict({"parameters": ArrayRecord({"weight": array})})
+    received = record.array_records["parameters"]
+    assert torch.equal(to_tensors(received, LIKE)["weight"], update["weight"])
+
+
+def test_a_listener_reads_them_by_the_shapes_of_its_model():
+    model = torch.nn.Linear(40, 50, bias=False)
+    update = defended(pruning(rate=0.9))
+    content = RecordDict(
+        {
+            "parameters": ArrayRecord({"weight": shortest(update["weight"].numpy())}),
+            "metrics": MetricRecord({"num-examples": 3}),
+        }
+    )
+    assert torch.equal(read_upload(content, model).tensors["weight"], update["weight"])
+
+
+@pytest.mark.parametrize("array", [np.random.default_rng(0).normal(size=9), np.arange(4)], ids=["dense", "integers"])
+def test_other_arrays_stay_readable_by_any_strategy(array):
+    assert (shortest(array).numpy() == array).all()
+
+
+def test_a_wrong_shape_is_left_to_the_server_to_judge():
+    record = {"weight": shortest(np.zeros(2000, np.float32))}
+    assert to_tensors(record, LIKE)["weight"].shape == (2000,)
+
+
+@pytest.mark.parametrize(
+    "record, like",
+    [
+        ({"weight": Array(dtype="float32", shape=(50, 40), stype=STYPE, data=b"\x02")}, LIKE),
+        ({"weight": shortest(np.zeros((10, 10), np.float32))}, {}),
+        ({"weight": shortest(np.eye(10, dtype=np.float32))}, {"weight": torch.zeros(3)}),
+        ({"other": shortest(np.zeros((50, 40), np.float32))}, LIKE),
+    ],
+    ids=["truncated", "unexpected", "too large", "unknown"],
+)
+def test_what_the_sender_claims_is_not_trusted(record, like):
+    with pytest.raises(UserError, match="expected"):
+        to_tensors(record, like)
