@@ -7,6 +7,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fl_privacy.errors import UserError
+from fl_privacy.federation import Failure
+from fl_privacy.flower.exchange import pair
 from fl_privacy.flower.records import CLIENT, PARTITION, PARTITIONS
 
 POLL_SECONDS = 0.2
@@ -27,7 +29,7 @@ class Nodes:
         """Ask the nodes that are new; before the first round, wait for all partitions.
 
         Raises:
-            UserError: a node holds no partition of this federation, or partitions have no node.
+            UserError: a node fails or holds no partition of this federation, or partitions have no node.
         """
         first, deadline = not self._node, time.monotonic() + self._patience
         self._ask(grid)
@@ -50,9 +52,11 @@ class Nodes:
         self._connected = set(grid.get_node_ids())
         new = sorted(self._connected - self._client.keys())
         questions = [Message(RecordDict(), node, MessageType.QUERY) for node in new]
-        for reply in grid.send_and_receive(questions, timeout=ANSWER_SECONDS) if questions else ():
-            if reply.has_content():
-                self._learn(reply)
+        replies = grid.send_and_receive(questions, timeout=ANSWER_SECONDS) if questions else ()
+        for _, reply in pair(questions, replies):
+            if isinstance(reply, Failure):
+                raise UserError(f"A node is expected to say which partition it holds, but failed: {reply.reason}")
+            self._learn(reply)
 
     def _learn(self, reply: Message) -> None:
         identity = reply.content.config_records[CLIENT]

@@ -26,14 +26,21 @@ Source = Callable[[], Mapping[int, Participant]]
 
 
 class ClientProcess:
-    """The body of a Ray actor: the clients of ``source``, made once, answering one message at a time."""
+    """The body of a Ray actor: the clients of a source, made once, answering one message at a time.
 
-    def __init__(self, source: Source) -> None:
+    Args:
+        source: reference to the source, in a list so that it is fetched with the first message and not before, when
+            what goes wrong could not be told.
+    """
+
+    def __init__(self, source: list[Any]) -> None:
         self._source = source
 
     @cached_property
     def _app(self) -> ClientApp:
-        return participant_app(self._source())
+        import ray  # noqa: PLC0415
+
+        return participant_app(ray.get(self._source[0])())
 
     def answer(self, message: Message, context: Context) -> tuple[Message, Context]:
         """The reply of the message's node, and its context afterwards."""
@@ -87,7 +94,7 @@ def ray_grid(
 
         number = min(_capacity(num_cpus, num_gpus), len(clients), actors or len(clients))
         process = ray.remote(ClientProcess).options(num_cpus=num_cpus, num_gpus=num_gpus)
-        yield RayGrid(clients, partial(process.remote, source), number)
+        yield RayGrid(clients, partial(process.remote, [ray.put(source)]), number)
 
 
 @contextmanager

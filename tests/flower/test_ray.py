@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fl_privacy.errors import UserError
 from fl_privacy.federation import Participant
 from fl_privacy.flower import run_ray
 from fl_privacy.flower.ray_grid import SWITCHED_OFF
@@ -45,6 +46,15 @@ def test_a_process_that_dies_costs_one_reply_and_is_replaced() -> None:
 
     assert [report.clients for report in recording.reports] == [(0, 2), (0, 1, 2), (0, 1, 2)]
     assert "Died" in recording.reports[0].excluded[1]
+
+
+def test_clients_that_can_not_be_made_say_why() -> None:
+    with pytest.raises(UserError, match="but failed: FileNotFoundError: no data on this machine"):
+        run(source=without_data, actors=1)
+
+
+def without_data() -> dict[int, Participant]:
+    raise FileNotFoundError("no data on this machine")
 
 
 def run(*, source: Any, actors: int) -> harness.Recording:

@@ -170,3 +170,11 @@ def test_the_result_of_flower_is_the_model_of_the_server() -> None:
     )
     harness.assert_same_state(server.state, reference.state)
     assert list(result.train_metrics_clientapp) == [1, 2]
+
+
+def test_nodes_that_can_not_start_say_why() -> None:
+    def answer(message: Message, context: Context) -> Message:
+        raise FileNotFoundError("no data on this machine")
+
+    with pytest.raises(UserError, match="but failed: FileNotFoundError: no data on this machine"):
+        start(LocalGrid(range(harness.CLIENTS), answer))  # type: ignore[arg-type]
