@@ -143,6 +143,7 @@ def guarantee(
 def _why_missing(defense: Defense, mechanisms: list[str], settings: dict[str, Any], buffers_shared: bool) -> str | None:
     others = set(defense.name.split("+")) - set(mechanisms) - _AFTER_NOISE
     reasons = {
+        "clients do not defend themselves": defense.name == "none",
         f"{defense.name} adds no calibrated noise": not mechanisms,
         f"the accountants do not cover {defense.name}": len(mechanisms) > 1 or bool(others),
         "batch-norm statistics are uploaded without noise": buffers_shared,

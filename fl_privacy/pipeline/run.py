@@ -14,6 +14,7 @@ from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.backend import Backend
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
+from fl_privacy.pipeline.privacy import privacy_statement
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.truth import truth_of
 from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
@@ -58,7 +59,8 @@ def _wants_twin(config: DictConfig) -> bool:
 def _run(config: DictConfig, federation: Federation, folder: RunFolder, backend: Backend, monitor: Monitor) -> None:
     plan, audit, dataset = federation.server.local_plan, federation.audit, federation.dataset
     folder.write_environment(seed=config.seed)
-    folder.write_threat_model(threat_model(config, plan, audit, federation.defense))
+    privacy = privacy_statement(federation, delta=config.privacy.delta, accountant=config.privacy.accountant)
+    folder.write_threat_model([*threat_model(config, plan, audit, federation.defense), privacy])
     table = partition_table(dataset.train, [p.indices for p in federation.participants.values()])
     folder.write_partition(table.tolist(), dataset.train.class_names)
     attack = build_attack(config)

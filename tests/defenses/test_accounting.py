@@ -72,7 +72,7 @@ def test_processing_the_noised_update_keeps_the_guarantee():
 @pytest.mark.parametrize(
     "defense, reason",
     [
-        (none(), "no calibrated noise"),
+        (none(), "do not defend"),
         (pruning(), "no calibrated noise"),
         (dp_noise(scale=100.0), "nothing is clipped"),
         (dp_noise(scale=1.0, clip_norm=1.0, noise="laplace"), "Gaussian"),
