@@ -2,14 +2,18 @@
 
 from fl_privacy.attacks.base import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.engine import GradientInversion
-from fl_privacy.attacks.presets import dlg, idlg, inverting_gradients
+from fl_privacy.attacks.presets import adam_dlg, ats, dlg, grad_inversion, idlg, inverting_gradients, sapag
 
 __all__ = [
     "GradientInversion",
     "Progress",
     "ReconstructionAttack",
+    "adam_dlg",
+    "ats",
     "dlg",
+    "grad_inversion",
     "idlg",
     "inverting_gradients",
     "no_progress",
+    "sapag",
 ]

@@ -93,7 +93,7 @@ def minimize(
         report(_share_done(run.iteration, over, count, descent.iterations))
         if left == 0:
             break
-        if left <= _COMPACT_BELOW * len(active):
+        if left <= _COMPACT_BELOW * len(active) and problem.attempts == 1:
             keep = (~over).nonzero().flatten()
             run.select(keep)
             problem, active, variables, over = problem.select(keep), active[keep], variables[keep], over[keep]

@@ -1,15 +1,46 @@
-"""What natural images look like: terms added to the attack's objective, each (V,) for images (V, B, C, H, W)."""
+"""What natural images look like: terms added to the attack's objective."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class BatchStatistics:
+    """What a batch-norm layer sees of the guess and what it is used to, channel by channel.
+
+    Attributes:
+        mean, variance: (V, C) of the layer's inputs for each victim's images.
+        usual_mean, usual_variance: (C,) running statistics sent with the model.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    usual_mean: Tensor
+    usual_variance: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Guess:
+    """What a prior may look at.
+
+    Attributes:
+        images: (V, B, C, H, W).
+        attempts: so many neighboring rows are attempts at the same victim.
+        batch_statistics: of each batch-norm layer in the order of the model, computed when called.
+    """
+
+    images: Tensor
+    attempts: int
+    batch_statistics: Callable[[], Sequence[BatchStatistics]]
 
 
 class Prior(Protocol):
-    """Images (V, B, C, H, W) -> penalty (V,), already weighted."""
+    """Guess -> penalty (V,), already weighted."""
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, guess: Guess) -> Tensor:
         """Penalty (V,)."""
         ...
 
@@ -27,10 +58,10 @@ class TotalVariation:
     weight: float = 1e-4
     isotropic: bool = False
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, guess: Guess) -> Tensor:
         """Penalty (V,)."""
-        across = images[..., :, 1:] - images[..., :, :-1]
-        down = images[..., 1:, :] - images[..., :-1, :]
+        across = guess.images[..., :, 1:] - guess.images[..., :, :-1]
+        down = guess.images[..., 1:, :] - guess.images[..., :-1, :]
         if self.isotropic:
             length = (across[..., :-1, :].square() + down[..., :, :-1].square() + 1e-12).sqrt()
             return self.weight * length.flatten(1).mean(1)
@@ -39,13 +70,13 @@ class TotalVariation:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageNorm:
-    """Mean over the batch of the Euclidean norm of an image (GradInversion, Yin et al. 2021, Eq. 9)."""
+    """Mean over the batch of the Euclidean norm of an image (GradInversion, Yin et al. 2021)."""
 
     weight: float = 1e-6
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, guess: Guess) -> Tensor:
         """Penalty (V,)."""
-        return self.weight * (images.flatten(2).square().sum(2) + 1e-12).sqrt().mean(1)
+        return self.weight * (guess.images.flatten(2).square().sum(2) + 1e-12).sqrt().mean(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +85,70 @@ class ColorRange:
 
     weight: float = 1e-2
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, guess: Guess) -> Tensor:
         """Penalty (V,)."""
-        return self.weight * (images - images.clamp(0, 1)).square().flatten(1).mean(1)
+        return self.weight * (guess.images - guess.images.clamp(0, 1)).square().flatten(1).mean(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNormStatistics:
+    """Distance of the batch statistics of the guess to the running ones (GradInversion, Yin et al. 2021, R_BN).
+
+    Sum over layers of ``||mean - usual mean|| + ||variance - usual variance||``; 0 for a model without batch norm.
+
+    Attributes:
+        weight: factor.
+        first: extra factor on the first layer.
+    """
+
+    weight: float = 0.1
+    first: float = 10.0
+
+    def __call__(self, guess: Guess) -> Tensor:
+        """Penalty (V,)."""
+        penalty = guess.images.new_zeros(len(guess.images))
+        for number, layer in enumerate(guess.batch_statistics()):
+            distance = _length(layer.mean - layer.usual_mean) + _length(layer.variance - layer.usual_variance)
+            penalty = penalty + (self.first if number == 0 else 1.0) * distance
+        return self.weight * penalty
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConsistency:
+    """Distance to the mean image of all attempts at the victim (GradInversion, Yin et al. 2021, R_group).
+
+    The attempts run side by side; each is compared with the mean of the moment, which is not differentiated.
+    """
+
+    weight: float = 1e-2
+
+    def __call__(self, guess: Guess) -> Tensor:
+        """Penalty (V,)."""
+        apart = guess.images.reshape(-1, guess.attempts, *guess.images.shape[1:])
+        difference = apart - apart.mean(1, keepdim=True).detach()
+        return self.weight * _length(difference.flatten(0, 1).flatten(1))
+
+
+def _length(vectors: Tensor) -> Tensor:
+    return (vectors.square().sum(1) + 1e-12).sqrt()
+
+
+def batch_statistics(model: nn.Module, images: Tensor) -> list[BatchStatistics]:
+    """Of every batch-norm layer of ``model``, which is in evaluation mode, for images (V, B, C, H, W)."""
+    count, found = len(images), list[BatchStatistics]()
+
+    def look(module: nn.Module, given: Sequence[Tensor]) -> None:
+        usual_mean, usual_variance = module.running_mean, module.running_var
+        assert isinstance(usual_mean, Tensor) and isinstance(usual_variance, Tensor)
+        channels = given[0].reshape(count, -1, *given[0].shape[1:]).transpose(1, 2).flatten(2)
+        found.append(BatchStatistics(channels.mean(2), channels.var(2, correction=0), usual_mean, usual_variance))
+
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    handles = [layer.register_forward_pre_hook(look) for layer in layers]
+    try:
+        if layers:
+            model(images.flatten(0, 1))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_privacy.attacks.objectives import Objective
-from fl_privacy.attacks.priors import Prior
+from fl_privacy.attacks.priors import Guess, Prior, batch_statistics
 from fl_privacy.attacks.space import Projection, Space, project
 from fl_privacy.attacks.statistics import Explicit, Target
 from fl_privacy.attacks.victim_gradients import VictimGradients, differentiable_twice
@@ -26,6 +26,8 @@ class Problem:
         num_classes: K.
         targets: observed tensors.
         labels: (V, B), or ``None`` where they are optimized.
+        observer: the model in evaluation mode, with its running statistics.
+        attempts: so many neighboring victims are attempts at the same one.
     """
 
     gradients: VictimGradients
@@ -36,6 +38,8 @@ class Problem:
     num_classes: int
     targets: Mapping[str, Target]
     labels: Tensor | None
+    observer: nn.Module
+    attempts: int
 
     @property
     def pixels(self) -> int:
@@ -57,8 +61,9 @@ class Problem:
         images = self.images(variables)
         gradients = self.gradients(images, self.guessed_labels(variables))
         loss = self.objective({name: Explicit(gradients[name], target) for name, target in self.targets.items()})
+        guess = Guess(images, self.attempts, lambda: batch_statistics(self.observer, images))
         for prior in self.priors:
-            loss = loss + prior(images)
+            loss = loss + prior(guess)
         return loss
 
     def zero_loss(self) -> Tensor:

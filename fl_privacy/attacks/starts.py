@@ -1,5 +1,6 @@
 """First guesses. Each is (observation, shape (B, C, H, W), generator, space) -> variables of that shape."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -113,3 +114,25 @@ class Given:
                 f"The start is expected to have shape {shape}, but got {tuple(self.images.shape)}; resize the images."
             )
         return space.to_variables(self.images.cpu().expand(shape).clone())
+
+
+STARTS: Mapping[str, Start] = {
+    "normal": Normal(),
+    "uniform": Uniform(),
+    "gray": Constant(value=0.5),
+    "black": Constant(value=0.0),
+    "pattern": Pattern(),
+    "public_mean": PublicMean(),
+}
+"""Starts by name, for the configuration."""
+
+
+def named_start(name: str) -> Start:
+    """The start ``name``.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in STARTS:
+        raise UserError(f"attack.start is expected to be one of {', '.join(STARTS)}, but got {name!r}.")
+    return STARTS[name]

@@ -1,7 +1,7 @@
 """The common work of a group of victims, and the problems of any chunk of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,6 +56,8 @@ class Workload:
         self._names = audible(attack.objective.layers, names)
         model = frozen_copy(first.model, first.sent, first.plan, device=self._device, dtype=self._dtype)
         self._setting = Setting(model, self._names, first.plan)
+        evaluating = replace(first.plan, batch_norm="eval")
+        self._observer = frozen_copy(first.model, first.sent, evaluating, device=self._device, dtype=self._dtype)
         self._gradients = self._choose()
         told = [self._label(*member) for member in group.members]
         self.failures = {position: why for position, why in told if isinstance(why, str)}
@@ -110,8 +112,8 @@ class Workload:
             )
         return position, Member(position, observation, found, "inferred")
 
-    def problem(self, members: Sequence[Member]) -> Problem:
-        """Of a chunk."""
+    def problem(self, members: Sequence[Member], attempts: int = 1) -> Problem:
+        """Of a chunk, in which every ``attempts`` neighbors are the same member."""
         targets = stack([self._target(m.observation) for m in members], self._names, self._device, self._dtype)
         labels = [m.labels for m in members if m.labels is not None]
         return Problem(
@@ -123,6 +125,8 @@ class Workload:
             num_classes=self._num_classes,
             targets={name: Target.of(value) for name, value in targets.items()},
             labels=torch.stack(labels) if labels else None,
+            observer=self._observer,
+            attempts=attempts,
         )
 
     def _target(self, observation: Observation) -> Tensors:

@@ -22,9 +22,9 @@ def smooth_net(seed: int = 0) -> nn.Module:
     return net.double()
 
 
-def examples(count: int, *, seed: int = 1) -> Batch:
+def examples(count: int, *, seed: int = 1, shape: tuple[int, ...] = SHAPE) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-    images = torch.rand((count, *SHAPE), generator=generator).double()
+    images = torch.rand((count, *shape), generator=generator).double()
     return Batch(images, torch.randint(CLASSES, (count,), generator=generator))
 
 
@@ -47,11 +47,20 @@ def observe(
     )
 
 
-def observations(model: nn.Module, count: int, **settings: object) -> list[Observation]:
+def observations(
+    model: nn.Module,
+    count: int,
+    *,
+    plan: LocalPlan | None = None,
+    told: bool = False,
+    shape: tuple[int, ...] = SHAPE,
+) -> list[Observation]:
     """``count`` victims with one image each."""
-    batch = examples(count)
+    batch = examples(count, shape=shape)
     return [
-        observe(model, Batch(batch.inputs[i : i + 1], batch.labels[i : i + 1]), name=f"victim-{i}", **settings)  # type: ignore[arg-type]
+        observe(
+            model, Batch(batch.inputs[i : i + 1], batch.labels[i : i + 1]), plan=plan, name=f"victim-{i}", told=told
+        )
         for i in range(count)
     ]
 

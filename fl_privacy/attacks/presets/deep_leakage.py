@@ -1,0 +1,104 @@
+"""Deep leakage from gradients and its direct descendants."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
+from fl_privacy.attacks.objectives import L2
+from fl_privacy.attacks.optimizers import LBFGS, Adam
+from fl_privacy.attacks.starts import named_start
+from fl_privacy.attacks.targets import LocalSteps
+
+
+def dlg(
+    *,
+    iterations: int = 300,
+    lr: float = 1.0,
+    history: int = 100,
+    enough: float = 1e-9,
+    accept: float = 1e-7,
+    restarts: int = 1,
+    labels: LabelPolicy = "optimize",
+    start: str = "normal",
+    layers: Mapping[str, float] | None = None,
+    local_steps: LocalSteps = "unroll",
+    dtype: Literal["float32", "float64"] = "float32",
+    device: str | None = None,
+) -> GradientInversion:
+    """Deep leakage from gradients (Zhu et al. 2019): L2, L-BFGS, image and soft label from N(0, 1) together.
+
+    ``enough`` and ``accept`` are shares of the observed gradient's squared norm: below the first a victim has finished,
+    below the second it is not attacked again. The default of ``enough`` is about the 1e-6 at which the published code
+    of iDLG stops on its LeNet.
+    """
+    return GradientInversion(
+        objective=L2(layers=layers or {}),
+        optimizer=LBFGS(lr=lr, history=history),
+        enough=enough,
+        accept=accept,
+        iterations=iterations,
+        restarts=restarts,
+        labels=labels,
+        start=named_start(start),
+        local_steps=local_steps,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def idlg(
+    *,
+    iterations: int = 300,
+    lr: float = 1.0,
+    history: int = 100,
+    enough: float = 1e-9,
+    accept: float = 1e-7,
+    restarts: int = 1,
+    labels: LabelPolicy = "auto",
+    start: str = "normal",
+    layers: Mapping[str, float] | None = None,
+    local_steps: LocalSteps = "unroll",
+    dtype: Literal["float32", "float64"] = "float32",
+    device: str | None = None,
+) -> GradientInversion:
+    """Improved deep leakage (Zhao et al. 2020): DLG with the label read from the output layer's gradient."""
+    return GradientInversion(
+        objective=L2(layers=layers or {}),
+        optimizer=LBFGS(lr=lr, history=history),
+        enough=enough,
+        accept=accept,
+        iterations=iterations,
+        restarts=restarts,
+        labels=labels,
+        start=named_start(start),
+        local_steps=local_steps,
+        dtype=dtype,
+        device=device,
+    )
+
+
+def adam_dlg(
+    *,
+    iterations: int = 20_000,
+    lr: float = 1e-3,
+    weight_decay: float = 0.01,
+    restarts: int = 1,
+    labels: LabelPolicy = "optimize",
+    start: str = "normal",
+    layers: Mapping[str, float] | None = None,
+    local_steps: LocalSteps = "unroll",
+    dtype: Literal["float32", "float64"] = "float32",
+    device: str | None = None,
+) -> GradientInversion:
+    """DLG with AdamW, as SAPAG compares itself with (Wang et al. 2020)."""
+    return GradientInversion(
+        objective=L2(layers=layers or {}),
+        optimizer=Adam(lr=lr, weight_decay=weight_decay),
+        iterations=iterations,
+        restarts=restarts,
+        labels=labels,
+        start=named_start(start),
+        local_steps=local_steps,
+        dtype=dtype,
+        device=device,
+    )

@@ -1,0 +1,52 @@
+"""Inverting gradients."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
+from fl_privacy.attacks.objectives import Cosine
+from fl_privacy.attacks.optimizers import Adam, StepDecay
+from fl_privacy.attacks.optimizers.first_order import Sign
+from fl_privacy.attacks.priors import TotalVariation
+from fl_privacy.attacks.space import Space
+from fl_privacy.attacks.starts import named_start
+from fl_privacy.attacks.targets import LocalSteps
+
+
+def inverting_gradients(
+    *,
+    iterations: int = 4800,
+    lr: float = 0.1,
+    total_variation: float = 1e-4,
+    per_layer: bool = False,
+    sign: Sign = "hard",
+    mean: float = 0.5,
+    std: float = 0.25,
+    restarts: int = 1,
+    labels: LabelPolicy = "auto",
+    start: str = "normal",
+    layers: Mapping[str, float] | None = None,
+    local_steps: LocalSteps = "unroll",
+    dtype: Literal["float32", "float64"] = "float32",
+    device: str | None = None,
+) -> GradientInversion:
+    """Inverting gradients (Geiping et al. 2020): cosine and total variation, signed Adam with step decay, clamped.
+
+    The paper optimizes images normalized by their data's mean and standard deviation; ``mean`` and ``std`` stand for
+    those of natural images. Its total variation is that of normalized images. ``per_layer`` and ``sign="soft"`` are
+    variants of later work.
+    """
+    return GradientInversion(
+        objective=Cosine(per_layer=per_layer, layers=layers or {}),
+        optimizer=Adam(lr=lr, sign=sign, schedule=StepDecay()),
+        priors=(TotalVariation(weight=total_variation / std),),
+        space=Space(mean=mean, std=std),
+        projection="clamp",
+        iterations=iterations,
+        restarts=restarts,
+        labels=labels,
+        start=named_start(start),
+        local_steps=local_steps,
+        dtype=dtype,
+        device=device,
+    )

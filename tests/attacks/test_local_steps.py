@@ -1,0 +1,95 @@
+import pytest
+import torch
+
+from fl_privacy.attacks import idlg, inverting_gradients
+from fl_privacy.attacks.targets import accumulated_gradient, as_gradient, needs_unrolling
+from fl_privacy.attacks.victim_gradients.base import Setting, frozen_copy
+from fl_privacy.attacks.victim_gradients.unrolled import Unrolled, step_slices
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload
+from tests.attacks.victims import CLASSES, SHAPE, error, examples, smooth_net
+
+PLANS = {
+    "one step": LocalPlan(shares="delta", lr=0.1, steps=1),
+    "weights": LocalPlan(shares="weights", lr=0.1, epochs=2, batch_size=2),
+    "momentum": LocalPlan(shares="delta", lr=0.1, epochs=2, batch_size=2, momentum=0.9),
+    "nesterov": LocalPlan(shares="delta", lr=0.1, steps=3, batch_size=2, momentum=0.8, nesterov=True, weight_decay=0.1),
+    "short batch": LocalPlan(shares="delta", lr=0.1, epochs=1, batch_size=3, loss_scale=2.0),
+    "adam": LocalPlan(shares="delta", lr=0.01, steps=3, batch_size=4, optimizer="adam"),
+}
+
+
+def observe_training(batch: Batch, plan: LocalPlan) -> Observation:
+    """A client that visits its examples in the order that the attacker assumes."""
+    model = smooth_net()
+    sent = ModelState.of(model)
+    parameters = {name: p.clone().requires_grad_() for name, p in sent.parameters.items()}
+    if plan.optimizer == "adam":
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters.values(), lr=plan.lr)
+    else:
+        optimizer = torch.optim.SGD(
+            parameters.values(),
+            lr=plan.lr,
+            momentum=plan.momentum,
+            nesterov=plan.nesterov,
+            weight_decay=plan.weight_decay,
+        )
+    for step in step_slices(len(batch), plan):
+        part = Batch(batch.inputs[step], batch.labels[step])
+        result = loss_gradients(model, ModelState(parameters), part, loss_scale=plan.loss_scale)
+        for name, parameter in parameters.items():
+            parameter.grad = result.gradients[name]
+        optimizer.step()
+    trained = {name: p.detach() for name, p in parameters.items()}
+    shared = trained if plan.shares == "weights" else {n: p - sent.parameters[n] for n, p in trained.items()}
+    return Observation(
+        id="victim",
+        model=model,
+        sent=sent,
+        upload=Upload(tensors=shared, num_examples=len(batch)),
+        plan=plan,
+        input_shape=SHAPE,
+        num_classes=CLASSES,
+        knowledge=Knowledge(labels=batch.labels),
+    )
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_replay_of_the_truth_is_what_torch_trains(name: str) -> None:
+    plan, batch = PLANS[name], examples(4)
+    seen = observe_training(batch, plan)
+    model = frozen_copy(seen.model, seen.sent, plan, device=torch.device("cpu"), dtype=torch.float64)
+    replay = Unrolled(Setting(model, list(seen.upload.tensors), plan))(batch.inputs[None], batch.labels[None])
+    for key, expected in accumulated_gradient(seen).items():
+        torch.testing.assert_close(replay[key][0], expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "plan", [PLANS["one step"], LocalPlan(shares="weights", steps=1, weight_decay=0.3, momentum=0.9)]
+)
+def test_one_step_is_a_gradient_in_disguise(plan: LocalPlan) -> None:
+    batch = examples(2)
+    seen = observe_training(batch, plan)
+    assert not needs_unrolling(plan, 2, "unroll")
+    expected = loss_gradients(seen.model, seen.sent, batch).gradients
+    for name, gradient in as_gradient(seen).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-6, atol=1e-8)
+
+
+def test_first_order_is_right_for_short_steps() -> None:
+    plan = LocalPlan(shares="delta", lr=1e-6, steps=4, momentum=0.5)
+    batch = examples(2)
+    seen = observe_training(batch, plan)
+    expected = loss_gradients(seen.model, seen.sent, batch).gradients
+    for name, gradient in as_gradient(seen).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-5)
+
+
+def test_images_are_found_through_several_local_steps() -> None:
+    plan = LocalPlan(shares="weights", lr=0.05, epochs=3)
+    batch = examples(1)
+    seen = observe_training(batch, plan)
+    found = idlg(iterations=40, restarts=3, dtype="float64")([seen], seed=0)[0]
+    assert found.batch is not None and error(found.batch, batch) < 1e-3
+    cheap = inverting_gradients(iterations=100, local_steps="first_order", dtype="float64")([seen], seed=0)[0]
+    assert cheap.batch is not None and error(cheap.batch, batch) < 0.06
