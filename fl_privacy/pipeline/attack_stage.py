@@ -4,12 +4,14 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.federation import Failure, parse_observation_id
 from fl_privacy.federation.attempt import attempt
 from fl_privacy.metrics import evaluate_all
+from fl_privacy.pipeline.disturbance import Disturbance
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.truth import Truth
 from fl_privacy.results import RunFolder
@@ -32,6 +34,7 @@ class AttackStage:
         seed: of the attack's random streams.
         knows_labels: hand the attacker the true labels first.
         monitor: told of the progress.
+        disturbance: measures what the defense did to an update; ``None`` where there is no defense.
     """
 
     attack: ReconstructionAttack
@@ -40,6 +43,7 @@ class AttackStage:
     seed: int
     knows_labels: bool
     monitor: Monitor
+    disturbance: Disturbance | None = None
 
     def __call__(self, observations: Sequence[Observation]) -> None:
         """Attack ``observations``, round by round."""
@@ -59,7 +63,18 @@ class AttackStage:
             result = [Reconstruction(id=o.id, batch=None, failure=result.reason) for o in observations]
         seconds = time.perf_counter() - started
         self.folder.add_attack(round=round, victims=len(result), seconds=seconds)
+        if self.disturbance:
+            self._measure(round, observations, self.disturbance)
         scores = evaluate_all(result, [self.truth(r.id) for r in result])
         for score in scores:
             self.folder.add_victim(score, round=round, client=parse_observation_id(score.id)[1])
         self.folder.save_reconstructions(round, scores)
+
+    def _measure(self, round: int, observations: Sequence[Observation], disturbance: Disturbance) -> None:
+        for observation in observations:
+            measured = attempt(partial(disturbance, observation))
+            if isinstance(measured, Failure):
+                logger.warning("The defense of %s could not be measured: %s", observation.id, measured.reason)
+            else:
+                client = parse_observation_id(observation.id)[1]
+                self.folder.add_perturbation(observation.id, measured, round=round, client=client)

@@ -12,6 +12,7 @@ from fl_privacy.federation import Evaluation, Interceptor, RoundReport, evaluate
 from fl_privacy.federation.capture import CaptureWriter
 from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.backend import Backend
+from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.privacy import privacy_statement
@@ -72,6 +73,9 @@ def _run(config: DictConfig, federation: Federation, folder: RunFolder, backend:
             seed=config.seed,
             knows_labels=config.knows_labels,
             monitor=monitor,
+            disturbance=disturbance_of(federation.participants, config.batch_size)
+            if federation.defense.public
+            else None,
         )
         if attack
         else None

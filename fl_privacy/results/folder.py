@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.metrics import VictimScore
+from fl_privacy.metrics.perturbation import Perturbation
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.files import write_whole
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
@@ -175,6 +176,10 @@ class RunFolder:
             )
         if score.history:
             self._append(kind="history", id=score.id, round=round, loss=list(score.history))
+
+    def add_perturbation(self, id: str, perturbation: Perturbation, *, round: int, client: int) -> None:
+        """What the defense did to the update behind the observation ``id``."""
+        self._append(kind="perturbation", id=id, round=round, client=client, **asdict(perturbation))
 
     def add_attack(self, *, round: int, victims: int, seconds: float) -> None:
         """One call of the attack took ``seconds`` for ``victims`` observations."""

@@ -54,7 +54,7 @@ class Run:
         return self.path.name
 
     def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
-        """The records of one kind: ``round``, ``victim``, ``history`` or ``attack``."""
+        """The records of one kind: ``round``, ``victim``, ``perturbation``, ``history`` or ``attack``."""
         return [record for record in self.records if record["kind"] == kind]
 
     def read_pairs(self) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:

@@ -29,6 +29,7 @@ def summarize(
     victims = [r for r in records if r["kind"] == "victim"]
     attacks = [r for r in records if r["kind"] == "attack"]
     columns = metric_columns(victims)
+    changed = metric_columns(r for r in records if r["kind"] == "perturbation")
     tested = [{"round": r["round"], "accuracy": r["accuracy"]} for r in rounds if r.get("accuracy") is not None]
     accuracy = tested[-1]["accuracy"] if tested else None
     return {
@@ -46,6 +47,7 @@ def summarize(
             for t in THRESHOLDS
             if columns.get(t.metric)
         ],
+        "perturbation": {name: _plain(s) for name, values in changed.items() if (s := aggregate(values)) is not None},
         "images": len(victims),
         "failures": sum(r.get("failure") is not None for r in victims),
         "rounds": tested,

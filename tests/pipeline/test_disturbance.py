@@ -1,0 +1,43 @@
+import pytest
+
+from fl_privacy.config import build_federation, compose
+from fl_privacy.defenses import ClientState
+from fl_privacy.federation import Audit, Interceptor, Probe
+from fl_privacy.pipeline.disturbance import disturbance_of
+
+
+def observations(federation, audit):
+    seen = []
+    interceptor = Interceptor(
+        model=federation.model,
+        plan=federation.server.local_plan,
+        input_shape=federation.dataset.train.input_shape,
+        num_classes=federation.dataset.train.num_classes,
+        sink=seen.append,
+    )
+    sent = federation.server.state
+    for probe in audit.probes:
+        client = federation.participants[probe.client]
+        result = client.probe(sent, ClientState(), round=1, victim=probe.victim, batch_size=2)
+        interceptor.capture(round=1, client=probe.client, sent=sent, upload=result.upload, probe=probe)
+    for number in audit.clients:
+        result = federation.participants[number].update(sent, ClientState(), round=1)
+        interceptor.capture(round=1, client=number, sent=sent, upload=result.upload)
+    return seen
+
+
+@pytest.mark.parametrize("federation", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize(
+    "audit", [Audit(probes=(Probe(0, 0), Probe(1, 3)), batch_size=2), Audit(target="update", clients=frozenset({1}))]
+)
+def test_only_the_defense_makes_a_difference(federation, audit):
+    options = [f"federation={federation}", "federation.clients=4", "federation.plan.batch_size=32"]
+    defended = build_federation(compose([*options, "defense=pruning", "defense.rate=0.6"]))
+    measure = disturbance_of(defended.participants, 2)
+    for observation in observations(defended, audit):
+        found = measure(observation)
+        assert found.zeros == pytest.approx(0.6, abs=0.02)
+        assert found.cosine**2 + found.signal_to_perturbation**-2 == pytest.approx(1, abs=1e-4)
+    undefended = build_federation(compose(options))
+    for observation in observations(undefended, audit):
+        assert measure(observation).signal_to_perturbation == float("inf")
