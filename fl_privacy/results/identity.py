@@ -19,7 +19,7 @@ RUNTIME_KEYS = (
 )
 """Settings that change where and how fast a run goes, but no result."""
 
-DEFENSE_KEYS = ("defense", "choices.defense", "knows_defense")
+DEFENSE_KEYS = ("defense", "choices.defense", "knows_defense", "privacy")
 
 ATTACK_KEYS = ("attack", "choices.attack", "knows_labels", "victims", "batch_size", "intercept", "captured", "split")
 """Settings of an attacker that only listens: the training comes out the same."""
