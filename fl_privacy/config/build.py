@@ -114,10 +114,12 @@ def build_defense(config: DictConfig) -> Defense:
 
 
 def build_attack(config: DictConfig) -> ReconstructionAttack | None:
-    """The attack of ``config``; ``None`` for ``attack=none``."""
+    """The attack of ``config``, on the run's device unless it names its own; ``None`` for ``attack=none``."""
     if "_target_" not in config.attack:
         return None
-    attack: ReconstructionAttack = instantiate(config.attack, "attack")
+    undecided = "device" in config.attack and config.attack.device is None
+    arguments = {"device": str(resolve_device(config.device))} if undecided else {}
+    attack: ReconstructionAttack = instantiate(config.attack, "attack", **arguments)
     return attack
 
 
