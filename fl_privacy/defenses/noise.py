@@ -21,9 +21,9 @@ def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: to
     noise = torch.empty(like.shape, dtype=like.dtype, device=rng.device)
     if distribution == "gaussian":
         noise.normal_(std=scale, generator=rng)
-    else:  # the difference of two exponentials is Laplace
-        noise.exponential_(generator=rng)
-        noise.sub_(torch.empty_like(noise).exponential_(generator=rng)).mul_(scale)
+    else:  # an exponential with a random sign is Laplace
+        sign = torch.empty_like(noise).uniform_(-1, 1, generator=rng)
+        noise.exponential_(generator=rng).copysign_(sign).mul_(scale)
     return noise.to(like.device)
 
 

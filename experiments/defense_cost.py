@@ -1,0 +1,118 @@
+"""Seconds per client and round of each defense, as ratios to the undefended step, beside Refiner's Table 4.
+
+    python experiments/defense_cost.py --models lenet resnet10 resnet18 --batch-size 128 --device auto
+
+A step is the gradient of one batch of random 3x32x32 images and the defense's hooks on it, as a client runs them.
+The paper times whole defended rounds on an A10 GPU and has no undefended column, so that the ratios that can be
+compared are those to its cheapest defense, GQ.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from fl_privacy.defenses import (
+    ClientState,
+    Defense,
+    dp_noise,
+    dp_sgd,
+    none,
+    pruning,
+    quantization,
+    selective_sharing,
+    soteria,
+    soteria_mixing,
+)
+from fl_privacy.federation.local_update import local_update
+from fl_privacy.models import ConvNet, LeNet, ResNet10, ResNet18
+from fl_privacy.types import Batch, LocalPlan, ModelState
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "lenet": LeNet,
+    "convnet": ConvNet,
+    "resnet10": ResNet10,
+    "resnet18": ResNet18,
+}
+DEFENSES: dict[str, Defense] = {
+    "none": none(),
+    "pruning": pruning(rate=0.9),
+    "gaussian": dp_noise(scale=0.01, clip_norm=1.0),
+    "laplace": dp_noise(noise="laplace", scale=0.01, clip_norm=1.0),
+    "gq": quantization(bits=8),
+    "ppdl": selective_sharing(share=0.05),
+    "dp_sgd": dp_sgd(),
+    "soteria": soteria(scores="estimated"),
+    "soteria_exact": soteria(),
+    "soteria_mixing": soteria_mixing(),
+}
+TABLE_4 = {
+    "lenet": {"pruning": 0.0187, "gaussian": 0.0467, "laplace": 0.0469, "gq": 0.0179, "soteria": 0.4103},
+    "resnet10": {"pruning": 0.0495, "gaussian": 0.7317, "laplace": 0.7322, "gq": 0.0277, "soteria": 11.3148},
+    "resnet18": {"pruning": 0.0873, "gaussian": 1.8408, "laplace": 1.8414, "gq": 0.0514, "soteria": 21.7539},
+}
+"""Refiner, Table 4: seconds per client and round at batch 128; its Soteria is the exact one."""
+
+
+def seconds(model: nn.Module, defense: Defense, batch: Batch, *, repeats: int) -> float:
+    """Median time of a defended step after one to warm up."""
+    sent, rng = ModelState.of(model), torch.Generator().manual_seed(0)
+    times = []
+    for _ in range(repeats + 1):
+        synchronize(batch.inputs.device)
+        started = time.perf_counter()
+        local_update(
+            model,
+            sent,
+            [batch],
+            num_examples=len(batch),
+            plan=LocalPlan(batch_norm="eval"),
+            defense=defense,
+            state=ClientState(),
+            rng=rng,
+        )
+        synchronize(batch.inputs.device)
+        times.append(time.perf_counter() - started)
+    return sorted(times[1:])[repeats // 2]
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["lenet"], choices=MODELS)
+    parser.add_argument(
+        "--defenses", nargs="+", default=[d for d in DEFENSES if d != "soteria_exact"], choices=DEFENSES
+    )
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args()
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(automatic if options.device == "auto" else options.device)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    print(f"Batch size {options.batch_size}, {where}, median of {options.repeats}\n")
+    print("| model | defense | seconds | to undefended | to GQ | Refiner's, to GQ |")
+    print("|---|---|---|---|---|---|")
+    images = torch.rand(options.batch_size, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    batch = Batch(images.to(device), (torch.arange(options.batch_size) % 10).to(device))
+    for name in options.models:
+        torch.manual_seed(0)
+        model = MODELS[name](in_channels=3, image_size=32, num_classes=10).to(device)
+        base, gq = (seconds(model, DEFENSES[d], batch, repeats=options.repeats) for d in ("none", "gq"))
+        for label in options.defenses:
+            taken = {"none": base, "gq": gq}.get(label)
+            if taken is None:
+                taken = seconds(model, DEFENSES[label], batch, repeats=options.repeats)
+            paper = TABLE_4.get(name, {})
+            theirs = f"{paper[label] / paper['gq']:.1f}" if label in paper else ""
+            print(f"| {name} | {label} | {taken:.4f} | {taken / base:.2f} | {taken / gq:.2f} | {theirs} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
