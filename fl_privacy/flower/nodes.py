@@ -1,5 +1,6 @@
 """Which node holds which partition."""
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -8,8 +9,11 @@ from flwr.serverapp import Grid
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure
+from fl_privacy.federation.attempt import attempt
 from fl_privacy.flower.exchange import pair
 from fl_privacy.flower.records import CLIENT, PARTITION, PARTITIONS
+
+logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 600.0
@@ -26,14 +30,20 @@ class Nodes:
         self._connected: set[int] = set()
 
     def refresh(self, grid: Grid) -> None:
-        """Ask the nodes that are new; before the first round, wait for all partitions.
+        """Ask the nodes that are new: before the first round until all partitions are there, later once.
 
         Raises:
-            UserError: a node fails or holds no partition of this federation, or partitions have no node.
+            UserError: before the first round a node fails or holds no partition of this federation, or partitions have
+                no node. Later such a node is logged and left aside.
         """
-        first, deadline = not self._node, time.monotonic() + self._patience
+        if self._node:
+            result = attempt(lambda: self._ask(grid))
+            if isinstance(result, Failure):
+                logger.warning("A node that joined is left aside: %s", result.reason)
+            return
+        deadline = time.monotonic() + self._patience
         self._ask(grid)
-        while first and len(self._node) < len(self._clients):
+        while len(self._node) < len(self._clients):
             if time.monotonic() > deadline:
                 raise UserError(
                     f"A node for each of {len(self._clients)} clients is expected, but {len(self._node)} are connected;"

@@ -178,3 +178,17 @@ def test_nodes_that_can_not_start_say_why() -> None:
 
     with pytest.raises(UserError, match="but failed: FileNotFoundError: no data on this machine"):
         start(LocalGrid(range(harness.CLIENTS), answer))  # type: ignore[arg-type]
+
+
+def test_a_stranger_that_joins_later_is_left_aside(caplog: pytest.LogCaptureFixture) -> None:
+    subject = grid()
+
+    def on_round(report: Any) -> None:
+        stranger = LocalGrid([9], ClientApp()).contexts[FIRST_NODE + 9]
+        subject.contexts[FIRST_NODE + 9] = stranger
+
+    strategy = Federated(server=harness.server(), on_round=on_round, patience=0.3)
+    strategy.start(subject, strategy.arrays(), num_rounds=2)
+
+    assert "A node that joined is left aside" in caplog.text
+    assert "holds 9 of 1" in caplog.text
