@@ -19,10 +19,7 @@ def instantiate(section: DictConfig, name: str, **arguments: Any) -> Any:
     """
     settings = plain_settings(section)
     target = settings.pop("_target_", None)
-    if target is None:
-        raise UserError(f"{name} is expected to name what it builds, but has no _target_; add {name}._target_=PATH.")
-    function = _locate(target, name)
-    check_arguments(function, settings, name)
+    check_arguments(locate_target(section, name), settings, name)
     try:
         return hydra.utils.instantiate(section, **arguments, _convert_="all")
     except HydraException as error:
@@ -50,11 +47,14 @@ def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
 
 
 def locate_target(section: DictConfig, name: str) -> Any:
-    """What the section's ``_target_`` names."""
-    return _locate(section._target_, name)
+    """What the ``_target_`` of the configuration section ``name`` names.
 
-
-def _locate(target: str, name: str) -> Any:
+    Raises:
+        UserError: it has none, or it can't be imported.
+    """
+    target = section.get("_target_")
+    if target is None:
+        raise UserError(f"{name} is expected to name what it builds, but has no _target_; add {name}._target_=PATH.")
     try:
         return hydra.utils.get_object(target)
     except (HydraException, ImportError, AttributeError, ValueError) as error:

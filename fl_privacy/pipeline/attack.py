@@ -115,7 +115,7 @@ def _captured(config: DictConfig) -> tuple[list[Observation], Truth, list[str]]:
 
 def _captures(config: DictConfig) -> Path:
     folder = Path(config.captured)
-    return folder / CAPTURES if (folder / CAPTURES).is_dir() else folder
+    return folder / CAPTURES if (folder / CONFIG).is_file() else folder
 
 
 def _as_captured(config: DictConfig) -> DictConfig:

@@ -2,7 +2,6 @@
 
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,26 +9,10 @@ import pytest
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Participant
 from fl_privacy.flower import run_ray
-from fl_privacy.flower.ray_grid import SWITCHED_OFF
 from tests.federation import harness
 from tests.flower.test_backends import CASES, ROUNDS, assert_same_run
 
-pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_cluster() -> Any:
-    """One cluster for all tests; a run that finds Ray running joins it."""
-    os.environ.update(dict.fromkeys(SWITCHED_OFF, "0"))
-    ray = pytest.importorskip("ray")
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])}},
-    )
-    yield
-    ray.shutdown()
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
 @pytest.mark.parametrize("actors", [1, 2])

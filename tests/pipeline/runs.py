@@ -1,0 +1,67 @@
+"""Small runs through the command line, and how to look at them."""
+
+import io
+import json
+import time
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.cli.main import run_command_line
+
+TINY = ("federation.clients=2", "federation.rounds=2", "evaluate_every=2", "victims=2", "attack.iterations=3")
+UNATTACKED = (*TINY[:3], "attack=none")
+NO_RESULT = ("seconds", "defense_seconds", "total")
+"""Fields that differ when the same thing is done again."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a command left behind.
+
+    Attributes:
+        status: its exit status.
+        printed: lines on standard output.
+        path: what the last one names.
+    """
+
+    status: int
+    printed: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        return Path(self.printed[-1])
+
+    def json(self, name: str) -> Any:
+        return json.loads((self.path / name).read_text())
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """Of ``metrics.jsonl``, without what a clock decides."""
+        lines = (json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines())
+        return [{k: v for k, v in line.items() if k not in NO_RESULT} for line in lines if line["kind"] == kind]
+
+    def scores(self) -> list[tuple[str, int, float]]:
+        """(victim, image, PSNR) of every victim."""
+        return sorted((v["id"], v["image"], v["psnr"]) for v in self.records("victim"))
+
+
+def run(*arguments: str, out: Path) -> Run:
+    """``fl-privacy ARGUMENTS out=OUT`` in this process."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        status = run_command_line([*arguments, f"out={out}"])
+    return Run(status, tuple(line for line in printed.getvalue().splitlines() if line.strip()))
+
+
+def stamps(out: Path) -> dict[Path, int]:
+    """When the measurements of each run in ``out`` were last written to."""
+    return {path: path.stat().st_mtime_ns for path in out.glob("*/metrics.jsonl")}
+
+
+def wait_until(condition: Any, *, seconds: float) -> None:
+    """Return as soon as ``condition()`` holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
