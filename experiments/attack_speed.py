@@ -1,0 +1,248 @@
+"""How much faster the engine attacks many victims than the plain loop attacks one after the other.
+
+    python experiments/attack_speed.py --models lenet resnet20 --victims 1 8 32 128 --threads 2
+
+Both sides run the same mathematics (Inverting Gradients: cosine, total variation, signed Adam; and DLG's L-BFGS with
+100 pairs) on the same threads, measured in turn in one process; the median over the repeats is reported. The images
+are noise: the time of an iteration does not depend on them.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from fl_privacy.attacks import idlg, inverting_gradients
+from fl_privacy.attacks.optimizers import LBFGS
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.models import ConvNet, LeNet, ResNet18, ResNet20
+from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload
+
+SHAPE = {"in_channels": 3, "image_size": 32, "num_classes": 10}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "lenet": lambda: LeNet(**SHAPE, init="uniform_0.5"),
+    "convnet": lambda: ConvNet(**SHAPE, width=16),
+    "resnet20": lambda: ResNet20(**SHAPE, width=16),
+    "resnet18": lambda: ResNet18(**SHAPE),
+}
+MOVES = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """Times are those of one evaluation of one victim."""
+
+    model: str
+    attack: str
+    victims: int
+    loop_ms: float
+    engine_ms: float
+    ratio: float
+    victims_per_hour: float
+    gflops: float
+    share_of_peak: float
+    peak_memory_mb: float
+
+
+def observe(model: nn.Module, count: int, device: str) -> list[Observation]:
+    sent, plan = ModelState.of(model), LocalPlan(batch_norm="eval")
+    victims = []
+    for number in range(count):
+        batch = Batch(torch.rand(1, 3, 32, 32, device=device), torch.tensor([number % 10], device=device))
+        tensors = loss_gradients(model, sent, batch, batch_norm="eval").gradients
+        victims.append(
+            Observation(
+                id=str(number),
+                model=model,
+                sent=sent,
+                upload=Upload(tensors=tensors, num_examples=1),
+                plan=plan,
+                input_shape=(3, 32, 32),
+                num_classes=10,
+                knowledge=Knowledge(labels=batch.labels),
+            )
+        )
+    return victims
+
+
+class Loop:
+    """What published attacks run, one victim at a time."""
+
+    def __init__(self, model: nn.Module, victim: Observation) -> None:
+        self._model = model.eval()
+        self._parameters = [p.requires_grad_() for p in model.parameters()]
+        self._observed = [victim.upload.tensors[name] for name, _ in model.named_parameters()]
+        self._label = victim.knowledge.labels
+        self._device = self._observed[0].device
+
+    def _gradients(self, image: Tensor) -> tuple[Tensor, ...]:
+        loss = F.cross_entropy(self._model(image), self._label)
+        return torch.autograd.grad(loss, self._parameters, create_graph=True)
+
+    def cosine(self, image: Tensor) -> Tensor:
+        dot = squared = observed = torch.zeros((), device=self._device)
+        for guess, seen in zip(self._gradients(image), self._observed, strict=True):
+            dot, squared = dot + (guess * seen).sum(), squared + guess.pow(2).sum()
+            observed = observed + seen.pow(2).sum()
+        across = (image[..., 1:] - image[..., :-1]).abs().mean()
+        down = (image[..., 1:, :] - image[..., :-1, :]).abs().mean()
+        return 1 - dot / (squared.sqrt() * observed.sqrt()) + 1e-4 * (across + down)
+
+    def squared(self, image: Tensor) -> Tensor:
+        pairs = zip(self._gradients(image), self._observed, strict=True)
+        return torch.stack([(guess - seen).pow(2).sum() for guess, seen in pairs]).sum()
+
+    def inverting_gradients(self, iterations: int) -> None:
+        image = torch.randn(1, 3, 32, 32, device=self._device).requires_grad_()
+        optimizer = torch.optim.Adam([image], lr=0.1)
+        for _ in range(iterations):
+            (gradient,) = torch.autograd.grad(self.cosine(image), image)
+            image.grad = gradient.sign_()
+            optimizer.step()
+            with torch.no_grad():
+                image.clamp_(0, 1)
+
+    def lbfgs(self, iterations: int) -> None:
+        image = torch.randn(1, 3, 32, 32, device=self._device).requires_grad_()
+        optimizer = torch.optim.LBFGS([image], max_iter=MOVES, tolerance_grad=0, tolerance_change=0)
+
+        def closure() -> Tensor:
+            loss = self.squared(image)
+            (image.grad,) = torch.autograd.grad(loss, image)
+            return loss
+
+        for _ in range(iterations):
+            optimizer.step(closure)
+
+
+class Flops(TorchDispatchMode):
+    """Counts the operations of products and convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func._overloadpacket in flop_registry:
+            self.count += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+def seconds(work: Callable[[int], object], iterations: int, device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    work(iterations)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def per_iteration(work: Callable[[int], object], iterations: int, device: str) -> float:
+    """Seconds of one iteration without what happens once: the difference of a long and a short run."""
+    return (seconds(work, 2 + iterations, device) - seconds(work, 2, device)) / iterations
+
+
+def convolution_peak(device: str) -> float:
+    """GFLOP per second of a large convolution."""
+    images, weight = torch.randn(16, 128, 32, 32, device=device), torch.randn(128, 128, 3, 3, device=device)
+    best = min(seconds(lambda _: F.conv2d(images, weight, padding=1), 1, device) for _ in range(10))
+    return 2 * 16 * 128 * 128 * 9 * 1024 / best / 1e9
+
+
+def memory_mb(device: str) -> float:
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def measure(name: str, attack: str, victims: int, arguments: argparse.Namespace, peak: float) -> Row:
+    torch.manual_seed(0)
+    device = arguments.device
+    model = MODELS[name]().to(device)
+    seen = observe(model, victims, device)
+    reference = Loop(model, seen[0])
+    evaluations = MOVES if attack == "lbfgs" else 1
+
+    def engine(iterations: int) -> None:
+        settings = inverting_gradients(iterations=iterations)
+        if attack == "lbfgs":
+            settings = replace(
+                idlg(iterations=iterations, enough=0),
+                optimizer=LBFGS(inner=MOVES, tolerance_grad=0, tolerance_change=0),
+            )
+        settings(seen, seed=0)
+
+    loop = reference.lbfgs if attack == "lbfgs" else reference.inverting_gradients
+    iterations = max(1, arguments.iterations // evaluations)
+    loop(1)
+    engine(1)
+    ours, theirs = [], []
+    for _ in range(arguments.repeats):
+        theirs.append(per_iteration(loop, iterations, device) / evaluations)
+        ours.append(per_iteration(engine, iterations, device) / evaluations / victims)
+    median = statistics.median(ours)
+    with Flops() as counter:
+        image = torch.rand(1, 3, 32, 32, device=device, requires_grad=True)
+        torch.autograd.grad(reference.cosine(image), image)
+    gflops = counter.count / median / 1e9
+    return Row(
+        model=name,
+        attack=attack,
+        victims=victims,
+        loop_ms=1e3 * statistics.median(theirs),
+        engine_ms=1e3 * median,
+        ratio=statistics.median(t / o for t, o in zip(theirs, ours, strict=True)),
+        victims_per_hour=3600 / (median * (300 * MOVES if attack == "lbfgs" else 4800)),
+        gflops=gflops,
+        share_of_peak=gflops / peak,
+        peak_memory_mb=memory_mb(device),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--attacks", nargs="+", choices=("inverting_gradients", "lbfgs"), default=["inverting_gradients"]
+    )
+    parser.add_argument("--victims", nargs="+", type=int, default=[1, 8, 32, 128])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--iterations", type=int, default=20, help="evaluations of a measurement")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("runs/attack_speed.json"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    peak = convolution_peak(arguments.device)
+    print(f"convolution peak {peak:.0f} GFLOP/s on {arguments.threads} threads ({arguments.device})")
+    print(f"{'model':9} {'attack':20} {'V':>5} {'loop ms':>9} {'engine ms':>10} {'ratio':>6} {'peak':>5} {'MB':>6}")
+    rows: list[dict[str, object]] = []
+    for name in arguments.models:
+        for attack in arguments.attacks:
+            for victims in arguments.victims:
+                row = measure(name, attack, victims, arguments, peak)
+                rows.append(asdict(row))
+                print(
+                    f"{row.model:9} {row.attack:20} {row.victims:5} {row.loop_ms:9.2f} {row.engine_ms:10.3f}"
+                    f" {row.ratio:6.1f} {row.share_of_peak:5.0%} {row.peak_memory_mb:6.0f}",
+                    flush=True,
+                )
+                arguments.out.parent.mkdir(parents=True, exist_ok=True)
+                figures = {"torch": torch.__version__, "threads": arguments.threads, "peak_gflops": peak, "rows": rows}
+                arguments.out.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
