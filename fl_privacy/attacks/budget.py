@@ -45,7 +45,7 @@ def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer) -
     with differentiable_twice(), _Allocated() as allocated:
         problem.loss(variables.detach().requires_grad_())
     state = optimizer.moments * variables.numel() * variables.element_size()
-    observed = sum(t.value.numel() * t.value.element_size() for t in problem.targets.values())
+    observed = sum(target.size for target in problem.targets.values()) * variables.element_size()
     most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU
     fitting = int(_SHARE * _free_bytes(variables.device)) // (allocated.bytes + state + 3 * observed)
     return int(max(1, min(most, fitting)))

@@ -19,7 +19,7 @@ class Objective(Protocol):
     """Statistics of each uploaded tensor -> loss (V,) of each victim.
 
     Attributes:
-        elementwise: True where :attr:`LayerStatistics.absolute` is used, which needs the gradient itself.
+        elementwise: True where differences of gradients are used, which lose their digits in products of factors.
         layers: weights of the tensors.
     """
 
@@ -77,7 +77,7 @@ class L2:
     """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4)."""
 
     layers: LayerWeights = field(default_factory=dict)
-    elementwise: bool = field(default=False, init=False)
+    elementwise: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         """Loss (V,)."""
@@ -139,7 +139,7 @@ class GaussianKernel:
     depth: Literal["constant", "linear", "geometric"] = "linear"
     last: float = 0.5
     layers: LayerWeights = field(default_factory=dict)
-    elementwise: bool = field(default=False, init=False)
+    elementwise: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         """Loss (V,)."""

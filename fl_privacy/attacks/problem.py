@@ -6,11 +6,36 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.low_rank import Factors, Products
 from fl_privacy.attacks.objectives import Objective
 from fl_privacy.attacks.priors import Guess, Prior, batch_statistics
 from fl_privacy.attacks.space import Projection, Space, project
-from fl_privacy.attacks.statistics import Explicit, Target
+from fl_privacy.attacks.statistics import Explicit, LayerStatistics, Target
 from fl_privacy.attacks.victim_gradients import VictimGradients, differentiable_twice
+from fl_privacy.attacks.victim_gradients.layered import Layered
+
+
+@dataclass(frozen=True, eq=False)
+class _Zero:
+    """Statistics of a gradient that is zero everywhere."""
+
+    target: Target
+
+    @property
+    def dot(self) -> Tensor:
+        return torch.zeros_like(self.target.squared)
+
+    @property
+    def squared(self) -> Tensor:
+        return torch.zeros_like(self.target.squared)
+
+    @property
+    def distance(self) -> Tensor:
+        return self.target.squared
+
+    @property
+    def absolute(self) -> Tensor:
+        return self.target.value.abs().sum(1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,6 +50,7 @@ class Problem:
         shape: (B, C, H, W) of one victim.
         num_classes: K.
         targets: observed tensors.
+        factors: of the observed tensors whose gradients are not formed; with them ``gradients`` is :class:`Layered`.
         labels: (V, B), or ``None`` where they are optimized.
         observer: the model in evaluation mode, with its running statistics.
         attempts: so many neighboring victims are attempts at the same one.
@@ -37,6 +63,7 @@ class Problem:
     shape: tuple[int, ...]
     num_classes: int
     targets: Mapping[str, Target]
+    factors: Mapping[str, Factors]
     labels: Tensor | None
     observer: nn.Module
     attempts: int
@@ -59,17 +86,28 @@ class Problem:
     def loss(self, variables: Tensor) -> Tensor:
         """(V,)."""
         images = self.images(variables)
-        gradients = self.gradients(images, self.guessed_labels(variables))
-        loss = self.objective({name: Explicit(gradients[name], target) for name, target in self.targets.items()})
+        loss = self.objective(self._statistics(images, self.guessed_labels(variables)))
         guess = Guess(images, self.attempts, lambda: batch_statistics(self.observer, images))
         for prior in self.priors:
             loss = loss + prior(guess)
         return loss
 
+    def _statistics(self, images: Tensor, labels: Tensor) -> dict[str, LayerStatistics]:
+        if not self.factors:
+            gradients = self.gradients(images, labels)
+            return {name: Explicit(gradients[name], target) for name, target in self.targets.items()}
+        assert isinstance(self.gradients, Layered)
+        gradients, products = self.gradients.gradients_and_products(images, labels, self.factors.keys())
+        return {
+            name: Products(*products[name], self.factors[name], target)
+            if name in self.factors
+            else Explicit(gradients[name], target)
+            for name, target in self.targets.items()
+        }
+
     def zero_loss(self) -> Tensor:
         """The objective (V,) of a gradient that is zero everywhere: what the other losses are measured by."""
-        zero = {name: Explicit(torch.zeros_like(target.value), target) for name, target in self.targets.items()}
-        return self.objective(zero)
+        return self.objective({name: _Zero(target) for name, target in self.targets.items()})
 
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
         """Loss (V,) and gradient (V, N)."""
@@ -89,5 +127,6 @@ class Problem:
         return replace(
             self,
             targets={name: target.select(rows) for name, target in self.targets.items()},
+            factors={name: factors.select(rows) for name, factors in self.factors.items()},
             labels=None if self.labels is None else self.labels[rows],
         )

@@ -11,29 +11,30 @@ class Target:
     """The observed tensor of one layer for V victims.
 
     Attributes:
-        value: (V, n) flattened.
+        value: (V, n) flattened, (V, 0) where it is known by its factors.
         squared: (V,) sum of squares.
         variance: (V,) over the n elements.
+        size: n.
     """
 
     value: Tensor
     squared: Tensor
     variance: Tensor
+    size: int
 
     @classmethod
     def of(cls, value: Tensor) -> "Target":
         """From (V, *shape)."""
         flat = value.flatten(1)
-        return cls(flat, flat.square().sum(1), flat.var(1, correction=0))
+        return cls(flat, flat.square().sum(1), flat.var(1, correction=0), flat.shape[1])
 
-    @property
-    def size(self) -> int:
-        """n."""
-        return self.value.shape[1]
+    def without_value(self) -> "Target":
+        """The numbers alone."""
+        return Target(self.value[:, :0].clone(), self.squared, self.variance, self.size)
 
     def select(self, rows: Tensor) -> "Target":
         """Of the victims ``rows``."""
-        return Target(self.value[rows], self.squared[rows], self.variance[rows])
+        return Target(self.value[rows], self.squared[rows], self.variance[rows], self.size)
 
 
 class LayerStatistics(Protocol):

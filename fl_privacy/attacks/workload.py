@@ -10,12 +10,14 @@ from torch import Tensor
 from fl_privacy.attacks import labels as labeling
 from fl_privacy.attacks.budget import victims_at_once
 from fl_privacy.attacks.group import Group
+from fl_privacy.attacks.low_rank import factorize
 from fl_privacy.attacks.objectives import audible
 from fl_privacy.attacks.problem import Problem
 from fl_privacy.attacks.statistics import Target
 from fl_privacy.attacks.targets import accumulated_gradient, as_gradient, needs_unrolling, stack
 from fl_privacy.attacks.victim_gradients import VictimGradients, choose, frozen_copy
 from fl_privacy.attacks.victim_gradients.base import Setting
+from fl_privacy.attacks.victim_gradients.layered import Layered
 from fl_privacy.attacks.victim_gradients.unrolled import Unrolled
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
@@ -58,6 +60,7 @@ class Workload:
         self._setting = Setting(model, self._names, first.plan)
         evaluating = replace(first.plan, batch_norm="eval")
         self._observer = frozen_copy(first.model, first.sent, evaluating, device=self._device, dtype=self._dtype)
+        self._ranks: dict[str, int] = {}
         self._gradients = self._choose()
         told = [self._label(*member) for member in group.members]
         self.failures = {position: why for position, why in told if isinstance(why, str)}
@@ -79,10 +82,13 @@ class Workload:
             return Unrolled(self._setting)
         labels = torch.zeros(2, self._shape[0], dtype=torch.long, device=self._device)
         try:
-            return choose(self._setting, trial, labels)
+            chosen = choose(self._setting, trial, labels)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise NotAttackableError(f"The model can't be differentiated twice: {reason}") from error
+        if isinstance(chosen, Layered) and not self._attack.objective.elementwise:
+            self._ranks = chosen.ranks(trial, labels)
+        return chosen
 
     def _label(self, position: int, observation: Observation) -> tuple[int, Member | str]:
         told, policy = observation.knowledge.labels, self._attack.labels
@@ -114,7 +120,13 @@ class Workload:
 
     def problem(self, members: Sequence[Member], attempts: int = 1) -> Problem:
         """Of a chunk, in which every ``attempts`` neighbors are the same member."""
-        targets = stack([self._target(m.observation) for m in members], self._names, self._device, self._dtype)
+        values = stack([self._target(m.observation) for m in members], self._names, self._device, self._dtype)
+        targets = {name: Target.of(value) for name, value in values.items()}
+        factors = {}
+        for name, rank in self._ranks.items():
+            found = factorize(values[name].flatten(2), rank)
+            if found is not None:
+                factors[name], targets[name] = found, targets[name].without_value()
         labels = [m.labels for m in members if m.labels is not None]
         return Problem(
             gradients=self._gradients,
@@ -123,7 +135,8 @@ class Workload:
             space=self._attack.space,
             shape=self._shape,
             num_classes=self._num_classes,
-            targets={name: Target.of(value) for name, value in targets.items()},
+            targets=targets,
+            factors=factors,
             labels=torch.stack(labels) if labels else None,
             observer=self._observer,
             attempts=attempts,

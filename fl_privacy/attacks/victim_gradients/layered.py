@@ -4,7 +4,7 @@ This is how per-example gradients are clipped in private training (Goodfellow 20
 the place of the example. The weights are frozen, so that no pass computes a gradient of them as such.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fl_privacy.attacks.low_rank import pays
 from fl_privacy.attacks.victim_gradients.base import Setting
-from fl_privacy.attacks.victim_gradients.layers import Call, parameter_gradients
+from fl_privacy.attacks.victim_gradients.layers import Call, has_weight_factors, parameter_gradients, weight_factors
 from fl_privacy.attacks.victim_gradients.normalization import separated_copy
 from fl_privacy.types import Tensors
 
@@ -41,13 +42,39 @@ class Layered:
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
         """Gradients by name."""
-        calls = self.calls(inputs, labels)
+        return self.gradients_and_products(inputs, labels, ())[0]
+
+    def gradients_and_products(
+        self, inputs: Tensor, labels: Tensor, factored: Collection[str]
+    ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
+        """Gradients by name, but for the weights ``factored``: output gradients (V, O, P) and inputs (V, D, P).
+
+        The names are among those of :meth:`ranks`.
+        """
         gradients: dict[str, Tensor] = {}
-        for layer, call in calls:
-            for own_name, gradient in parameter_gradients(layer.module, call, layer.names.keys()).items():
-                name = layer.names[own_name]
-                gradients[name] = gradients[name] + gradient if name in gradients else gradient
-        return gradients
+        products: dict[str, tuple[Tensor, Tensor]] = {}
+        for layer, call in self.calls(inputs, labels):
+            own = layer.names
+            if own.get("weight") in factored:
+                products[own["weight"]] = weight_factors(layer.module, call)
+                own = {own_name: name for own_name, name in own.items() if own_name != "weight"}
+            _add(gradients, own, parameter_gradients(layer.module, call, own.keys()))
+        return gradients, products
+
+    def ranks(self, inputs: Tensor, labels: Tensor) -> dict[str, int]:
+        """The weights whose gradient is better not formed, with the rank that it has at most."""
+        found: dict[str, int] = {}
+        called: set[str] = set()
+        for layer, call in self.calls(inputs, labels):
+            weight = layer.names.get("weight")
+            if weight is None or weight in called or not has_weight_factors(layer.module):
+                found.pop(weight or "", None)
+                continue
+            called.add(weight)
+            deltas, columns = weight_factors(layer.module, call)
+            if pays(deltas.shape[1], columns.shape[1], deltas.shape[2]):
+                found[weight] = deltas.shape[2]
+        return found
 
     def calls(self, inputs: Tensor, labels: Tensor) -> list[tuple[_Layer, Call]]:
         """Inputs of each call of a layer and the loss's gradient by its outputs, (V, B, ...) each."""
@@ -87,6 +114,12 @@ class Layered:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _add(gradients: dict[str, Tensor], names: dict[str, str], found: Tensors) -> None:
+    for own_name, gradient in found.items():
+        name = names[own_name]
+        gradients[name] = gradients[name] + gradient if name in gradients else gradient
 
 
 def _layers(model: nn.Module, names: dict[int, str]) -> Iterator[_Layer]:

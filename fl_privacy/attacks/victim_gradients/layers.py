@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from fl_privacy.attacks.victim_gradients.convolution import weight_gradient
-from fl_privacy.attacks.victim_gradients.normalization import Affine
+from fl_privacy.attacks.victim_gradients.convolution import unfolded, weight_gradient
+from fl_privacy.attacks.victim_gradients.normalization import Affine, FrozenNorm
 from fl_privacy.types import Tensors
 
 
@@ -26,9 +26,29 @@ def parameter_gradients(module: nn.Module, call: Call, names: Collection[str]) -
     if type(module) is nn.Linear:
         deltas, inputs = call.deltas.flatten(1, -2), call.inputs.flatten(1, -2)
         return _select(names, lambda: deltas.mT @ inputs, deltas.sum(1))
-    if isinstance(module, Affine):
+    if isinstance(module, (Affine, FrozenNorm)):
         return module.gradients(call.inputs, call.deltas, names)
     return _any_layer(module, call, names)
+
+
+def has_weight_factors(module: nn.Module) -> bool:
+    """Whether :func:`weight_factors` can be asked for."""
+    if type(module) is nn.Conv2d:
+        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return type(module) is nn.Linear
+
+
+def weight_factors(module: nn.Module, call: Call) -> tuple[Tensor, Tensor]:
+    """``deltas`` (V, O, P) and ``inputs`` (V, D, P) whose product over the positions is the weight's gradient."""
+    if isinstance(module, nn.Conv2d):
+        columns = unfolded(module, call.inputs, (module.stride, module.padding, module.dilation))[:, :, 0]
+        return _merge_images(call.deltas.flatten(-2)), _merge_images(columns)
+    return call.deltas.flatten(1, -2).mT, call.inputs.flatten(1, -2).mT
+
+
+def _merge_images(values: Tensor) -> Tensor:
+    """(V, B, N, T) -> (V, N, B T)."""
+    return values.squeeze(1) if values.shape[1] == 1 else values.transpose(1, 2).flatten(2)
 
 
 def _select(names: Collection[str], weight: Callable[[], Tensor], bias: Tensor) -> Tensors:

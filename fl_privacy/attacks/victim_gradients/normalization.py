@@ -42,7 +42,8 @@ class Affine(nn.Module):
         summed = [dim for dim in range(1, dims) if dim not in kept]
         gradients = {}
         if "weight" in names:
-            gradients["weight"] = (deltas * inputs).sum(summed)
+            product = channel_products(inputs, deltas) if not self._trailing else (deltas * inputs).sum(summed)
+            gradients["weight"] = product
         if "bias" in names:
             gradients["bias"] = deltas.sum(summed)
         return gradients
@@ -64,18 +65,38 @@ class _VictimBatchNorm(nn.Module):
         return normalized.reshape(apart.transpose(0, 1).shape).transpose(0, 1).flatten(0, 1)
 
 
-class _Standardize(nn.Module):
-    """Batch normalization by given statistics."""
+class FrozenNorm(nn.Module):
+    """Batch normalization by given statistics with its scale and shift, in one pass over the activation."""
 
-    def __init__(self, mean: Tensor, variance: Tensor, eps: float) -> None:
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
         super().__init__()
-        self.register_buffer("scale", (variance + eps).rsqrt())
-        self.register_buffer("shift", -mean * (variance + eps).rsqrt())
+        self.weight, self.bias = norm.weight, norm.bias
+        self._slope = (variance + norm.eps).rsqrt()
+        self._offset = -mean * self._slope
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(N, C, ...) -> the same shape."""
         shape = (-1, *(1 for _ in inputs.shape[2:]))
-        return torch.addcmul(self.shift.view(shape), inputs, self.scale.view(shape))  # type: ignore[operator]
+        slope, offset = self._slope, self._offset
+        if self.weight is not None:
+            slope, offset = slope * self.weight, offset * self.weight
+        if self.bias is not None:
+            offset = offset + self.bias
+        return torch.addcmul(offset.view(shape), inputs, slope.view(shape))
+
+    def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
+        """Gradients (V, C) of the parameters ``names``."""
+        total = deltas.transpose(1, 2).flatten(2).sum(2)
+        gradients = {}
+        if "weight" in names:
+            gradients["weight"] = self._slope * channel_products(inputs, deltas) + self._offset * total
+        return {**gradients, "bias": total} if "bias" in names else gradients
+
+
+def channel_products(one: Tensor, other: Tensor) -> Tensor:
+    """Sum over images and positions of the products of (V, B, C, ...): (V, C), without forming the products."""
+    rows = [values.transpose(1, 2).flatten(2).flatten(0, 1) for values in (one, other)]
+    return torch.bmm(rows[0][:, None], rows[1][..., None]).reshape(len(one), -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +132,9 @@ def separated_copy(model: nn.Module) -> Separated:
 
 def _separated(module: nn.Module, victims: Victims) -> nn.Module | None:
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        if module.running_mean is None or module.running_var is None:
-            plain: nn.Module = _VictimBatchNorm(module.eps, victims)
-        else:
-            plain = _Standardize(module.running_mean, module.running_var, module.eps)
+        if module.running_mean is not None and module.running_var is not None:
+            return FrozenNorm(module, module.running_mean, module.running_var)
+        plain: nn.Module = _VictimBatchNorm(module.eps, victims)
     elif isinstance(module, nn.GroupNorm):
         plain = nn.GroupNorm(module.num_groups, module.num_channels, module.eps, affine=False)
     elif isinstance(module, nn.LayerNorm):
