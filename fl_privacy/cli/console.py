@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -48,7 +49,7 @@ class RichMonitor(Monitor):
         """Add a row; name who was excluded."""
         self._rounds.append((report, evaluation))
         for client, reason in report.excluded.items():
-            self.say(f"[yellow]Round {report.round}: client {client} excluded: {reason}[/yellow]")
+            self.say(f"[yellow]Round {report.round}: client {client} excluded: {escape(reason)}[/yellow]")
         if self.console.is_terminal:
             self._show(report.round)
         if not self.console.is_terminal and (report.round % max(1, self._total // 10) == 0 or report.round == 1):

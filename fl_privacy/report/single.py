@@ -53,7 +53,7 @@ def _lede(run: Run) -> str:
 def _leakage_rows(run: Run) -> list[dict[str, Any]]:
     """A row for each metric, the ones with a bound judged by their mean."""
     summary = run.summary
-    order = [*(name for name in METRICS if name in summary["metrics"]), *(set(summary["metrics"]) - set(METRICS))]
+    order = sorted(summary["metrics"], key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     bounds = {bound["metric"]: bound for bound in summary["thresholds"]}
     rows = []
     for name in order:
