@@ -1,5 +1,6 @@
 """The nouns of the package: what is trained, what is uploaded, what an attacker knows and what it finds."""
 
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -7,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.annotations import fits, in_words
 from fl_privacy.errors import UserError
 
 Tensors = Mapping[str, Tensor]
@@ -67,7 +69,8 @@ class LocalPlan:
         weight_decay: L2 penalty added to each gradient of a local step.
         batch_norm: ``train`` normalises by the batch and updates the running statistics,
             ``eval`` normalises by the running statistics that were sent.
-        buffers: ``shared`` uploads the running statistics, ``withheld`` keeps them on the client.
+        buffers: ``shared`` uploads the running statistics, ``withheld`` does not: the
+            server's stay as they were at the start.
         loss_scale: factor on the mean cross entropy of a batch.
     """
 
@@ -85,14 +88,20 @@ class LocalPlan:
     loss_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _expect_one_of("plan.shares", self.shares, ("gradient", "delta", "weights"))
-        _expect_one_of("plan.optimizer", self.optimizer, ("sgd", "adam"))
-        _expect_one_of("plan.batch_norm", self.batch_norm, ("train", "eval"))
-        _expect_one_of("plan.buffers", self.buffers, ("shared", "withheld"))
-        if not self.lr > 0:
-            raise UserError(f"plan.lr is expected to be above 0, but got {self.lr}; try 0.01.")
+        for name, annotation in typing.get_type_hints(LocalPlan).items():
+            if not fits(value := getattr(self, name), annotation):
+                raise UserError(f"plan.{name} is expected to be {in_words(annotation)}, but got {value!r}.")
+        for name, example in (("lr", 0.01), ("loss_scale", 1.0)):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(
+                    f"plan.{name} is expected to be above 0 and finite, but got {getattr(self, name)}; try {example}."
+                )
         if not 0 <= self.momentum < 1:
             raise UserError(f"plan.momentum is expected in [0, 1), but got {self.momentum}; try 0.9.")
+        if self.nesterov and self.momentum == 0:
+            raise UserError("plan.nesterov is expected with a momentum above 0, but got 0; try plan.momentum=0.9.")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise UserError(f"plan.weight_decay is expected to be at least 0, but got {self.weight_decay}; try 5e-4.")
         for name in ("steps", "epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -107,11 +116,6 @@ class LocalPlan:
                 "A shared gradient is that of one batch, but the plan asks for several local steps;"
                 " use plan.shares=delta or drop plan.steps and plan.epochs."
             )
-
-
-def _expect_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UserError(f"{name} is expected to be one of {', '.join(allowed)}, but got {value!r}.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from omegaconf import DictConfig
 from rich.console import Console
+from rich.markup import escape
 
 from fl_privacy.cli.backends import backend_of
 from fl_privacy.cli.console import RichMonitor
@@ -39,12 +40,12 @@ def run_jobs(
         return
     folders, failed = [], []
     for number, (job, config) in enumerate(zip(jobs, configs, strict=True), 1):
-        console.rule(f"{number}/{len(jobs)} {' '.join(job)}", style="dim")
+        console.rule(f"{number}/{len(jobs)} {escape(' '.join(job))}", style="dim")
         try:
             folders.append(run_job(command, config, console))
         except UserError as error:
             failed.append(f"{' '.join(job)}: {error}")
-            console.print(f"[red]error: {failed[-1]}[/red]", highlight=False)
+            console.print(f"[red]error: {escape(failed[-1])}[/red]", highlight=False)
     if folders:
         print(write_report(folders, None))
     if failed:

@@ -187,8 +187,6 @@ def _audit(config: DictConfig, rounds: int, participants: Mapping[int, Participa
     batch_size = positive(config.batch_size, "batch_size")
     sizes = {client: len(p.indices) for client, p in participants.items() if client in clients}
     probing = config.intercept.target == "probe"
-    if config.intercept.target not in ("probe", "update"):
-        raise UserError(f"intercept.target is expected to be probe or update, but got {config.intercept.target!r}.")
     return Audit(
         rounds=audited,
         target=config.intercept.target,

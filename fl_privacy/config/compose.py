@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from fl_privacy.config.check import check_settings
 from fl_privacy.config.suggest import suggest
 from fl_privacy.errors import UserError
 
@@ -24,7 +25,8 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """The resolved configuration for ``overrides`` in Hydra's grammar; ``choices`` names the option of each group.
 
     Raises:
-        UserError: an override does not parse, or names a group, option or key that does not exist.
+        UserError: an override does not parse, names a group, option or key that does not exist, or sets a setting of
+            the run to what it can't be.
     """
     parsed = _parse(overrides)
     for override in parsed:
@@ -45,6 +47,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     known = OmegaConf.load(CONFIG_DIR / "config.yaml").keys() | _groups() | {"choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
         raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known))}")
+    check_settings(config)
     return config
 
 
@@ -88,8 +91,10 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 def _check_groups(overrides: Sequence[Override]) -> None:
     for override in overrides:
         group, option = override.key_or_group, override.value()
-        if group in _groups() and isinstance(option, str) and option not in options(group):
-            raise UserError(f"{group} has no option {option!r}{suggest(option, options(group))}")
+        if group == "experiment" and option is None:
+            continue
+        if group in _groups() and override.type is not OverrideType.DEL and option not in options(group):
+            raise UserError(f"{group} has no option {option!r}{suggest(str(option), options(group))}")
 
 
 def _check_keys(overrides: Sequence[Override]) -> None:

@@ -7,6 +7,7 @@ import hydra.utils
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from fl_privacy.annotations import fits, in_words
 from fl_privacy.config.suggest import suggest
 from fl_privacy.errors import UserError
 
@@ -15,7 +16,7 @@ def instantiate(section: DictConfig, name: str, **arguments: Any) -> Any:
     """Call the ``_target_`` of the configuration section ``name`` with its keys and ``arguments``.
 
     Raises:
-        UserError: there is no such target, it does not take a key, or it refuses a value.
+        UserError: there is no such target, it does not take a key, or a value is wrong.
     """
     settings = plain_settings(section)
     target = settings.pop("_target_", None)
@@ -37,13 +38,24 @@ def plain_settings(section: DictConfig) -> dict[str, Any]:
 
 
 def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
-    """Refuse settings that ``function`` has no parameter for."""
+    """Refuse settings that ``function`` has no parameter for, or that are not of the type it announces."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
-    for key in settings:
-        if not key.startswith("_") and key not in parameters:
+    for key, value in settings.items():
+        if key.startswith("_"):
+            continue
+        if key not in parameters:
             raise UserError(f"Unknown key {name}.{key}{suggest(key, parameters)}")
+        if value is not None or parameters[key].default is not None:
+            expect_type(f"{name}.{key}", value, parameters[key].annotation)
+
+
+def expect_type(name: str, value: object, annotation: Any) -> None:
+    """Raise ``UserError`` unless ``value`` fits ``annotation``; one that Hydra is yet to build does."""
+    is_built = isinstance(value, dict) and "_target_" in value
+    if not is_built and not fits(value, annotation):
+        raise UserError(f"{name} is expected to be {in_words(annotation)}, but got {value!r}.")
 
 
 def locate_target(section: DictConfig, name: str) -> Any:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from fl_privacy.annotations import fits
 from fl_privacy.errors import UserError
 from fl_privacy.federation.capture import (
     BUFFERS,
@@ -108,14 +108,14 @@ class _Reader:
             self._refuse("has no plan")
         types = typing.get_type_hints(LocalPlan)
         for key, value in raw.items():
-            if key not in types or not _is_a(value, types[key]):
+            if key not in types or not fits(value, types[key]):
                 self._refuse(f"has {key}={value!r} in its plan")
         if missing := [f.name for f in fields(LocalPlan) if f.name not in raw]:
             self._refuse(f"has no {missing[0]} in its plan")
         return LocalPlan(**raw)
 
     def _shape(self, raw: object) -> tuple[int, ...]:
-        if not isinstance(raw, list) or not raw or not all(_is_a(n, int) and n > 0 for n in raw):
+        if not isinstance(raw, list) or not raw or not all(fits(n, int) and n > 0 for n in raw):
             self._refuse(f"has the input shape {raw!r}")
         return tuple(raw)
 
@@ -186,20 +186,6 @@ class _Reader:
             f"{self.path} is expected to be a captured update of the model given, but {what};"
             " choose the model it was captured with, or remove the file."
         )
-
-
-def _is_a(value: object, annotation: Any) -> bool:
-    """Whether ``value`` is of the type a field of ``LocalPlan`` is annotated with."""
-    origin = typing.get_origin(annotation)
-    if origin is Literal:
-        return value in typing.get_args(annotation)
-    if origin in (UnionType, typing.Union):
-        return any(_is_a(value, part) for part in typing.get_args(annotation))
-    if annotation is NoneType:
-        return value is None
-    if annotation is bool:
-        return isinstance(value, bool)
-    return isinstance(value, int | float if annotation is float else annotation) and not isinstance(value, bool)
 
 
 def _natural(path: Path) -> list[str | int]:

@@ -42,8 +42,8 @@ class ServerPlan:
             raise UserError(f"aggregation is expected to be mean or round_robin, but got {self.aggregation!r}.")
         if not 0 < self.fraction <= 1:
             raise UserError(f"fraction is expected in (0, 1], but got {self.fraction}; use 1 to ask every client.")
-        if not self.lr > 0:
-            raise UserError(f"server lr is expected to be above 0, but got {self.lr}.")
+        if not 0 < self.lr < math.inf:
+            raise UserError(f"server lr is expected to be above 0 and finite, but got {self.lr}; try 1.")
 
 
 @dataclass(kw_only=True, eq=False)

@@ -6,6 +6,7 @@ from typing import Literal
 from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.config import to_yaml
+from fl_privacy.errors import UserError
 from fl_privacy.results import RunFolder
 
 Command = Literal["run", "attack"]
@@ -19,14 +20,27 @@ def plain(config: DictConfig, command: Command) -> dict[str, object]:
 
 
 def open_folder(config: DictConfig, command: Command) -> RunFolder:
-    """The folder of ``config``: named after its choices, told apart by the hash of all of it."""
+    """The folder of ``config``: named after its choices, told apart by the hash of all of it.
+
+    Raises:
+        UserError: it can't be made.
+    """
     chosen = [config.choices[group] for group in ("data", "model", "federation", "defense", "attack")]
-    front = [config.name] if config.name else [] if command == "run" else [command]
-    return RunFolder.open_or_create(
-        Path(config.out),
-        label="-".join([*front, *chosen]),
-        config=plain(config, command),
-        config_text=f"command: {command}\n{to_yaml(config)}",
-        undefended=config.choices.defense == "none" and command == "run",
-        overwrite=config.overwrite,
-    )
+    front = [str(config.name)] if config.name is not None else [] if command == "run" else [command]
+    label = "-".join([*front, *chosen])
+    if "/" in label:
+        raise UserError(f"name is expected to be part of a folder's name, but got {config.name!r}; set out=FOLDER too.")
+    try:
+        return RunFolder.open_or_create(
+            Path(config.out),
+            label=label,
+            config=plain(config, command),
+            config_text=f"command: {command}\n{to_yaml(config)}",
+            undefended=config.choices.defense == "none" and command == "run",
+            overwrite=config.overwrite,
+        )
+    except OSError as error:
+        raise UserError(
+            f"out is expected to be a folder that can be written, but {config.out} can't ({error.strerror});"
+            " set out=FOLDER."
+        ) from error

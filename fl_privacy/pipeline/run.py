@@ -5,6 +5,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import build_attack, build_federation, participants_of, to_yaml
 from fl_privacy.config.build import Federation, positive
 from fl_privacy.data import partition_table
@@ -34,13 +35,14 @@ def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor) -> Pa
     Raises:
         UserError: a setting is wrong, parts do not fit, or all clients of a round failed.
     """
-    federation = build_federation(config)
+    federation, attack = build_federation(config), build_attack(config)
+    positive(config.evaluate_every, "evaluate_every")
     run_twin(config, backend, monitor)
     with open_folder(config, "run") as folder:
         if folder.finished:
             monitor.say("Finished already; overwrite=true runs it again.")
         else:
-            _run(config, federation, folder, backend, monitor)
+            _run(config, federation, attack, folder, backend=backend, monitor=monitor)
             folder.finish(undefended_accuracy=undefended_accuracy(config) if _wants_twin(config) else None)
         write_report([folder.path])
     return folder.path
@@ -57,14 +59,21 @@ def _wants_twin(config: DictConfig) -> bool:
     return bool(config.twin) and config.choices.defense != "none"
 
 
-def _run(config: DictConfig, federation: Federation, folder: RunFolder, backend: Backend, monitor: Monitor) -> None:
+def _run(
+    config: DictConfig,
+    federation: Federation,
+    attack: ReconstructionAttack | None,
+    folder: RunFolder,
+    *,
+    backend: Backend,
+    monitor: Monitor,
+) -> None:
     plan, audit, dataset = federation.server.local_plan, federation.audit, federation.dataset
     folder.write_environment(seed=config.seed)
     privacy = privacy_statement(federation, delta=config.privacy.delta, accountant=config.privacy.accountant)
     folder.write_threat_model([*threat_model(config, plan, audit, federation.defense), privacy])
     table = partition_table(dataset.train, [p.indices for p in federation.participants.values()])
     folder.write_partition(table.tolist(), dataset.train.class_names)
-    attack = build_attack(config)
     stage = (
         AttackStage(
             attack=attack,
@@ -94,10 +103,8 @@ def _run(config: DictConfig, federation: Federation, folder: RunFolder, backend:
             stage(waiting)
             waiting.clear()
 
-    every = positive(config.evaluate_every, "evaluate_every")
-
     def on_round(report: RoundReport) -> None:
-        due = report.round % every == 0 or report.round == federation.rounds
+        due = report.round % config.evaluate_every == 0 or report.round == federation.rounds
         evaluation = _evaluate(federation) if due else None
         folder.add_round(
             round=report.round,

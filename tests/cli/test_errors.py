@@ -48,6 +48,29 @@ WRONG = {
     "capture that does not exist": (["attack", "captured=/nowhere/run"], "captured"),
     "weights that do not exist": (["attack", "weights=/nowhere/model.safetensors"], "weights"),
     "split that does not exist": (["attack", "split=valid"], "train or test"),
+    "fraction in words": (["run", "federation.fraction=half"], "a number"),
+    "server rate that is no number": (["run", "federation.server_lr=nan"], "a number"),
+    "seed in words": (["run", "seed=abc"], "a whole number"),
+    "truth in words": (["run", "knows_labels=flase"], "true or false"),
+    "half an example": (["run", "federation.plan.batch_size=1.5"], "a whole number"),
+    "rate of nothing": (["run", "federation=fedavg", "federation.plan.lr=null"], "a number"),
+    "Nesterov without momentum": (
+        ["run", "federation=fedavg", "federation.plan.momentum=0", "federation.plan.nesterov=true"],
+        "momentum",
+    ),
+    "attack at no time": (["run", "intercept.when=never"], "after or during"),
+    "rounds in letters": (["run", "intercept.rounds=[1,a]"], "intercept.rounds"),
+    "client that is no list": (["run", "intercept.clients=1"], "a list"),
+    "option of nothing": (["run", "defense=null"], "none"),
+    "section that is a number": (["run", "federation.plan=5"], "federation.plan"),
+    "section that is taken away": (["run", "~intercept"], "intercept"),
+    "added key of the federation": (["run", "+federation.foo=1"], "federation.foo"),
+    "added key of the backend": (["run", "+backend.foo=1"], "backend.foo"),
+    "CPUs in words": (["run", "backend=ray", "backend.num_cpus=few"], "a number"),
+    "attack that tries never": (["run", "attack.restarts=0"], "at least 1"),
+    "attack in half steps": (["run", "attack.iterations=1.5"], "a whole number"),
+    "mean in letters": (["run", "model.mean=[a]"], "model.mean"),
+    "name with a slash": (["run", "name=a/b"], "name"),
     "report of nothing": (["report", "/nowhere/run"], "/nowhere/run"),
 }
 
@@ -61,6 +84,20 @@ def test_wrong_input_is_one_line_and_a_status(name, tmp_path, capfd):
     assert len(error) == 1, error
     assert error[0].startswith("error: ")
     assert hint in error[0]
+
+
+@pytest.mark.parametrize("blocked", ["/proc/here", "/dev/null/here"])
+def test_an_out_folder_that_cannot_be_written(blocked, capfd):
+    assert _run(["attack", "victims=1", f"out={blocked}"]) == 2
+    error = capfd.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert blocked in error[0]
+
+
+def test_a_wrong_attack_is_told_before_anything_is_trained(tmp_path, capfd):
+    assert _run(["run", "defense=pruning", "attack.iterations=-1", f"out={tmp_path}"]) == 2
+    assert "attack.iterations" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("damage", ["weights of another model", "not safetensors"])

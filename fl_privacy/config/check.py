@@ -1,0 +1,59 @@
+"""The settings that belong to a run itself, not to the data, models or methods that it puts together."""
+
+from typing import Any, Literal
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from fl_privacy.config.instantiate import expect_type
+from fl_privacy.config.suggest import suggest
+from fl_privacy.errors import UserError
+
+SECTIONS = ("data", "partition", "model", "federation", "federation.plan", "defense", "attack", "backend", "intercept")
+
+SETTINGS: dict[str, Any] = {
+    "seed": int,
+    "victims": int,
+    "batch_size": int,
+    "intercept.target": Literal["probe", "update"],
+    "intercept.rounds": Literal["first", "last", "ends", "all"] | int | list[int],
+    "intercept.clients": Literal["all"] | list[int],
+    "intercept.when": Literal["after", "during"],
+    "intercept.save": bool,
+    "knows_labels": bool,
+    "knows_defense": bool,
+    "twin": bool,
+    "evaluate_every": int,
+    "split": Literal["train", "test"],
+    "weights": str | None,
+    "captured": str | None,
+    "device": str,
+    "client_threads": int,
+    "out": str,
+    "name": str | int | None,
+    "overwrite": bool,
+    "federation.clients": int,
+    "federation.rounds": int,
+    "federation.fraction": float,
+    "federation.aggregation": Literal["mean", "round_robin"],
+    "federation.server_lr": float,
+}
+"""Dotted key -> type."""
+
+
+def check_settings(config: DictConfig) -> None:
+    """Refuse settings of a wrong type, and keys that nothing reads.
+
+    Raises:
+        UserError: there is one, or a section is missing.
+    """
+    for section in SECTIONS:
+        if not isinstance(OmegaConf.select(config, section), DictConfig):
+            raise UserError(f"{section} is expected to be a section of settings, but is none; leave it as it is.")
+    for name, annotation in SETTINGS.items():
+        value = OmegaConf.select(config, name)
+        expect_type(name, list(value) if isinstance(value, ListConfig) else value, annotation)
+    for section in ("federation", "intercept"):
+        for key in config[section]:
+            if (name := f"{section}.{key}") not in SETTINGS and name not in SECTIONS:
+                allowed = [k.partition(".")[2] for k in (*SETTINGS, *SECTIONS) if k.startswith(f"{section}.")]
+                raise UserError(f"Unknown key {name}{suggest(str(key), allowed)}")
