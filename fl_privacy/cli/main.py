@@ -34,7 +34,13 @@ ShowConfig = Annotated[bool, typer.Option("--cfg", help="Print the resolved conf
 
 @app.command()
 def run(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig = False) -> None:
-    """Train, intercept, attack, report."""
+    """Train, intercept, attack, report.
+
+    The defaults are a small federation on the digits of mnist_mini. Change them by KEY=VALUE: the options that
+    `fl-privacy list` shows (defense=pruning), any key that `--cfg` shows (defense.rate=0.99, federation.rounds=50).
+
+    Several values: `-m defense=none,pruning seed=0,1` runs all combinations, skips what has finished, and compares.
+    """
     from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
 
     run_jobs("run", overrides or [], multirun=multirun, show_config=cfg, console=_console())
@@ -42,7 +48,11 @@ def run(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig
 
 @app.command()
 def attack(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig = False) -> None:
-    """Attack without training: fresh or given weights, or what a run captured (captured=RUN_DIR)."""
+    """Attack without training: fresh or given weights, or what a run captured.
+
+    Victims come from the data's test split, behind a fresh model: `model=lenet_dlg attack=idlg victims=100`; behind the
+    model of a run: `weights=RUN_DIR`. What a run with `intercept.save=true` kept is attacked by `captured=RUN_DIR`.
+    """
     from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
 
     run_jobs("attack", overrides or [], multirun=multirun, show_config=cfg, console=_console())

@@ -41,8 +41,12 @@ class Setting:
 
 @contextmanager
 def differentiable_twice() -> Iterator[None]:
-    """Attention by plain operations, since the fused ones have no second derivative."""
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    """Attention by plain operations, since the fused ones have no second derivative; convolutions in full precision."""
+    cudnn = torch.backends.cudnn
+    exact = cudnn.flags(
+        enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
+    )
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), exact:
         yield
 
 

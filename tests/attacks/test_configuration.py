@@ -1,0 +1,29 @@
+"""Every configuration of an attack builds the preset that it names, with the preset's own defaults."""
+
+import inspect
+from pathlib import Path
+
+import hydra.utils
+import pytest
+from omegaconf import OmegaConf
+
+from fl_privacy import attacks
+
+FILES = sorted((Path(__file__).parents[2] / "conf/attack").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if f.stem not in ("none", "custom")], ids=lambda f: f.stem)
+def test_configurations_are_complete(path: Path) -> None:
+    settings = OmegaConf.load(path)
+    preset = hydra.utils.get_object(settings._target_)
+    assert settings.keys() - {"_target_"} == inspect.signature(preset).parameters.keys()
+    built = hydra.utils.instantiate(settings, _convert_="all")
+    assert isinstance(built, attacks.GradientInversion)
+    if not path.stem.startswith("ats"):
+        assert built == preset()
+
+
+def test_every_preset_has_a_configuration() -> None:
+    targets = {str(OmegaConf.load(path).get("_target_")).rpartition(".")[2] for path in FILES}
+    presets = {name for name in attacks.__all__ if name[0].islower() and name != "no_progress"}
+    assert presets <= targets

@@ -1,0 +1,80 @@
+"""The core runs where nothing but PyTorch, torchvision, numpy and safetensors is installed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+BARE = """
+import importlib, importlib.abc, pkgutil, sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+
+OWN = {"fl_privacy", "tests", "torch", "torchgen", "torchvision", "numpy", "safetensors"}
+THEIRS = {
+    "typing_extensions", "sympy", "mpmath", "jinja2", "markupsafe", "networkx", "filelock", "fsspec", "PIL",
+    "setuptools", "pkg_resources", "_distutils_hack", "functorch", "triton", "nvidia", "packaging",
+}
+
+class Bare(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        known = top in OWN | THEIRS | sys.stdlib_module_names or top.startswith("_")
+        return PathFinder.find_spec(name, path, target) if known else None
+
+sys.meta_path[:] = [BuiltinImporter, FrozenImporter, Bare()]
+for name in ("flwr", "hydra", "scipy", "matplotlib", "lpips", "pandas"):
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        continue
+    raise AssertionError(f"{name} was not blocked")
+"""
+
+IMPORT_ALL = """
+for name in ("types", "gradients", "rng", "errors", "models", "attacks", "defenses", "metrics"):
+    module = importlib.import_module(f"fl_privacy.{name}")
+    for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
+        importlib.import_module(found.name)
+        print(found.name)
+"""
+
+ATTACK = """
+import torch
+torch.set_num_threads(1)
+from fl_privacy.attacks import idlg
+from fl_privacy.metrics.pixel import psnr
+from tests.attacks.victims import examples, observations, smooth_net
+
+guess, = idlg(iterations=40, dtype="float64")(observations(smooth_net(), 1), seed=0)
+print(psnr(guess.batch.inputs.clamp(0, 1), examples(1).inputs).item())
+"""
+
+
+def test_every_module_of_the_core_imports() -> None:
+    imported = bare(IMPORT_ALL).split()
+    assert {"fl_privacy.attacks.presets", "fl_privacy.defenses.soteria", "fl_privacy.metrics.ssim"} <= set(imported)
+
+
+def test_an_attack_runs_from_end_to_end() -> None:
+    assert float(bare(ATTACK)) > 30
+
+
+def test_import_contracts_are_kept() -> None:
+    pytest.importorskip("importlinter")
+    from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports  # noqa: PLC0415
+
+    assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True) == EXIT_STATUS_SUCCESS
+
+
+def bare(program: str) -> str:
+    """What ``BARE`` and then ``program`` print in a process of their own."""
+    done = subprocess.run(
+        [sys.executable, "-c", BARE + program],
+        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
