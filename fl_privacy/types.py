@@ -147,12 +147,16 @@ class Knowledge:
 
     Attributes:
         labels: (B,) the true labels, where the attacker is assumed to have them.
-        defense: public description of the client's defense, for an adaptive attacker.
+        defense: public description of the client's defense, for an adaptive attacker: settings by ``NAME.SETTING``,
+            as ``fl_privacy.defenses.Defense.description`` gives them.
+        same_data: names the examples behind the update: updates with the same name, of other rounds and other weights
+            sent, come from the same examples. An adaptive attacker attacks them together.
         public_images: (N, C, H, W) in [0, 1], images of the same domain.
     """
 
     labels: Tensor | None = None
     defense: Mapping[str, Any] | None = None
+    same_data: str | None = None
     public_images: Tensor | None = None
 
     def describe(self) -> list[str]:
@@ -163,6 +167,8 @@ class Knowledge:
         if self.defense is not None:
             settings = ", ".join(f"{key}={value}" for key, value in self.defense.items())
             lines.append(f"The attacker knows the defense and its settings ({settings}).")
+        if self.same_data is not None:
+            lines.append("The attacker knows which updates of different rounds come from the same examples.")
         if self.public_images is not None:
             lines.append(f"The attacker holds {len(self.public_images)} public images of the same domain.")
         return lines or ["The attacker knows nothing beyond the protocol."]
@@ -214,6 +220,7 @@ class Reconstruction:
         history: (T,) the attacker's loss over its iterations, thinned; empty if it has none.
         failure: one line on why there is no guess.
         label_source: how the labels were found: ``known``, ``inferred`` or ``optimized``.
+        countermeasures: what the attack did against the defense it knows of, a sentence each.
     """
 
     id: str
@@ -222,3 +229,4 @@ class Reconstruction:
     history: tuple[float, ...] = ()
     failure: str | None = None
     label_source: str = "inferred"
+    countermeasures: tuple[str, ...] = ()

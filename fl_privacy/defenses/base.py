@@ -61,6 +61,12 @@ class Defense:
     upload: tuple[UploadHook, ...] = ()
     public: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def description(self) -> dict[str, Any]:
+        """``public`` with the name of the defense, or of the part of it, in front: ``{"pruning.rate": 0.9}``."""
+        composed = "+" in self.name
+        return {key if composed else f"{self.name}.{key}": value for key, value in self.public.items()}
+
 
 def compose(*defenses: Defense) -> Defense:
     """All of ``defenses`` in order: the hooks of the first run first."""

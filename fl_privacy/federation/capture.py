@@ -74,6 +74,7 @@ class CaptureWriter:
                 "upload": self._store(_of_upload(observation.upload)),
                 "knowledge": self._store_once(observation.knowledge, _of_knowledge(observation.knowledge)),
                 "defense": observation.knowledge.defense,
+                "same_data": observation.knowledge.same_data,
             },
             observation.id,
         )

@@ -61,7 +61,10 @@ class _Reader:
             self._refuse(f"has format {raw.get('format')!r} where {FORMAT} is expected")
         if raw.get("id") != id:
             self._refuse(f"is of the observation {raw.get('id')!r}")
-        sent, known = self._digest(raw, "sent"), (self._digest(raw, "knowledge"), json.dumps(raw.get("defense")))
+        sent, known = (
+            self._digest(raw, "sent"),
+            (self._digest(raw, "knowledge"), json.dumps([raw.get("defense"), raw.get("same_data")])),
+        )
         if sent not in states:
             states[sent] = self._state(sent)
         if known not in knowledge:
@@ -101,7 +104,10 @@ class _Reader:
         defense = raw.get("defense")
         if not isinstance(defense, dict | None):
             self._refuse(f"has the defense {defense!r}")
-        return Knowledge(labels=labels, defense=defense, public_images=images)
+        same_data = raw.get("same_data")
+        if not isinstance(same_data, str | None):
+            self._refuse(f"has the name {same_data!r} for its examples")
+        return Knowledge(labels=labels, defense=defense, same_data=same_data, public_images=images)
 
     def _plan(self, raw: object) -> LocalPlan:
         if not isinstance(raw, dict):

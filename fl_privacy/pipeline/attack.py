@@ -12,6 +12,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Interceptor, Participant, Probe
 from fl_privacy.federation.captured import load_observations
 from fl_privacy.pipeline.attack_stage import AttackStage
+from fl_privacy.pipeline.informed import Informed, informed_attacker
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.run import CAPTURES
@@ -19,7 +20,7 @@ from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.truth import Truth, truth_of
 from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.report import write_report
-from fl_privacy.types import Knowledge, ModelState, Observation
+from fl_privacy.types import ModelState, Observation
 
 CONFIG = "config.yaml"
 OF_THE_RUN = ("data", "partition", "model", "federation", "defense", "seed", "batch_size", "intercept", "victims")
@@ -36,7 +37,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     config = _as_captured(config) if config.captured else config
-    observations, truth, threats = _captured(config) if config.captured else _fresh(config)
+    observations, truth, threats, informed = _captured(config) if config.captured else _fresh(config)
     with open_folder(config, "attack") as folder:
         if folder.finished:
             monitor.say("Finished already; overwrite=true runs it again.")
@@ -50,13 +51,14 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 seed=config.seed,
                 knows_labels=config.knows_labels,
                 monitor=monitor,
+                informed=informed,
             )(observations)
             folder.finish()
         write_report([folder.path])
     return folder.path
 
 
-def _fresh(config: DictConfig) -> tuple[list[Observation], Truth, list[str]]:
+def _fresh(config: DictConfig) -> tuple[list[Observation], Truth, list[str], Informed | None]:
     """Victims from a split of the data, behind the model's initial or given weights."""
     dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
     if config.split not in ("train", "test"):
@@ -89,17 +91,17 @@ def _fresh(config: DictConfig) -> tuple[list[Observation], Truth, list[str]]:
         input_shape=examples.input_shape,
         num_classes=examples.num_classes,
         sink=observations.append,
-        knowledge=Knowledge(defense=defense.public if config.knows_defense else None),
     )
     for probe in audit.probes:
         result = owner.probe(sent, ClientState(), round=0, victim=probe.victim, batch_size=batch_size)
         interceptor.capture(round=0, client=0, sent=sent, upload=result.upload, probe=probe)
     threats = threat_model(config, plan, audit, defense)
     weights = "as trained elsewhere" if config.weights else "untrained"
-    return observations, truth_of({0: owner}, batch_size), [*threats, f"The model is {weights}."]
+    informed = informed_attacker(defense, {0: owner}) if config.knows_defense else None
+    return observations, truth_of({0: owner}, batch_size), [*threats, f"The model is {weights}."], informed
 
 
-def _captured(config: DictConfig) -> tuple[list[Observation], Truth, list[str]]:
+def _captured(config: DictConfig) -> tuple[list[Observation], Truth, list[str], Informed | None]:
     """What a run captured; its own configuration says what the truth was."""
     federation = build_federation(config)
     observations = load_observations(_captures(config), federation.model)
@@ -107,10 +109,9 @@ def _captured(config: DictConfig) -> tuple[list[Observation], Truth, list[str]]:
         raise UserError(
             f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."
         )
-    if config.knows_defense:
-        observations = [o.told(defense=federation.defense.public) for o in observations]
     threats = threat_model(config, federation.server.local_plan, federation.audit, federation.defense)
-    return observations, truth_of(federation.participants, config.batch_size), threats
+    informed = informed_attacker(federation.defense, federation.participants) if config.knows_defense else None
+    return observations, truth_of(federation.participants, config.batch_size), threats, informed
 
 
 def _captures(config: DictConfig) -> Path:

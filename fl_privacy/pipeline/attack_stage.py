@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
@@ -12,15 +12,19 @@ from fl_privacy.federation import Failure, parse_observation_id
 from fl_privacy.federation.attempt import attempt
 from fl_privacy.metrics import evaluate_all
 from fl_privacy.pipeline.disturbance import Disturbance
+from fl_privacy.pipeline.informed import Informed
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.truth import Truth
-from fl_privacy.results import RunFolder
+from fl_privacy.results import Attacker, RunFolder
 from fl_privacy.types import Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
 
 VICTIMS_PER_CALL = 256
 """Results are written down after so many victims; the attack's numbers do not depend on it."""
+
+ROUNDS_TOGETHER = 8
+"""The adaptive attacker matches the last so many updates of the same examples."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,6 +39,7 @@ class AttackStage:
         knows_labels: hand the attacker the true labels first.
         monitor: told of the progress.
         disturbance: measures what the defense did to an update; ``None`` where there is no defense.
+        informed: makes the adaptive attacker, which attacks each victim after the plain one; ``None`` without it.
     """
 
     attack: ReconstructionAttack
@@ -44,31 +49,66 @@ class AttackStage:
     knows_labels: bool
     monitor: Monitor
     disturbance: Disturbance | None = None
+    informed: Informed | None = None
+    _seen: dict[str, list[Observation]] = field(default_factory=dict, init=False)
 
     def __call__(self, observations: Sequence[Observation]) -> None:
         """Attack ``observations``, round by round."""
         for round, of_round in groupby(observations, key=lambda o: parse_observation_id(o.id)[0]):
-            waiting = list(of_round)
+            waiting = [self._told(o) for o in of_round]
             for start in range(0, len(waiting), VICTIMS_PER_CALL):
-                self._attack_some(round, waiting[start : start + VICTIMS_PER_CALL])
+                some = waiting[start : start + VICTIMS_PER_CALL]
+                self._attack_some(round, some)
+                if self.disturbance:
+                    self._measure(round, some, self.disturbance)
+                if self.informed:
+                    some = [self.informed(o) for o in some]
+                    self._attack_some(round, some, earlier=self._recall(some), attacker="adaptive")
 
-    def _attack_some(self, round: int, observations: list[Observation]) -> None:
+    def _told(self, observation: Observation) -> Observation:
+        plain = observation.told(defense=None, same_data=None)
+        return plain.told(labels=self.truth(plain.id).labels) if self.knows_labels else plain
+
+    def _recall(self, observations: Sequence[Observation]) -> list[Observation]:
+        """Updates of earlier rounds from the same examples as ``observations``, which are remembered for later ones."""
+        earlier = []
+        for observation in observations:
+            if (name := observation.knowledge.same_data) is not None:
+                known = self._seen.setdefault(name, [])
+                earlier += known
+                self._seen[name] = [*known, observation][-ROUNDS_TOGETHER + 1 :]
+        return earlier
+
+    def _attack_some(
+        self,
+        round: int,
+        observations: Sequence[Observation],
+        *,
+        earlier: Sequence[Observation] = (),
+        attacker: Attacker = "plain",
+    ) -> None:
+        """Attack ``observations`` of ``round``; those of ``earlier`` rounds are there to be matched with them."""
         started = time.perf_counter()
-        if self.knows_labels:
-            observations = [o.told(labels=self.truth(o.id).labels) for o in observations]
+        everything = [*earlier, *observations]
         with self.monitor.attacking(len(observations)) as progress:
-            result = attempt(lambda: self.attack(observations, seed=self.seed, progress=progress))
-        if isinstance(result, Failure):
-            logger.warning("The attack on round %d failed: %s", round, result.reason)
-            result = [Reconstruction(id=o.id, batch=None, failure=result.reason) for o in observations]
-        seconds = time.perf_counter() - started
-        self.folder.add_attack(round=round, victims=len(result), seconds=seconds)
-        if self.disturbance:
-            self._measure(round, observations, self.disturbance)
+            found = attempt(lambda: self.attack(everything, seed=self.seed, progress=progress))
+        if isinstance(found, Failure):
+            logger.warning("The %s attack on round %d failed: %s", attacker, round, found.reason)
+            result = [Reconstruction(id=o.id, batch=None, failure=found.reason) for o in observations]
+        else:
+            result = found[len(earlier) :]
+        self.folder.add_attack(
+            round=round,
+            victims=len(result),
+            seconds=time.perf_counter() - started,
+            attacker=attacker,
+            countermeasures=list(dict.fromkeys(sentence for r in result for sentence in r.countermeasures)),
+        )
         scores = evaluate_all(result, [self.truth(r.id) for r in result])
         for score in scores:
-            self.folder.add_victim(score, round=round, client=parse_observation_id(score.id)[1])
-        self.folder.save_reconstructions(round, scores)
+            client = parse_observation_id(score.id)[1]
+            self.folder.add_victim(score, round=round, client=client, attacker=attacker)
+        self.folder.save_reconstructions(round, scores, attacker=attacker)
 
     def _measure(self, round: int, observations: Sequence[Observation], disturbance: Disturbance) -> None:
         for observation in observations:

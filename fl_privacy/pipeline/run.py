@@ -14,6 +14,7 @@ from fl_privacy.federation.capture import CaptureWriter
 from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.backend import Backend
 from fl_privacy.pipeline.disturbance import disturbance_of
+from fl_privacy.pipeline.informed import informed_attacker
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.privacy import privacy_statement
@@ -23,7 +24,7 @@ from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
 from fl_privacy.pipeline.weights import MODEL, write_weights
 from fl_privacy.report import write_report
 from fl_privacy.results import RunFolder
-from fl_privacy.types import Knowledge, Observation
+from fl_privacy.types import Observation
 
 CAPTURES = "captures"
 """Folder of the intercepted updates within a run's folder."""
@@ -85,6 +86,7 @@ def _run(
             disturbance=disturbance_of(federation.participants, config.batch_size)
             if federation.defense.public
             else None,
+            informed=informed_attacker(federation.defense, federation.participants) if config.knows_defense else None,
         )
         if attack
         else None
@@ -133,7 +135,6 @@ def _run(
                 input_shape=dataset.train.input_shape,
                 num_classes=dataset.train.num_classes,
                 sink=intercepted,
-                knowledge=Knowledge(defense=federation.defense.public if config.knows_defense else None),
             ),
             on_round=on_round,
         )

@@ -30,14 +30,23 @@ def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Def
     else:
         lines.append(f"Attacked are the training updates of {len(audit.clients)} clients.")
     lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
-    known = Knowledge(defense=defense.public if config.knows_defense else None).describe()
-    if config.knows_labels:
-        known = ["The attacker is given the true labels.", *(line for line in known if "nothing" not in line)]
+    known = ["The attacker is given the true labels."] if config.knows_labels else Knowledge().describe()
+    if config.knows_defense and defense.public:
+        known = [
+            *(line for line in known if "nothing" not in line),
+            f"The attacker knows the defense and its settings ({_in_words(defense.description)}), and which updates of"
+            " different rounds come from the same examples: the adaptive attacker. Beside it a plain one that knows"
+            " neither attacks the same victims.",
+        ]
     return lines + known + [_describe_defense(defense.name, defense.public)]
 
 
 def _describe_defense(name: str, settings: Mapping[str, object]) -> str:
     if name == "none":
         return "Clients do not defend themselves."
-    values = ", ".join(f"{key}={value}" for key, value in settings.items())
+    values = _in_words(settings)
     return f"Clients defend themselves with {name}" + (f" ({values})." if values else ".")
+
+
+def _in_words(settings: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in settings.items())

@@ -46,6 +46,12 @@ class Row:
         """Of the run."""
         return self.run.summary
 
+    @property
+    def adaptive(self) -> Mapping[str, Any] | None:
+        """The part of the summary on the adaptive attacker; ``None`` if there was none."""
+        found: Mapping[str, Any] | None = self.run.summary.get("adaptive")
+        return found
+
 
 def render_comparison(runs: Sequence[Run], out: Path) -> str:
     """The HTML that compares ``runs``, with links to their own pages relative to the file ``out``."""
@@ -73,6 +79,7 @@ def render_comparison(runs: Sequence[Run], out: Path) -> str:
         charts=_charts(rows),
         unfinished=[row.letter for row in rows if not row.run.finished],
         has_bound=any(row.bound for row in rows),
+        has_adaptive=any(row.adaptive for row in rows),
     )
 
 

@@ -21,7 +21,12 @@ def data_uri(image: Tensor) -> str:
 
 
 def grid_picture(
-    originals: Sequence[Tensor], reconstructions: Sequence[Tensor | None], captions: Sequence[str], path: Path
+    originals: Sequence[Tensor],
+    reconstructions: Sequence[Tensor | None],
+    captions: Sequence[str],
+    path: Path,
+    *,
+    adaptive: Sequence[Tensor | None] | None = None,
 ) -> None:
     """Write a PNG with original and reconstruction side by side, a caption over each pair.
 
@@ -30,18 +35,21 @@ def grid_picture(
         reconstructions: likewise; ``None`` leaves the place empty.
         captions: one for each pair.
         path: of the PNG.
+        adaptive: reconstructions by the adaptive attacker, put beside the others.
     """
     columns = min(PAIRS_IN_A_ROW, len(originals))
     rows = -(-len(originals) // columns)
-    figure = Figure(figsize=(2.6 * columns, 1.6 * rows), layout="constrained", dpi=150)
+    attackers = [reconstructions] if adaptive is None else [reconstructions, adaptive]
+    width = 1.3 * (1 + len(attackers))
+    figure = Figure(figsize=(width * columns, 1.6 * rows), layout="constrained", dpi=150)
     cells = figure.subplots(rows, columns, squeeze=False).flatten()
     for cell in cells:
         cell.axis("off")
-    for cell, original, guess, caption in zip(cells, originals, reconstructions, captions, strict=False):
+    for cell, original, guesses, caption in zip(cells, originals, zip(*attackers, strict=True), captions, strict=False):
         empty = torch.full_like(original, 255)
         gap = torch.full_like(original[:, :, : max(1, original.shape[2] // 16)], 255)
-        pair = torch.cat([original, gap, empty if guess is None else guess], dim=2)
-        cell.imshow(_pixels(pair).numpy(), cmap="gray", vmin=0, vmax=255)
+        shown = [part for guess in guesses for part in (gap, empty if guess is None else guess)]
+        cell.imshow(_pixels(torch.cat([original, *shown], dim=2)).numpy(), cmap="gray", vmin=0, vmax=255)
         cell.set_title(caption, fontsize=8, parse_math=False)
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path)

@@ -11,7 +11,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.settings import chosen, overview
 from fl_privacy.report.verdict import bound_in_words, verdict
 from fl_privacy.report.victims import SHOWN, view_all, view_extremes
-from fl_privacy.results import Pair, Run
+from fl_privacy.results import Attacker, Pair, Run
 
 CURVES_SHOWN = 100
 
@@ -22,6 +22,7 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
         "run.html.j2",
         run=run,
         summary=run.summary,
+        adaptive=run.summary.get("adaptive"),
         verdict=verdict(run.summary),
         problems=problems,
         lede=_lede(run),
@@ -47,12 +48,19 @@ def _lede(run: Run) -> str:
     where = f" by {clients} clients over {rounds} rounds" if clients and rounds else ""
     guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"
     against = f", attacked by {attack}" if attack and attack != "none" else ""
+    against += ", with and without knowledge of the defense" if run.summary.get("adaptive") else ""
     return f"{trained}, trained{where}, {guarded}{against}." if rounds else f"{trained}, {guarded}{against}."
 
 
 def _leakage_rows(run: Run) -> list[dict[str, Any]]:
-    """A row for each metric, the ones with a bound judged by their mean."""
-    summary = run.summary
+    """A row for each metric and attacker, the ones with a bound judged by their mean."""
+    plain = _rows_of(run.summary, "plain")
+    adaptive = _rows_of(run.summary["adaptive"], "adaptive") if run.summary.get("adaptive") else []
+    order = list(dict.fromkeys(row["name"] for row in [*plain, *adaptive]))
+    return sorted([*plain, *adaptive], key=lambda row: order.index(row["name"]))
+
+
+def _rows_of(summary: Mapping[str, Any], attacker: Attacker) -> list[dict[str, Any]]:
     order = sorted(summary["metrics"], key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     bounds = {bound["metric"]: bound for bound in summary["thresholds"]}
     rows = []
@@ -62,6 +70,7 @@ def _leakage_rows(run: Run) -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": name,
+                "attacker": attacker,
                 "description": METRICS[name].description if name in METRICS else "",
                 "statistic": statistic,
                 "bound": bound,
@@ -73,13 +82,16 @@ def _leakage_rows(run: Run) -> list[dict[str, Any]]:
 
 
 def _round_rows(run: Run) -> list[dict[str, Any]]:
-    """Means by attacked round, where more than one was attacked."""
+    """Means by attacked round and attacker, where more than one round was attacked."""
     rounds = sorted({victim["round"] for victim in run.of_kind("victim")})
+    attackers: tuple[Attacker, ...] = ("plain", "adaptive") if run.summary.get("adaptive") else ("plain",)
     rows = []
     for round in rounds if len(rounds) > 1 else ():
-        victims = [v for v in run.of_kind("victim") if v["round"] == round and v["failure"] is None]
-        means = {name: aggregate([v[name] for v in victims if v.get(name) is not None]) for name in METRICS}
-        rows.append({"round": round, "n": len(victims), "means": {k: s.mean if s else None for k, s in means.items()}})
+        for attacker in attackers:
+            victims = [v for v in run.of_kind("victim", attacker) if v["round"] == round and v["failure"] is None]
+            means = {name: aggregate([v[name] for v in victims if v.get(name) is not None]) for name in METRICS}
+            shown = {k: s.mean if s else None for k, s in means.items()}
+            rows.append({"round": round, "attacker": attacker, "n": len(victims), "means": shown})
     return rows
 
 

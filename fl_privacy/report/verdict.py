@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from fl_privacy.report.numbers import metric, title
 
+Tone = Literal["leak", "private", "open"]
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -19,11 +21,21 @@ class Verdict:
 
     text: str
     basis: str
-    tone: Literal["leak", "private", "open"]
+    tone: Tone
 
 
 def verdict(summary: Mapping[str, Any]) -> Verdict:
-    """The headline of a run, by PSNR."""
+    """The headline of a run, by PSNR: what the plain attacker shows, and beside it the adaptive one."""
+    plain, adaptive = _verdict(summary), summary.get("adaptive")
+    if adaptive is None:
+        return plain
+    other = _verdict(adaptive)
+    tone: Tone = "leak" if "leak" in (plain.tone, other.tone) else plain.tone if other.tone == "open" else other.tone
+    told = f"{plain.text}; to an attacker that knows the defense: {other.text[0].lower()}{other.text[1:]}"
+    return Verdict(told, plain.basis or other.basis, tone)
+
+
+def _verdict(summary: Mapping[str, Any]) -> Verdict:
     images, failures = summary["images"], summary["failures"]
     if not images:
         return Verdict("No image was attacked", "", "open")

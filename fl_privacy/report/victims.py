@@ -24,7 +24,9 @@ class VictimView:
         label: whether the class was found, in words.
         failure: why there is no reconstruction.
         original: PNG as a data URI, empty if the picture was lost.
-        guess: likewise.
+        guess: likewise, of the plain attacker.
+        adaptive: likewise, of the adaptive attacker.
+        adaptive_figures: metrics of the adaptive attacker's, or why it failed; empty if there was none.
         small: whether its pixels should be shown as squares.
     """
 
@@ -35,6 +37,8 @@ class VictimView:
     failure: str | None
     original: str
     guess: str
+    adaptive: str = ""
+    adaptive_figures: str = ""
     small: bool
 
     @property
@@ -45,16 +49,18 @@ class VictimView:
 
 def view_all(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[VictimView]:
     """The first ``SHOWN`` attacked images in the order they were recorded."""
-    return [_view(victim, pairs) for victim in run.of_kind("victim")[:SHOWN]]
+    adaptive = _adaptive_victims(run)
+    return [_view(victim, pairs, adaptive) for victim in run.of_kind("victim")[:SHOWN]]
 
 
 def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[VictimView]:
-    """Best, median and worst reconstruction by PSNR, as far as there are that many."""
+    """Best, median and worst reconstruction of the plain attacker by PSNR, as far as there are that many."""
     ranked = rank_by_psnr(run.of_kind("victim"))
     places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
     if len(ranked) < 3:
         places = dict(list({"Best": 0, "Worst": len(ranked) - 1}.items())[: len(ranked)])
-    return [_view(ranked[place], pairs, rank) for rank, place in places.items()]
+    adaptive = _adaptive_victims(run)
+    return [_view(ranked[place], pairs, adaptive, rank) for rank, place in places.items()]
 
 
 def rank_by_psnr(victims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -68,8 +74,18 @@ def caption(victim: Mapping[str, Any]) -> str:
     return " · ".join(f"{title(name)} {metric(victim[name], name)}" for name in CAPTION if victim.get(name) is not None)
 
 
-def _view(victim: Mapping[str, Any], pairs: Mapping[tuple[str, int], Pair], rank: str = "") -> VictimView:
+def _adaptive_victims(run: Run) -> dict[tuple[str, int], Mapping[str, Any]]:
+    return {(v["id"], v["image"]): v for v in run.of_kind("victim", "adaptive")}
+
+
+def _view(
+    victim: Mapping[str, Any],
+    pairs: Mapping[tuple[str, int], Pair],
+    adaptive_victims: Mapping[tuple[str, int], Mapping[str, Any]],
+    rank: str = "",
+) -> VictimView:
     pair = pairs.get((victim["id"], victim["image"]))
+    adaptive = adaptive_victims.get((victim["id"], victim["image"]))
     failed, right = victim.get("failure"), victim.get("label_correct")
     return VictimView(
         rank=rank,
@@ -79,6 +95,8 @@ def _view(victim: Mapping[str, Any], pairs: Mapping[tuple[str, int], Pair], rank
         failure=failed,
         original=data_uri(pair.original) if pair else "",
         guess=data_uri(pair.guess) if pair and pair.guess is not None else "",
+        adaptive=data_uri(pair.adaptive) if pair and pair.adaptive is not None else "",
+        adaptive_figures=(adaptive["failure"] or caption(adaptive)) if adaptive else "",
         small=pair is not None and max(pair.original.shape[1:]) <= 96,
     )
 

@@ -58,5 +58,6 @@ def _single(run: Run) -> str:
             [pair.guess for pair in shown],
             [caption(v) for v in chosen],
             run.path / "pictures" / "reconstructions.png",
+            adaptive=[pair.adaptive for pair in shown] if run.summary.get("adaptive") else None,
         )
     return render_run(run, pairs, [*run.problems, *problems])

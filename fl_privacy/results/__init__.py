@@ -5,9 +5,11 @@ from fl_privacy.results.files import make_private_directory, write_private, writ
 from fl_privacy.results.folder import Identity, RunFolder
 from fl_privacy.results.pictures import Pair
 from fl_privacy.results.read import Partition, Run, read_run
+from fl_privacy.results.records import Attacker
 from fl_privacy.results.twin import Twin, find_twin
 
 __all__ = [
+    "Attacker",
     "Identity",
     "Pair",
     "Partition",

@@ -13,7 +13,7 @@ from fl_privacy.results.files import write_whole
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
 from fl_privacy.results.lock import hold, release
 from fl_privacy.results.pictures import write_pairs
-from fl_privacy.results.records import RecordWriter, dump_json, read_records
+from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
 from fl_privacy.results.summary import summarize
 
 FORMAT = 1
@@ -161,11 +161,12 @@ class RunFolder:
             bytes_up=bytes_up,
         )
 
-    def add_victim(self, score: VictimScore, *, round: int, client: int) -> None:
-        """A victim was attacked and judged: a record for each of its images."""
+    def add_victim(self, score: VictimScore, *, round: int, client: int, attacker: Attacker = "plain") -> None:
+        """A victim was attacked by ``attacker`` and judged: a record for each of its images."""
         for image in score.images:
             self._append(
                 kind="victim",
+                attacker=attacker,
                 id=score.id,
                 round=round,
                 client=client,
@@ -175,20 +176,43 @@ class RunFolder:
                 failure=image.failure,
             )
         if score.history:
-            self._append(kind="history", id=score.id, round=round, loss=list(score.history))
+            self._append(kind="history", attacker=attacker, id=score.id, round=round, loss=list(score.history))
 
     def add_perturbation(self, id: str, perturbation: Perturbation, *, round: int, client: int) -> None:
         """What the defense did to the update behind the observation ``id``."""
         self._append(kind="perturbation", id=id, round=round, client=client, **asdict(perturbation))
 
-    def add_attack(self, *, round: int, victims: int, seconds: float) -> None:
-        """One call of the attack took ``seconds`` for ``victims`` observations."""
-        self._append(kind="attack", round=round, victims=victims, seconds=seconds)
+    def add_attack(
+        self,
+        *,
+        round: int,
+        victims: int,
+        seconds: float,
+        attacker: Attacker = "plain",
+        countermeasures: Sequence[str] = (),
+    ) -> None:
+        """One call of the attack took ``seconds`` for ``victims`` observations.
 
-    def save_reconstructions(self, round: int, scores: Sequence[VictimScore]) -> None:
-        """Keep originals and guesses of ``round`` for the report."""
+        Args:
+            round: that was attacked.
+            victims: how many.
+            seconds: of the call.
+            attacker: who attacked.
+            countermeasures: what it did against the defense, a sentence each.
+        """
+        self._append(
+            kind="attack",
+            attacker=attacker,
+            round=round,
+            victims=victims,
+            seconds=seconds,
+            countermeasures=list(countermeasures),
+        )
+
+    def save_reconstructions(self, round: int, scores: Sequence[VictimScore], *, attacker: Attacker = "plain") -> None:
+        """Keep originals and the guesses of ``attacker`` in ``round`` for the report."""
         if scores:
-            write_pairs(self.path / "reconstructions", round, scores)
+            write_pairs(self.path / "reconstructions", round, scores, attacker)
 
     def finish(self, *, undefended_accuracy: float | None = None) -> dict[str, Any]:
         """Write ``summary.json``, which marks the run as finished, and return its content.

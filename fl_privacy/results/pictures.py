@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,18 +12,26 @@ from torch import Tensor
 
 from fl_privacy.metrics import VictimScore
 from fl_privacy.results.files import write_whole
+from fl_privacy.results.records import Attacker
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """An original and its guess, (C, H, W) uint8 each; the guess is ``None`` where the attack failed."""
+    """An original and its guesses, (C, H, W) uint8 each.
+
+    Attributes:
+        original: what was attacked.
+        guess: of the plain attacker; ``None`` where its attack failed.
+        adaptive: of the adaptive attacker; ``None`` where there was none, or its attack failed.
+    """
 
     original: Tensor
     guess: Tensor | None
+    adaptive: Tensor | None = None
 
 
-def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore]) -> Path:
-    """Write what was attacked in ``round`` into ``folder``; a second call for a round adds a file."""
+def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = "plain") -> Path:
+    """Write what ``attacker`` made of ``round`` into ``folder``; a second call for a round adds a file."""
     images = [image for score in scores for image in score.images]
     tensors = {
         "originals": torch.cat([_bytes(score.originals) for score in scores]),
@@ -32,10 +40,11 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore]) -> Path
     }
     ids = [[score.id, image.image] for score in scores for image in score.images]
     folder.mkdir(exist_ok=True)
-    path, number = folder / f"round-{round:04d}.safetensors", 1
+    name = f"round-{round:04d}" + ("" if attacker == "plain" else f"-{attacker}")
+    path, number = folder / f"{name}.safetensors", 1
     while path.exists():
-        path, number = folder / f"round-{round:04d}-{number}.safetensors", number + 1
-    write_whole(path, save(tensors, metadata={"round": str(round), "ids": json.dumps(ids)}))
+        path, number = folder / f"{name}-{number}.safetensors", number + 1
+    write_whole(path, save(tensors, metadata={"round": str(round), "attacker": attacker, "ids": json.dumps(ids)}))
     return path
 
 
@@ -45,20 +54,24 @@ def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]
     problems = []
     for path in sorted(folder.glob("round-*.safetensors")):
         try:
-            pairs.update(_read(path))
+            for key, original, guess, attacker in _read(path):
+                pair = pairs.setdefault(key, Pair(original, None))
+                pairs[key] = replace(pair, adaptive=guess) if attacker == "adaptive" else replace(pair, guess=guess)
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             problems.append(f"{path.name} can't be read ({error})")
     return pairs, problems
 
 
-def _read(path: Path) -> Iterator[tuple[tuple[str, int], Pair]]:
+def _read(path: Path) -> Iterator[tuple[tuple[str, int], Tensor, Tensor | None, str]]:
+    """(victim id, image), original, guess and whose it is."""
     with safe_open(path, framework="pt") as file:
-        ids = json.loads(file.metadata()["ids"])
+        metadata = file.metadata()
+        ids = json.loads(metadata["ids"])
         originals, guesses, found = (file.get_tensor(n) for n in ("originals", "reconstructions", "found"))
     if not len(originals) == len(guesses) == len(found) == len(ids):
         raise ValueError(f"it names {len(ids)} images and holds {len(originals)}")
     for k, (victim, image) in enumerate(ids):
-        yield (victim, image), Pair(originals[k], guesses[k] if found[k] else None)
+        yield (victim, image), originals[k], guesses[k] if found[k] else None, metadata.get("attacker", "plain")
 
 
 def _bytes(images: Tensor) -> Tensor:

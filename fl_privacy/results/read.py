@@ -8,7 +8,7 @@ from typing import Any
 from fl_privacy.errors import UserError
 from fl_privacy.results.folder import FORMAT, Identity
 from fl_privacy.results.pictures import Pair, read_pairs
-from fl_privacy.results.records import parse_json, read_records
+from fl_privacy.results.records import Attacker, parse_json, read_records, records_of
 from fl_privacy.results.summary import summarize
 
 
@@ -53,9 +53,9 @@ class Run:
         """The folder's name."""
         return self.path.name
 
-    def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
-        """The records of one kind: ``round``, ``victim``, ``perturbation``, ``history`` or ``attack``."""
-        return [record for record in self.records if record["kind"] == kind]
+    def of_kind(self, kind: str, attacker: Attacker = "plain") -> list[Mapping[str, Any]]:
+        """The records of one kind: ``round``, ``perturbation``; ``victim``, ``history``, ``attack`` of ``attacker``."""
+        return records_of(self.records, kind, attacker)
 
     def read_pairs(self) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
         """(victim id, image) -> original and guess, and what is wrong with the files they are in."""

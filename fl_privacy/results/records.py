@@ -4,12 +4,15 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from fl_privacy.errors import UserError
+
+Attacker = Literal["plain", "adaptive"]
+"""``plain`` knows nothing of the defense, ``adaptive`` its public description; both attack the same victims."""
 
 SYNC_EVERY = 5.0
 """Seconds between two waits for the disk. A line survives the death of the process in any case."""
@@ -67,6 +70,11 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
                 ) from error
             return records, [f"the last line of {path.name} is cut off"]
     return records, []
+
+
+def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
+    """Those of one kind and attacker; what names no attacker belongs to the plain one."""
+    return [r for r in records if r["kind"] == kind and r.get("attacker", "plain") == attacker]
 
 
 def _record(line: bytes) -> dict[str, Any]:

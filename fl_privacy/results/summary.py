@@ -5,8 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from fl_privacy.metrics import THRESHOLDS, Statistic, aggregate, pmm
+from fl_privacy.results.records import records_of
 
-NOT_METRICS = frozenset({"kind", "id", "round", "client", "image", "attack_loss", "failure"})
+NOT_METRICS = frozenset({"kind", "attacker", "id", "round", "client", "image", "attack_loss", "failure"})
 """Fields of a victim's record that are no metric; any other number is one."""
 
 
@@ -17,7 +18,7 @@ def summarize(
     undefended_accuracy: float | None,
     total_seconds: float | None,
 ) -> dict[str, Any]:
-    """The content of ``summary.json``.
+    """The content of ``summary.json``; ``adaptive`` is what the adaptive attacker achieved, ``None`` if there was none.
 
     Args:
         records: of ``metrics.jsonl``.
@@ -26,14 +27,32 @@ def summarize(
         total_seconds: of the whole run, wall time.
     """
     rounds = [r for r in records if r["kind"] == "round"]
-    victims = [r for r in records if r["kind"] == "victim"]
-    attacks = [r for r in records if r["kind"] == "attack"]
-    columns = metric_columns(victims)
     changed = metric_columns(r for r in records if r["kind"] == "perturbation")
     tested = [{"round": r["round"], "accuracy": r["accuracy"]} for r in rounds if r.get("accuracy") is not None]
     accuracy = tested[-1]["accuracy"] if tested else None
     return {
         "status": "finished" if finished else "interrupted",
+        **_leakage(records_of(records, "victim", "plain")),
+        "adaptive": _adaptive(records),
+        "perturbation": {name: _plain(s) for name, values in changed.items() if (s := aggregate(values)) is not None},
+        "rounds": tested,
+        "final_accuracy": accuracy,
+        "undefended_accuracy": undefended_accuracy,
+        "pmm": pmm(accuracy, undefended_accuracy) if accuracy is not None and undefended_accuracy else None,
+        "seconds": {
+            "training": _total(rounds, "seconds"),
+            "defense": _total(rounds, "defense_seconds"),
+            "attack": _total(records_of(records, "attack", "plain"), "seconds"),
+            "total": total_seconds,
+        },
+        "bytes_uploaded": int(_total(rounds, "bytes_up")),
+    }
+
+
+def _leakage(victims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What one attacker achieved."""
+    columns = metric_columns(victims)
+    return {
         "metrics": {name: _plain(s) for name, values in columns.items() if (s := aggregate(values)) is not None},
         "thresholds": [
             {
@@ -47,20 +66,19 @@ def summarize(
             for t in THRESHOLDS
             if columns.get(t.metric)
         ],
-        "perturbation": {name: _plain(s) for name, values in changed.items() if (s := aggregate(values)) is not None},
         "images": len(victims),
         "failures": sum(r.get("failure") is not None for r in victims),
-        "rounds": tested,
-        "final_accuracy": accuracy,
-        "undefended_accuracy": undefended_accuracy,
-        "pmm": pmm(accuracy, undefended_accuracy) if accuracy is not None and undefended_accuracy else None,
-        "seconds": {
-            "training": _total(rounds, "seconds"),
-            "defense": _total(rounds, "defense_seconds"),
-            "attack": _total(attacks, "seconds"),
-            "total": total_seconds,
-        },
-        "bytes_uploaded": int(_total(rounds, "bytes_up")),
+    }
+
+
+def _adaptive(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    victims, attacks = (records_of(records, kind, "adaptive") for kind in ("victim", "attack"))
+    if not victims:
+        return None
+    return {
+        **_leakage(victims),
+        "countermeasures": list(dict.fromkeys(sentence for a in attacks for sentence in a["countermeasures"])),
+        "seconds": _total(attacks, "seconds"),
     }
 
 

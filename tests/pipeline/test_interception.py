@@ -88,3 +88,16 @@ def test_what_the_attacker_is_told_is_in_the_threat_model(command: str, tmp_path
 
 def test_an_attacker_who_is_told_nothing_is_said_to_know_nothing(undefended: Run) -> None:
     assert "The attacker knows nothing beyond the protocol." in undefended.json("threat_model.json")
+
+
+@pytest.mark.parametrize("command", ["run", "attack"])
+def test_an_attacker_that_knows_the_defense_attacks_beside_one_that_does_not(command: str, tmp_path: Path) -> None:
+    settings = (*(TINY if command == "run" else (*ATTACK, "victims=2")), "defense=pruning", "twin=false")
+    plain = run(command, *settings, out=tmp_path / "plain")
+    both = run(command, *settings, "knows_defense=true", out=tmp_path / "both")
+    victims = both.records("victim")
+    assert [v for v in victims if v["attacker"] == "plain"] == plain.records("victim")
+    informed = [v for v in victims if v["attacker"] == "adaptive"]
+    assert [(v["id"], v["image"]) for v in informed] == [(v["id"], v["image"]) for v in plain.records("victim")]
+    assert both.json("summary.json")["adaptive"]["metrics"]["psnr"]["n"] == len(informed)
+    assert plain.json("summary.json")["adaptive"] is None

@@ -170,3 +170,20 @@ def test_the_picture_of_pairs(tmp_path, out):
     shutil.rmtree(path / "pictures", ignore_errors=True)
     write_report([path])
     assert (path / "pictures" / "reconstructions.png").is_file()
+
+
+def test_both_attackers_are_shown_side_by_side(tmp_path):
+    runs = [record(tmp_path, label=name, noise=0.9, adaptive=adaptive) for name, adaptive in (("a", 0.02), ("b", None))]
+    page, without = page_of(runs[0]), page_of(runs[1])
+    assert (
+        "None of the 12 attacked images is recognizable; to an attacker that knows the defense: 12 of 12" in page.text
+    )
+    assert "It looks twice." in page.text and "Mean PSNR, adaptive" in page.text
+    assert len(page.all("img")) == 3 * (12 + 3) and len(without.all("img")) == 2 * (12 + 3)
+    assert "adaptive" not in re.sub(r"<style>.*</style>", "", without.text, flags=re.DOTALL)
+    assert (
+        Image.open(runs[0] / "pictures" / "reconstructions.png").width
+        > 1.3 * Image.open(runs[1] / "pictures" / "reconstructions.png").width
+    )
+    comparison = page_of(*runs)
+    assert "PSNR, adaptive" in comparison.text

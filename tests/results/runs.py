@@ -81,8 +81,12 @@ def record(
     clients=4,
     finish=True,
     undefended_accuracy=None,
+    adaptive=None,
 ):
-    """A run recorded through ``RunFolder``; with ``finish=False`` as a killed process leaves it."""
+    """A run recorded through ``RunFolder``; with ``finish=False`` as a killed process leaves it.
+
+    ``adaptive`` is the noise in the guesses of an attacker that knows the defense.
+    """
     settings = config(**(changes or {}))
     text = "\n".join(f"{key}: {value}" for key, value in settings.items())
     folder = RunFolder.open_or_create(out, label=label, config=settings, config_text=text, undefended=undefended)
@@ -121,6 +125,13 @@ def record(
             folder.add_victim(s, round=r, client=int(s.id.split("client-")[1][0]))
         folder.add_attack(round=r, victims=victims, seconds=31.5)
         folder.save_reconstructions(r, scores)
+        if adaptive is not None:
+            scores = [score(r, v, noise=adaptive, shape=shape) for v in range(victims)]
+            for s in scores:
+                folder.add_victim(s, round=r, client=int(s.id.split("client-")[1][0]), attacker="adaptive")
+            words = ["It looks twice.", f"In round {r} thrice."]
+            folder.add_attack(round=r, victims=victims, seconds=5.0, attacker="adaptive", countermeasures=words)
+            folder.save_reconstructions(r, scores, attacker="adaptive")
     if finish:
         folder.finish(undefended_accuracy=undefended_accuracy)
     else:

@@ -46,6 +46,30 @@ def test_reconstructions_read_back_to_a_byte(tmp_path):
     assert pairs["round-1/client-0/victim-0", 0].guess is None
 
 
+def test_the_adaptive_attacker_is_recorded_beside_the_plain_one(tmp_path):
+    plain = read_run(record(tmp_path, label="plain", failures=1))
+    both = read_run(record(tmp_path, label="both", failures=1, adaptive=0.01))
+    own = ("adaptive", "seconds")
+    assert plain.summary["adaptive"] is None
+    assert {k: v for k, v in both.summary.items() if k not in own} == {
+        k: v for k, v in plain.summary.items() if k not in own
+    }
+    assert both.summary["seconds"]["attack"] == plain.summary["seconds"]["attack"]
+    adaptive = both.summary["adaptive"]
+    assert adaptive["images"] == adaptive["metrics"]["psnr"]["n"] == 12 and adaptive["failures"] == 0
+    assert adaptive["metrics"]["psnr"]["mean"] > both.summary["metrics"]["psnr"]["mean"] + 10
+    assert adaptive["seconds"] == 10
+    assert adaptive["countermeasures"] == ["It looks twice.", "In round 1 thrice.", "In round 12 thrice."]
+    assert [v["attacker"] for v in both.of_kind("victim")] == ["plain"] * 12
+    assert [v["attacker"] for v in both.of_kind("victim", "adaptive")] == ["adaptive"] * 12
+    pairs, problems = both.read_pairs()
+    pair = pairs["round-1/client-3/victim-3", 0]
+    assert not problems and len(pairs) == 12
+    errors = [(guess.float() - pair.original.float()).abs().mean() for guess in (pair.guess, pair.adaptive)]
+    assert errors[1] < 0.5 * errors[0]
+    assert pairs["round-1/client-0/victim-0", 0].guess is None
+
+
 def test_infinite_and_missing_values_stay_standard_json(tmp_path):
     with open_folder(tmp_path, config()) as folder:
         folder.add_victim(score(1, 0, noise=0.1, exact=True), round=1, client=0)

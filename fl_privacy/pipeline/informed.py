@@ -1,0 +1,49 @@
+"""What the adaptive attacker is told that the plain one is not."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fl_privacy.defenses import Defense
+from fl_privacy.federation import Participant, parse_observation_id
+from fl_privacy.federation.batching import local_batches
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Observation
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Informed:
+    """Knowledge of the defense, and of which updates come from the same examples.
+
+    Attributes:
+        defense: public description.
+        same_data: observation id -> name of the examples behind it, ``None`` where they change from round to round.
+    """
+
+    defense: Mapping[str, Any]
+    same_data: Callable[[str], str | None]
+
+    def __call__(self, observation: Observation) -> Observation:
+        """``observation`` by the adaptive attacker."""
+        return observation.told(defense=self.defense, same_data=self.same_data(observation.id))
+
+
+def informed_attacker(defense: Defense, participants: Mapping[int, Participant]) -> Informed | None:
+    """What can be told of ``defense`` and ``participants``; ``None`` where the defense has no public description.
+
+    A probe holds the same examples in every round; so does the update of a client that trains on all it has.
+    """
+
+    def same_data(observation_id: str) -> str | None:
+        _, client, probe = parse_observation_id(observation_id)
+        if probe is None and not _trains_on_everything(participants[client]):
+            return None
+        return f"client-{client}" + (f"/victim-{probe.victim}" if probe else "")
+
+    return Informed(defense=defense.description, same_data=same_data) if defense.description else None
+
+
+def _trains_on_everything(participant: Participant) -> bool:
+    number = len(participant.indices)
+    batches = local_batches(number, participant.plan, derive_generator(0))
+    return len({int(i) for batch in batches for i in batch}) == number
