@@ -34,6 +34,13 @@ class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+def written_bytes(problem: Problem, variables: Tensor) -> int:
+    """What the computation of the loss of one victim (1, N) writes."""
+    with differentiable_twice(), _Allocated() as allocated:
+        problem.loss(variables.detach().requires_grad_())
+    return int(allocated.bytes)
+
+
 def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer) -> int:
     """The chunk size, from a trial with one victim.
 
@@ -42,13 +49,11 @@ def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer) -
         variables: (1, N).
         optimizer: whose state is counted.
     """
-    with differentiable_twice(), _Allocated() as allocated:
-        problem.loss(variables.detach().requires_grad_())
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.targets.values()) * variables.element_size()
     most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU
-    fitting = int(_SHARE * _free_bytes(variables.device)) // (allocated.bytes + state + 3 * observed)
-    return int(max(1, min(most, fitting)))
+    needed = written_bytes(problem, variables) + state + 3 * observed
+    return int(max(1, min(most, int(_SHARE * _free_bytes(variables.device)) // needed)))
 
 
 def _free_bytes(device: torch.device) -> int:

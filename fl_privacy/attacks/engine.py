@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fl_privacy.attacks.base import Progress, no_progress
+from fl_privacy.attacks.compiled import Compile, check_compiler
 from fl_privacy.attacks.group import Group, group_observations
 from fl_privacy.attacks.objectives import L2, Objective
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
@@ -47,6 +48,7 @@ class GradientInversion:
         accept: such a share as well; a victim below is not attacked again.
         noise: standard deviation of Gaussian noise on the pixels' gradient.
         local_steps: how several local steps are matched.
+        compile: whether the computation is compiled; see :data:`fl_privacy.attacks.compiled.Compile`.
         dtype: of the computation, ``float32`` or ``float64``.
         device: of the computation; that of the values sent if ``None``.
         most_victims: in one chunk; found from the free memory if ``None``.
@@ -65,6 +67,7 @@ class GradientInversion:
     accept: float = 0.0
     noise: float = 0.0
     local_steps: LocalSteps = "unroll"
+    compile: Compile = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     device: str | None = None
     most_victims: int | None = None
@@ -77,12 +80,16 @@ class GradientInversion:
             ("labels", ("auto", "known", "infer", "optimize")),
             ("projection", ("none", "clamp", "minmax")),
             ("local_steps", ("unroll", "first_order")),
+            ("compile", ("auto", "on", "off")),
             ("dtype", ("float32", "float64")),
         ):
             if getattr(self, name) not in allowed:
                 raise UserError(
                     f"attack.{name} is expected to be one of {', '.join(allowed)}, but got {getattr(self, name)!r}."
                 )
+
+        if self.compile == "on":
+            check_compiler()
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress

@@ -5,6 +5,7 @@ P positions. Where P is small against O and D, ``<G, G*> = <delta, G* U>`` and `
 less than G itself; and an observed ``G*`` that no defense has touched has rank P, so that its factors are exact.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,9 +24,9 @@ class Factors:
     left: Tensor
     right: Tensor
 
-    def select(self, rows: Tensor) -> "Factors":
-        """Of the victims ``rows``."""
-        return Factors(self.left[rows], self.right[rows])
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Factors":
+        """With both changed."""
+        return Factors(change(self.left), change(self.right))
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.compiled import Evaluation
 from fl_privacy.attacks.optimizers import Optimizer
 from fl_privacy.attacks.problem import Problem
 from fl_privacy.attacks.space import Projection
@@ -47,6 +48,7 @@ def minimize(
     generators: Sequence[torch.Generator],
     enough: Tensor,
     descent: Descent,
+    evaluate: Evaluation,
     report: Callable[[float], None],
 ) -> Minimum:
     """Minimize ``problem`` from ``variables`` (V, N).
@@ -58,6 +60,7 @@ def minimize(
         generators: the random stream of each victim.
         enough: (V,) a victim whose loss is below has finished.
         descent: how to minimize.
+        evaluate: of the problem.
         report: called with the share of the work that is done.
     """
     count = len(variables)
@@ -68,7 +71,7 @@ def minimize(
     run = descent.optimizer.start(variables, iterations=descent.iterations, images=problem.pixels)
     history, record_at = [], 0
     while len(active):
-        loss, gradient = problem.evaluate(variables)
+        loss, gradient = evaluate(problem, variables)
         broken = ~(loss.isfinite() & gradient.isfinite().all(1))
         better = (loss < best_loss[active]) & ~broken & ~over
         best_loss[active] = torch.where(better, loss, best_loss[active])

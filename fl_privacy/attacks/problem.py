@@ -1,6 +1,6 @@
 """What is minimized: the attack's objective for V victims, and its gradient."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -122,11 +122,15 @@ class Problem:
         pixels = self.space.to_variables(project(self.images(variables), how)).flatten(1)
         return torch.cat([pixels, variables[:, self.pixels :]], 1)
 
-    def select(self, rows: Tensor) -> "Problem":
-        """Of the victims ``rows``."""
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Problem":
+        """With every tensor changed whose rows are victims."""
         return replace(
             self,
-            targets={name: target.select(rows) for name, target in self.targets.items()},
-            factors={name: factors.select(rows) for name, factors in self.factors.items()},
-            labels=None if self.labels is None else self.labels[rows],
+            targets={name: target.map(change) for name, target in self.targets.items()},
+            factors={name: factors.map(change) for name, factors in self.factors.items()},
+            labels=None if self.labels is None else change(self.labels),
         )
+
+    def select(self, rows: Tensor) -> "Problem":
+        """Of the victims ``rows``."""
+        return self.map(lambda values: values[rows])

@@ -1,5 +1,6 @@
 """The few numbers per layer and victim that every objective is made of."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,9 +33,9 @@ class Target:
         """The numbers alone."""
         return Target(self.value[:, :0].clone(), self.squared, self.variance, self.size)
 
-    def select(self, rows: Tensor) -> "Target":
-        """Of the victims ``rows``."""
-        return Target(self.value[rows], self.squared[rows], self.variance[rows], self.size)
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Target":
+        """With its tensors changed."""
+        return Target(change(self.value), change(self.squared), change(self.variance), self.size)
 
 
 class LayerStatistics(Protocol):

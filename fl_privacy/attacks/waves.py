@@ -34,7 +34,7 @@ def attack_members(
     on how the attempts were batched.
     """
     together = any(isinstance(prior, GroupConsistency) for prior in attack.priors)
-    capacity = workload.capacity()
+    capacity = workload.capacity
     if together:
         capacity = max(1, capacity // attack.restarts) * attack.restarts
     attempts: dict[int, list[_Attempt]] = {member.position: [] for member in workload.members}
@@ -80,6 +80,7 @@ def _attempt(
         generators=generators,
         enough=attack.enough * zero_loss,
         descent=descent,
+        evaluate=workload.evaluate,
         report=report,
     )
     images = problem.images(found.variables).clamp(0, 1).float().cpu()

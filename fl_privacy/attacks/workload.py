@@ -1,23 +1,28 @@
 """The common work of a group of victims, and the problems of any chunk of it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks import labels as labeling
-from fl_privacy.attacks.budget import victims_at_once
+from fl_privacy.attacks.budget import victims_at_once, written_bytes
+from fl_privacy.attacks.compiled import CompiledEvaluation, Evaluation, pays
 from fl_privacy.attacks.group import Group
 from fl_privacy.attacks.low_rank import factorize
 from fl_privacy.attacks.objectives import audible
+from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.problem import Problem
 from fl_privacy.attacks.statistics import Target
 from fl_privacy.attacks.targets import accumulated_gradient, as_gradient, needs_unrolling, stack
 from fl_privacy.attacks.victim_gradients import VictimGradients, choose, frozen_copy
 from fl_privacy.attacks.victim_gradients.base import Setting
 from fl_privacy.attacks.victim_gradients.layered import Layered
+from fl_privacy.attacks.victim_gradients.one_by_one import OneByOne
 from fl_privacy.attacks.victim_gradients.unrolled import Unrolled
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
@@ -160,9 +165,34 @@ class Workload:
             rows.append(torch.cat(row))
         return torch.stack(rows).to(self._device), generators
 
+    @cached_property
     def capacity(self) -> int:
         """How many victims to attack at once."""
         if self._attack.most_victims is not None:
             return self._attack.most_victims
+        return victims_at_once(*self._trial(), self._attack.optimizer)
+
+    @cached_property
+    def evaluate(self) -> Evaluation:
+        """How the problems are evaluated."""
+        attack = self._attack
+        if attack.compile == "off" or isinstance(self._gradients, OneByOne):
+            return Problem.evaluate
+        if attack.compile == "on":
+            return CompiledEvaluation(demanded=True)
+        # victims that finish one by one leave batches of ever new sizes behind
+        shrinks = isinstance(attack.optimizer, LBFGS) or attack.enough > 0
+        if shrinks:
+            return Problem.evaluate
+        worthwhile = pays(
+            self._device,
+            runs=attack.iterations * math.ceil(len(self.members) / self.capacity),
+            written=attack.iterations * len(self.members) * written_bytes(*self._trial()),
+            tensors=len(self._names),
+        )
+        return CompiledEvaluation(demanded=False) if worthwhile else Problem.evaluate
+
+    def _trial(self) -> tuple[Problem, Tensor]:
+        """The problem of one victim and its start."""
         member = self.members[:1]
-        return victims_at_once(self.problem(member), self.start(member, [0])[0], self._attack.optimizer)
+        return self.problem(member), self.start(member, [0])[0]

@@ -2,7 +2,8 @@
 
 Options that all have: ``labels`` (see :data:`LabelPolicy`), ``restarts`` (most attempts from different starts),
 ``start`` (a name of :data:`fl_privacy.attacks.starts.STARTS`), ``layers`` (weights of tensors by name pattern, 0
-mutes), ``local_steps`` (how updates of several local steps are matched), ``dtype`` and ``device``.
+mutes), ``local_steps`` (how updates of several local steps are matched), ``compile`` (see
+:data:`fl_privacy.attacks.compiled.Compile`), ``dtype`` and ``device``.
 """
 
 from fl_privacy.attacks.presets.ats import ats

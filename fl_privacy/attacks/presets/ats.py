@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
+from fl_privacy.attacks.compiled import Compile
 from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
 from fl_privacy.attacks.objectives import L1, L2, Cosine, Objective
 from fl_privacy.attacks.optimizers import LBFGS, Adam, GradientDescent, Optimizer, StepDecay
@@ -31,6 +32,7 @@ def ats(
     start: str = "normal",
     layers: Mapping[str, float] | None = None,
     local_steps: LocalSteps = "unroll",
+    compile: Compile = "auto",
     dtype: Literal["float32", "float64"] = "float32",
     device: str | None = None,
 ) -> GradientInversion:
@@ -56,6 +58,7 @@ def ats(
         labels=labels,
         start=named_start(start),
         local_steps=local_steps,
+        compile=compile,
         dtype=dtype,
         device=device,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
+from fl_privacy.attacks.compiled import Compile
 from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
 from fl_privacy.attacks.objectives import L2
 from fl_privacy.attacks.optimizers import LBFGS, Adam
@@ -22,6 +23,7 @@ def dlg(
     start: str = "normal",
     layers: Mapping[str, float] | None = None,
     local_steps: LocalSteps = "unroll",
+    compile: Compile = "auto",
     dtype: Literal["float32", "float64"] = "float32",
     device: str | None = None,
 ) -> GradientInversion:
@@ -41,6 +43,7 @@ def dlg(
         labels=labels,
         start=named_start(start),
         local_steps=local_steps,
+        compile=compile,
         dtype=dtype,
         device=device,
     )
@@ -58,6 +61,7 @@ def idlg(
     start: str = "normal",
     layers: Mapping[str, float] | None = None,
     local_steps: LocalSteps = "unroll",
+    compile: Compile = "auto",
     dtype: Literal["float32", "float64"] = "float32",
     device: str | None = None,
 ) -> GradientInversion:
@@ -72,6 +76,7 @@ def idlg(
         labels=labels,
         start=named_start(start),
         local_steps=local_steps,
+        compile=compile,
         dtype=dtype,
         device=device,
     )
@@ -87,6 +92,7 @@ def adam_dlg(
     start: str = "normal",
     layers: Mapping[str, float] | None = None,
     local_steps: LocalSteps = "unroll",
+    compile: Compile = "auto",
     dtype: Literal["float32", "float64"] = "float32",
     device: str | None = None,
 ) -> GradientInversion:
@@ -99,6 +105,7 @@ def adam_dlg(
         labels=labels,
         start=named_start(start),
         local_steps=local_steps,
+        compile=compile,
         dtype=dtype,
         device=device,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
+from fl_privacy.attacks.compiled import Compile
 from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
 from fl_privacy.attacks.objectives import L2
 from fl_privacy.attacks.optimizers import Adam, CosineRate
@@ -26,6 +27,7 @@ def grad_inversion(
     start: str = "normal",
     layers: Mapping[str, float] | None = None,
     local_steps: LocalSteps = "unroll",
+    compile: Compile = "auto",
     dtype: Literal["float32", "float64"] = "float32",
     device: str | None = None,
 ) -> GradientInversion:
@@ -52,6 +54,7 @@ def grad_inversion(
         labels=labels,
         start=named_start(start),
         local_steps=local_steps,
+        compile=compile,
         dtype=dtype,
         device=device,
     )

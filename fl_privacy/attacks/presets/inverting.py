@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
+from fl_privacy.attacks.compiled import Compile
 from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
 from fl_privacy.attacks.objectives import Cosine
 from fl_privacy.attacks.optimizers import Adam, StepDecay
@@ -27,6 +28,7 @@ def inverting_gradients(
     start: str = "normal",
     layers: Mapping[str, float] | None = None,
     local_steps: LocalSteps = "unroll",
+    compile: Compile = "auto",
     dtype: Literal["float32", "float64"] = "float32",
     device: str | None = None,
 ) -> GradientInversion:
@@ -47,6 +49,7 @@ def inverting_gradients(
         labels=labels,
         start=named_start(start),
         local_steps=local_steps,
+        compile=compile,
         dtype=dtype,
         device=device,
     )

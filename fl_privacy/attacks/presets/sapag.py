@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
+from fl_privacy.attacks.compiled import Compile
 from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
 from fl_privacy.attacks.objectives import GaussianKernel
 from fl_privacy.attacks.optimizers import LBFGS, Adam, Optimizer
@@ -27,6 +28,7 @@ def sapag(
     start: str = "normal",
     layers: Mapping[str, float] | None = None,
     local_steps: LocalSteps = "unroll",
+    compile: Compile = "auto",
     dtype: Literal["float32", "float64"] = "float32",
     device: str | None = None,
 ) -> GradientInversion:
@@ -48,6 +50,7 @@ def sapag(
         labels=labels,
         start=named_start(start),
         local_steps=local_steps,
+        compile=compile,
         dtype=dtype,
         device=device,
     )
