@@ -17,6 +17,7 @@ from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Participant, Server, ServerPlan, audited_rounds, spread_probes
 from fl_privacy.models import build_model, check_model
+from fl_privacy.parallel.sharded import ShardedAttack
 from fl_privacy.rng import derive_seed
 from fl_privacy.types import LocalPlan, ModelState
 
@@ -117,10 +118,12 @@ def build_attack(config: DictConfig) -> ReconstructionAttack | None:
     """The attack of ``config``, on the run's device unless it names its own; ``None`` for ``attack=none``."""
     if "_target_" not in config.attack:
         return None
-    undecided = "device" in config.attack and config.attack.device is None
-    arguments = {"device": str(resolve_device(config.device))} if undecided else {}
-    attack: ReconstructionAttack = instantiate(config.attack, "attack", **arguments)
-    return attack
+    shards = positive(config.attack.get("shards", 1), "attack.shards")
+    section = OmegaConf.masked_copy(config.attack, [str(key) for key in config.attack if key != "shards"])
+    device = resolve_device(section.get("device") or config.device)
+    arguments = {"device": str(device)} if "device" in section else {}
+    attack: ReconstructionAttack = instantiate(section, "attack", **arguments)
+    return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, device=device)
 
 
 def build_plan(config: DictConfig) -> LocalPlan:

@@ -1,9 +1,7 @@
 """A Flower grid whose nodes are served by Ray processes."""
 
-import logging
 import math
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,9 +16,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure, Participant
 from fl_privacy.flower.adapter import participant_app
 from fl_privacy.flower.grid import LocalGrid, failed
-
-SWITCHED_OFF = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
-"""Ray listens on other interfaces than loopback, reports usage, hides the GPUs from clients that reserve none."""
+from fl_privacy.parallel.ray_cluster import expect_ray, joins_cluster, one_line, ray_cluster
 
 Source = Callable[[], Mapping[int, Participant]]
 
@@ -76,7 +72,7 @@ class RayGrid(LocalGrid):
             try:
                 reply, self.contexts[message.metadata.dst_node_id] = ray.get(done)
             except ray.exceptions.RayError as error:
-                reply = failed(message, Failure(_one_line(error)))
+                reply = failed(message, Failure(one_line(error)))
                 if isinstance(error, ray.exceptions.RayActorError):
                     actor = self._start()
             self._idle.append(actor)
@@ -89,38 +85,13 @@ def ray_grid(
     clients: Sequence[int], source: Source, *, num_cpus: float, num_gpus: float, actors: int | None
 ) -> Iterator[RayGrid]:
     """A grid on a Ray cluster, joined or started, with as many actors as fit; see ``run_ray``."""
-    with _cluster(num_cpus, num_gpus, actors):
+    _check_request(num_cpus, num_gpus, actors)
+    with ray_cluster():
         import ray  # noqa: PLC0415
 
         number = min(_capacity(num_cpus, num_gpus), len(clients), actors or len(clients))
         process = ray.remote(ClientProcess).options(num_cpus=num_cpus, num_gpus=num_gpus)
         yield RayGrid(clients, partial(process.remote, [ray.put(source)]), number)
-
-
-@contextmanager
-def _cluster(num_cpus: float, num_gpus: float, actors: int | None) -> Iterator[None]:
-    """A Ray cluster: the one that runs or that RAY_ADDRESS names, else a new one on the loopback interface."""
-    _check_request(num_cpus, num_gpus, actors)
-    joins = bool(os.environ.get("RAY_ADDRESS"))
-    cpus, gpus = os.cpu_count() or 1, torch.cuda.device_count()
-    if not joins and min(cpus / num_cpus, gpus / num_gpus if num_gpus else 1) < 1:
-        raise _does_not_fit(num_cpus, num_gpus, cpus, gpus)
-    for name in SWITCHED_OFF:
-        os.environ.setdefault(name, "0")
-    try:
-        import ray  # noqa: PLC0415
-    except ImportError as error:
-        raise UserError("backend=ray is expected to find Ray; install flwr[simulation].") from error
-    started = not ray.is_initialized()
-    if started:
-        resources: dict[str, Any] = {} if joins else {"num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False}
-        paths = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
-        ray.init(**resources, runtime_env=paths, logging_level=logging.ERROR, log_to_driver=False)
-    try:
-        yield
-    finally:
-        if started:
-            ray.shutdown()
 
 
 def _check_request(num_cpus: float, num_gpus: float, actors: int | None) -> None:
@@ -130,6 +101,10 @@ def _check_request(num_cpus: float, num_gpus: float, actors: int | None) -> None
         raise UserError(f"backend.num_gpus is expected at least 0, but got {num_gpus}; 0.5 lets two share a GPU.")
     if actors is not None and actors < 1:
         raise UserError(f"backend.actors is expected at least 1, but got {actors}; null takes what fits.")
+    cpus, gpus = os.cpu_count() or 1, torch.cuda.device_count()
+    if not joins_cluster() and min(cpus / num_cpus, gpus / num_gpus if num_gpus else 1) < 1:
+        raise _does_not_fit(num_cpus, num_gpus, cpus, gpus)
+    expect_ray("backend=ray")
 
 
 def _capacity(num_cpus: float, num_gpus: float) -> int:
@@ -152,8 +127,3 @@ def _does_not_fit(num_cpus: float, num_gpus: float, cpus: float, gpus: float) ->
         f"A client is expected to fit into one machine, but asks for {num_cpus} CPUs and {num_gpus} GPUs where there"
         f" are {cpus} and {gpus}; lower backend.num_cpus or backend.num_gpus."
     )
-
-
-def _one_line(error: Exception) -> str:
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {cause}".splitlines()[0]

@@ -11,6 +11,7 @@ RUNTIME_KEYS = (
     "overwrite",
     "device",
     "backend",
+    "attack.shards",
     "choices.backend",
     "choices.experiment",
     "twin",

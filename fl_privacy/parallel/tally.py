@@ -1,0 +1,16 @@
+"""How far the parts of a work are; a module of its own, since its process then starts without PyTorch."""
+
+
+class Tally:
+    """Adds up how many victims the parts have done."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, float] = {}
+
+    def tell(self, part: int, done: float) -> None:
+        """``part`` has done so many victims."""
+        self._done[part] = done
+
+    def total(self) -> float:
+        """Victims done by all."""
+        return sum(self._done.values())

@@ -1,0 +1,107 @@
+"""Victims attacked in parts, in Ray tasks, fare as in one process."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from fl_privacy.attacks import GradientInversion, Progress, idlg, no_progress
+from fl_privacy.config import build_attack, compose
+from fl_privacy.errors import UserError
+from fl_privacy.parallel.sharded import ShardedAttack
+from fl_privacy.types import Observation, Reconstruction
+from tests.attacks.victims import observations, smooth_net
+from tests.pipeline.runs import TINY, run
+
+
+def halved(attack: Callable[..., list[Reconstruction]]) -> ShardedAttack:
+    return ShardedAttack(attack=attack, shards=2, device=torch.device("cpu"))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_shards_give_the_same_bits() -> None:
+    attack = idlg(iterations=3, dtype="float64")
+    victims, seen = observations(smooth_net(), 5), list[float]()
+    expected = attack(victims, seed=3)
+    found = halved(attack)(victims, seed=3, progress=lambda done, total: seen.append(done / total))
+    for one, other in zip(found, expected, strict=True):
+        assert one.id == other.id
+        assert one.batch is not None and other.batch is not None
+        assert torch.equal(one.batch.inputs, other.batch.inputs)
+        assert torch.equal(one.batch.labels, other.batch.labels)
+    assert seen == sorted(seen) and seen[-1] == 1
+
+
+def dying(observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress) -> list[Reconstruction]:
+    if observations[0].id == "victim-0":
+        os._exit(1)
+    return [Reconstruction(id=o.id, batch=None, loss=1.0) for o in observations]
+
+
+def raising(
+    observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+) -> list[Reconstruction]:
+    raise ValueError("no such layer\nand more")
+
+
+def refusing(
+    observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+) -> list[Reconstruction]:
+    raise UserError("attack.size is expected to be even.")
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_victims_of_a_task_that_dies_are_failures_and_the_others_go_on() -> None:
+    found = halved(dying)(observations(smooth_net(), 4), seed=0)
+    assert [r.failure is None for r in found] == [False, False, True, True]
+    assert "task" in str(found[0].failure) and "\n" not in str(found[0].failure)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_what_a_task_raises_is_told_in_a_line() -> None:
+    victims = observations(smooth_net(), 2)
+    assert str(halved(raising)(victims, seed=0)[0].failure).endswith("ValueError: no such layer")
+    with pytest.raises(UserError, match=r"attack\.size is expected to be even"):
+        halved(refusing)(victims, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_an_attack_with_shards_leaves_the_same_results(tmp_path: Path) -> None:
+    settings = ("attack", "model=lenet_dlg", "attack=idlg", "attack.dtype=float64", *TINY[3:])
+    whole, parts = (run(*settings, f"attack.shards={n}", out=tmp_path / str(n)) for n in (1, 2))
+    assert whole.path.name == parts.path.name
+    for one, other in zip(whole.records("victim"), parts.records("victim"), strict=True):
+        assert one["id"] == other["id"] and one["psnr"] == pytest.approx(other["psnr"], rel=1e-6)
+
+
+def test_one_part_needs_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    attack = idlg(iterations=1, dtype="float64")
+    monkeypatch.setattr("fl_privacy.parallel.sharded.ray_cluster", None)
+    assert len(halved(attack)(observations(smooth_net(), 1), seed=0)) == 1
+    assert halved(attack)([], seed=0) == []
+
+
+def test_without_ray_shards_are_refused_before_anything_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_privacy.parallel.ray_cluster.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"attack\.shards=2 is expected to find Ray"):
+        build_attack(compose(["attack=idlg", "attack.shards=2"]))
+
+
+@pytest.mark.parametrize("shards", ["0", "1.5", "two"])
+def test_wrong_numbers_of_shards_are_refused(shards: str) -> None:
+    with pytest.raises(UserError, match=r"attack\.shards is expected to be a whole number"):
+        build_attack(compose(["attack=idlg", f"attack.shards={shards}"]))
+
+
+def test_every_attack_can_be_sharded() -> None:
+    overrides = ["attack=custom", "attack._target_=fl_privacy.attacks.idlg", "attack.shards=3", "device=cpu"]
+    built = build_attack(compose(overrides))
+    assert isinstance(built, ShardedAttack) and built.shards == 3
+    assert isinstance(build_attack(compose(["attack=idlg"])), GradientInversion)
