@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -13,10 +12,10 @@ from fl_privacy.cli.console import RichMonitor
 from fl_privacy.config import compose, expand_sweep, to_yaml
 from fl_privacy.errors import UserError
 from fl_privacy.pipeline.attack import attack_experiment
+from fl_privacy.pipeline.label import Command
+from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.run import run_experiment
 from fl_privacy.report import write_report
-
-Command = Literal["run", "attack"]
 
 
 def run_jobs(
@@ -36,13 +35,13 @@ def run_jobs(
             print(to_yaml(config))
         return
     if not multirun:
-        print(run_job(command, configs[0], console))
+        print(run_job(command, configs[0], RichMonitor(console)))
         return
     folders, failed = [], []
     for number, (job, config) in enumerate(zip(jobs, configs, strict=True), 1):
         console.rule(f"{number}/{len(jobs)} {escape(' '.join(job))}", style="dim")
         try:
-            folders.append(run_job(command, config, console))
+            folders.append(run_job(command, config, RichMonitor(console)))
         except UserError as error:
             failed.append(f"{' '.join(job)}: {error}")
             console.print(f"[red]error: {escape(failed[-1])}[/red]", highlight=False)
@@ -52,9 +51,8 @@ def run_jobs(
         raise UserError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0]}")
 
 
-def run_job(command: Command, config: DictConfig, console: Console) -> Path:
+def run_job(command: Command, config: DictConfig, monitor: Monitor) -> Path:
     """The folder of the one run that ``config`` describes."""
-    monitor = RichMonitor(console)
     if command == "attack":
         return attack_experiment(config, monitor)
     return run_experiment(config, backend_of(config), monitor)

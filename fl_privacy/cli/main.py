@@ -1,4 +1,4 @@
-"""``fl-privacy run | attack | report | list``."""
+"""``fl-privacy run | attack | trade-off | report | list``."""
 
 import logging
 import sys
@@ -32,6 +32,11 @@ Multirun = Annotated[
 ShowConfig = Annotated[bool, typer.Option("--cfg", help="Print the resolved configuration and stop.")]
 
 
+PsnrBelow = Annotated[
+    float, typer.Option("--psnr-below", help="dB; the page says which defense stays below at the highest accuracy.")
+]
+
+
 @app.command()
 def run(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig = False) -> None:
     """Train, intercept, attack, report.
@@ -56,6 +61,26 @@ def attack(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowCon
     from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
 
     run_jobs("attack", overrides or [], multirun=multirun, show_config=cfg, console=_console())
+
+
+@app.command("trade-off")
+def trade_off(
+    grid: Annotated[str, typer.Argument(help="papers, quick, tiny, or your own YAML file.")],
+    overrides: Overrides = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each.")] = 1,
+    only_report: Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")] = False,
+    psnr_below: PsnrBelow = 15.0,
+) -> None:
+    """Accuracy against leakage: every defense of a grid at every strength, one page with curves.
+
+    Each defense is trained once and then attacked by every attack of the grid. Killed and started again, the sweep goes
+    on where it stopped. Overrides apply to all jobs: `trade-off quick federation.rounds=50 victims=5 --jobs 2`.
+    """
+    from fl_privacy.cli.sweep import run_trade_off  # noqa: PLC0415
+
+    run_trade_off(
+        grid, overrides or [], processes=jobs, only_report=only_report, psnr_below=psnr_below, console=_console()
+    )
 
 
 @app.command()

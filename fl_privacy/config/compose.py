@@ -62,6 +62,29 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     return [list(combination) for combination in itertools.product(*choices)]
 
 
+def swept_key(overrides: Sequence[str]) -> str:
+    """The key whose values the overrides list (``defense.rate`` for ``defense.rate=0.1,0.5``); empty if none does.
+
+    Raises:
+        UserError: several do.
+    """
+    keys = [o.get_key_element() for o in _parse(overrides) if o.is_sweep_override()]
+    if len(keys) > 1:
+        raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")
+    return keys[0] if keys else ""
+
+
+def override_keys(overrides: Sequence[str]) -> list[str]:
+    """What each override sets."""
+    return [o.key_or_group for o in _parse(overrides)]
+
+
+def merge_overrides(*parts: Sequence[str]) -> list[str]:
+    """All overrides, of those that set the same key the last one."""
+    overrides = [override for part in parts for override in part]
+    return list(dict(zip(override_keys(overrides), overrides, strict=True)).values())
+
+
 def options(group: str) -> list[str]:
     """Names that the configuration group ``group`` offers."""
     return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))

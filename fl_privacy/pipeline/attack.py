@@ -1,5 +1,7 @@
 """Attack without training: fresh or given weights, or what a run captured."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -7,17 +9,18 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fl_privacy.config import build_attack, build_federation
 from fl_privacy.config.build import build_dataset, build_defense, build_network, build_plan, positive, resolve_device
-from fl_privacy.defenses import ClientState
+from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Interceptor, Participant, Probe
 from fl_privacy.federation.captured import load_observations
 from fl_privacy.pipeline.attack_stage import AttackStage
-from fl_privacy.pipeline.informed import Informed, informed_attacker
+from fl_privacy.pipeline.disturbance import disturbance_of
+from fl_privacy.pipeline.informed import informed_attacker
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.run import CAPTURES
 from fl_privacy.pipeline.threat_model import threat_model
-from fl_privacy.pipeline.truth import Truth, truth_of
+from fl_privacy.pipeline.truth import truth_of
 from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.report import write_report
 from fl_privacy.types import ModelState, Observation
@@ -25,6 +28,16 @@ from fl_privacy.types import ModelState, Observation
 CONFIG = "config.yaml"
 OF_THE_RUN = ("data", "partition", "model", "federation", "defense", "seed", "batch_size", "intercept", "victims")
 """Configuration keys that a captured update takes from the run that made it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Intercepted:
+    """Updates to attack, who made them and how they defended themselves, and the threat model in sentences."""
+
+    observations: list[Observation]
+    participants: Mapping[int, Participant]
+    defense: Defense
+    threats: list[str]
 
 
 def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
@@ -37,28 +50,30 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     config = _as_captured(config) if config.captured else config
-    observations, truth, threats, informed = _captured(config) if config.captured else _fresh(config)
+    found = _captured(config) if config.captured else _fresh(config)
+    defense, participants, batch_size = found.defense, found.participants, config.batch_size
     with open_folder(config, "attack") as folder:
         if folder.finished:
             monitor.say("Finished already; overwrite=true runs it again.")
         else:
             folder.write_environment(seed=config.seed)
-            folder.write_threat_model(threats)
+            folder.write_threat_model(found.threats)
             AttackStage(
                 attack=attack,
-                truth=truth,
+                truth=truth_of(participants, batch_size),
                 folder=folder,
                 seed=config.seed,
                 knows_labels=config.knows_labels,
                 monitor=monitor,
-                informed=informed,
-            )(observations)
+                disturbance=disturbance_of(participants, batch_size) if defense.public else None,
+                informed=informed_attacker(defense, participants) if config.knows_defense else None,
+            )(found.observations)
             folder.finish()
         write_report([folder.path])
     return folder.path
 
 
-def _fresh(config: DictConfig) -> tuple[list[Observation], Truth, list[str], Informed | None]:
+def _fresh(config: DictConfig) -> _Intercepted:
     """Victims from a split of the data, behind the model's initial or given weights."""
     dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
     if config.split not in ("train", "test"):
@@ -97,11 +112,15 @@ def _fresh(config: DictConfig) -> tuple[list[Observation], Truth, list[str], Inf
         interceptor.capture(round=0, client=0, sent=sent, upload=result.upload, probe=probe)
     threats = threat_model(config, plan, audit, defense)
     weights = "as trained elsewhere" if config.weights else "untrained"
-    informed = informed_attacker(defense, {0: owner}) if config.knows_defense else None
-    return observations, truth_of({0: owner}, batch_size), [*threats, f"The model is {weights}."], informed
+    return _Intercepted(
+        observations=observations,
+        participants={0: owner},
+        defense=defense,
+        threats=[*threats, f"The model is {weights}."],
+    )
 
 
-def _captured(config: DictConfig) -> tuple[list[Observation], Truth, list[str], Informed | None]:
+def _captured(config: DictConfig) -> _Intercepted:
     """What a run captured; its own configuration says what the truth was."""
     federation = build_federation(config)
     observations = load_observations(_captures(config), federation.model)
@@ -110,8 +129,9 @@ def _captured(config: DictConfig) -> tuple[list[Observation], Truth, list[str], 
             f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."
         )
     threats = threat_model(config, federation.server.local_plan, federation.audit, federation.defense)
-    informed = informed_attacker(federation.defense, federation.participants) if config.knows_defense else None
-    return observations, truth_of(federation.participants, config.batch_size), threats, informed
+    return _Intercepted(
+        observations=observations, participants=federation.participants, defense=federation.defense, threats=threats
+    )
 
 
 def _captures(config: DictConfig) -> Path:

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.config import to_yaml
 from fl_privacy.errors import UserError
-from fl_privacy.results import RunFolder
+from fl_privacy.results import RunFolder, folder_name
 
 Command = Literal["run", "attack"]
 
@@ -19,21 +19,21 @@ def plain(config: DictConfig, command: Command) -> dict[str, object]:
     return {"command": command, **{str(key): value for key, value in values.items()}}
 
 
+def folder_of(config: DictConfig, command: Command) -> Path:
+    """Where ``open_folder`` records ``config``."""
+    return Path(config.out) / folder_name(_label(config, command), plain(config, command))
+
+
 def open_folder(config: DictConfig, command: Command) -> RunFolder:
     """The folder of ``config``: named after its choices, told apart by the hash of all of it.
 
     Raises:
         UserError: it can't be made.
     """
-    chosen = [config.choices[group] for group in ("data", "model", "federation", "defense", "attack")]
-    front = [str(config.name)] if config.name is not None else [] if command == "run" else [command]
-    label = "-".join([*front, *chosen])
-    if "/" in label:
-        raise UserError(f"name is expected to be part of a folder's name, but got {config.name!r}; set out=FOLDER too.")
     try:
         return RunFolder.open_or_create(
             Path(config.out),
-            label=label,
+            label=_label(config, command),
             config=plain(config, command),
             config_text=f"command: {command}\n{to_yaml(config)}",
             undefended=config.choices.defense == "none" and command == "run",
@@ -44,3 +44,12 @@ def open_folder(config: DictConfig, command: Command) -> RunFolder:
             f"out is expected to be a folder that can be written, but {config.out} can't ({error.strerror});"
             " set out=FOLDER."
         ) from error
+
+
+def _label(config: DictConfig, command: Command) -> str:
+    chosen = [config.choices[group] for group in ("data", "model", "federation", "defense", "attack")]
+    front = [str(config.name)] if config.name is not None else [] if command == "run" else [command]
+    label = "-".join([*front, *chosen])
+    if "/" in label:
+        raise UserError(f"name is expected to be part of a folder's name, but got {config.name!r}; set out=FOLDER too.")
+    return label

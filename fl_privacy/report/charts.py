@@ -107,7 +107,7 @@ def line_chart(
         if 1 < len(curves) <= 12 and not faint:
             axes.legend(fontsize=9, ncols=2 if len(curves) > 6 else 1)
 
-    return _svg(draw, alt)
+    return draw_svg(draw, alt)
 
 
 def scatter_chart(
@@ -120,8 +120,8 @@ def scatter_chart(
             axes.errorbar(
                 [point.x],
                 [point.y],
-                xerr=_reach(point.x, point.x_range),
-                yerr=_reach(point.y, point.y_range),
+                xerr=reach(point.x, point.x_range),
+                yerr=reach(point.y, point.y_range),
                 fmt="o",
                 markersize=6,
                 color=SERIES[number % len(SERIES)],
@@ -138,7 +138,7 @@ def scatter_chart(
             )  # fmt: skip
         axes.set(xlabel=x, ylabel=y)
 
-    return _svg(draw, alt)
+    return draw_svg(draw, alt)
 
 
 def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str], *, alt: str) -> Markup:
@@ -158,14 +158,15 @@ def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str],
         if len(class_names) <= len(SERIES):
             axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.02), handlelength=1.0, reverse=True)
 
-    return _svg(draw, alt)
+    return draw_svg(draw, alt)
 
 
-def _reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:
+def reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:
+    """Lengths of an error bar below and above ``value``, as matplotlib takes them."""
     return None if interval is None else [[value - interval[0]], [interval[1] - value]]
 
 
-def _svg(draw: Callable[[Axes], None], alt: str) -> Markup:
+def draw_svg(draw: Callable[[Axes], None], alt: str) -> Markup:
     """What ``draw`` draws, as an SVG element that scales with the page."""
     number = next(_numbers)
     file = io.StringIO()

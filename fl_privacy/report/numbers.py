@@ -43,6 +43,11 @@ def size(count: float | None) -> str:
     return f"{count:.1f} TB"
 
 
+def ratio(value: float | None) -> str:
+    """Three significant digits, whatever the size."""
+    return MISSING if value is None else "∞" if math.isinf(value) else f"{value:.3g}"
+
+
 def metric(value: float | None, name: str) -> str:
     """``value`` of the metric ``name`` with its unit; PSNR is capped at 100 dB."""
     if value is None:

@@ -29,6 +29,7 @@ def render(template: str, **values: Any) -> str:
         "seconds": numbers.seconds,
         "size": numbers.size,
         "metric": numbers.metric,
+        "ratio": numbers.ratio,
         "interval": numbers.interval,
         "title_of": numbers.title,
     }

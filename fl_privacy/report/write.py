@@ -4,11 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_privacy.errors import UserError
+from fl_privacy.report.answer import RECOGNIZABLE
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.images import grid_picture
 from fl_privacy.report.single import render_run
+from fl_privacy.report.trade_off import Outcome, as_plain, read_rows
+from fl_privacy.report.trade_off_page import render_trade_off
 from fl_privacy.report.victims import caption, rank_by_psnr
 from fl_privacy.results import Run, read_run, write_whole
+from fl_privacy.results.records import dump_json
 
 PICTURED = 16
 """Pairs in ``pictures/reconstructions.png``: from the best to the worst, evenly spread."""
@@ -40,6 +44,27 @@ def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
         write_whole(page, _single(single) if single else render_comparison(runs, page))
     except OSError as error:
         raise UserError(f"{page} can't be written ({error.strerror}); choose another place with --out.") from error
+    return page
+
+
+def write_trade_off(outcomes: Sequence[Outcome], page: Path, *, psnr_below: float = RECOGNIZABLE) -> Path:
+    """The page of a sweep over defenses, and its table as ``trade_off.json`` beside it.
+
+    Args:
+        outcomes: where the results are, as far as there are any.
+        page: where to write.
+        psnr_below: in dB; the page names the most accurate defense below.
+
+    Raises:
+        UserError: ``page`` can't be written.
+    """
+    rows = read_rows(outcomes)
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(page, render_trade_off(rows, page, psnr_below=psnr_below))
+        write_whole(page.with_suffix(".json"), dump_json([as_plain(row) for row in rows], indent=1))
+    except OSError as error:
+        raise UserError(f"{page} can't be written ({error.strerror}); choose another place with out=FOLDER.") from error
     return page
 
 

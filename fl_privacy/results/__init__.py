@@ -2,9 +2,9 @@
 
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.files import make_private_directory, write_private, write_whole
-from fl_privacy.results.folder import Identity, RunFolder
+from fl_privacy.results.folder import Identity, RunFolder, folder_name, is_finished
 from fl_privacy.results.pictures import Pair
-from fl_privacy.results.read import Partition, Run, read_run
+from fl_privacy.results.read import Partition, Run, read_run, read_summary
 from fl_privacy.results.records import Attacker
 from fl_privacy.results.twin import Twin, find_twin
 
@@ -18,8 +18,11 @@ __all__ = [
     "Twin",
     "describe_environment",
     "find_twin",
+    "folder_name",
+    "is_finished",
     "make_private_directory",
     "read_run",
+    "read_summary",
     "write_private",
     "write_whole",
 ]

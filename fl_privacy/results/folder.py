@@ -97,8 +97,8 @@ class RunFolder:
             UserError: another process is recording this very run.
         """
         identity = Identity.of(label, config, undefended=undefended)
-        path = out / f"{label}-{identity.hash}"
-        finished = (path / "summary.json").is_file()
+        path = out / folder_name(label, config)
+        finished = is_finished(path)
         if finished and not overwrite:
             return cls(path, identity, finished=True)
         if path.exists():
@@ -249,6 +249,16 @@ class RunFolder:
         if self._records is None:
             raise RuntimeError(f"{self.path} holds a finished run; nothing can be added to it.")
         self._records.append(record)
+
+
+def folder_name(label: str, config: Mapping[str, Any]) -> str:
+    """Of the run that ``config`` describes."""
+    return f"{label}-{run_hash(config)}"
+
+
+def is_finished(path: Path) -> bool:
+    """Whether the run in folder ``path`` came to its end."""
+    return (path / "summary.json").is_file()
 
 
 def _move_aside(path: Path, why: str) -> None:

@@ -94,6 +94,12 @@ def read_run(path: Path) -> Run:
     )
 
 
+def read_summary(path: Path) -> Mapping[str, Any] | None:
+    """The summary of the run in folder ``path``; ``None`` if it has not finished."""
+    summary: Mapping[str, Any] | None = _read_json(path / "summary.json")
+    return summary
+
+
 def read_identity(path: Path) -> Identity:
     """The content of the file ``path``, a ``run.json``.
 

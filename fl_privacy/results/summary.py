@@ -18,7 +18,10 @@ def summarize(
     undefended_accuracy: float | None,
     total_seconds: float | None,
 ) -> dict[str, Any]:
-    """The content of ``summary.json``; ``adaptive`` is what the adaptive attacker achieved, ``None`` if there was none.
+    """The content of ``summary.json``.
+
+    ``adaptive`` is what the adaptive attacker achieved, ``None`` if there was none; ``upload`` is of one client's reply
+    in one round.
 
     Args:
         records: of ``metrics.jsonl``.
@@ -28,13 +31,19 @@ def summarize(
     """
     rounds = [r for r in records if r["kind"] == "round"]
     changed = metric_columns(r for r in records if r["kind"] == "perturbation")
+    replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
+    upload = {
+        "bytes": [r["bytes_up"] / number for r, number in replies],
+        "defense_seconds": [r["defense_seconds"] / number for r, number in replies],
+    }
     tested = [{"round": r["round"], "accuracy": r["accuracy"]} for r in rounds if r.get("accuracy") is not None]
     accuracy = tested[-1]["accuracy"] if tested else None
     return {
         "status": "finished" if finished else "interrupted",
         **_leakage(records_of(records, "victim", "plain")),
         "adaptive": _adaptive(records),
-        "perturbation": {name: _plain(s) for name, values in changed.items() if (s := aggregate(values)) is not None},
+        "perturbation": _statistics(changed),
+        "upload": _statistics(upload),
         "rounds": tested,
         "final_accuracy": accuracy,
         "undefended_accuracy": undefended_accuracy,
@@ -53,7 +62,7 @@ def _leakage(victims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What one attacker achieved."""
     columns = metric_columns(victims)
     return {
-        "metrics": {name: _plain(s) for name, values in columns.items() if (s := aggregate(values)) is not None},
+        "metrics": _statistics(columns),
         "thresholds": [
             {
                 "metric": t.metric,
@@ -91,6 +100,10 @@ def metric_columns(victims: Iterable[Mapping[str, Any]]) -> dict[str, list[float
                 if name not in NOT_METRICS and isinstance(value, int | float):
                     columns.setdefault(name, []).append(float(value))
     return columns
+
+
+def _statistics(columns: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    return {name: _plain(s) for name, values in columns.items() if (s := aggregate(values)) is not None}
 
 
 def _plain(statistic: Statistic) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""``fl-privacy trade-off``."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fl_privacy.cli.workers import run_in_processes
+from fl_privacy.config.grid import load_grid
+from fl_privacy.errors import UserError
+from fl_privacy.pipeline.trade_off import Job, plan_sweep
+from fl_privacy.report import write_trade_off
+
+
+def run_trade_off(
+    grid: str, overrides: Sequence[str], *, processes: int, only_report: bool, psnr_below: float, console: Console
+) -> None:
+    """Do what is left of the grid ``grid`` and write the page over all of it.
+
+    Raises:
+        UserError: the grid is wrong, or jobs of it failed.
+    """
+    if processes < 1:
+        raise UserError(f"--jobs is expected to be at least 1, but got {processes}.")
+    sweep = plan_sweep(load_grid(grid, overrides))
+    failed: list[str] = []
+    for title, stage in zip(("Training", "Attacking"), sweep.stages(), strict=True):
+        left = [job for job in stage if not job.finished]
+        console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
+        if not only_report:
+            failed += _do_all(title, left, processes, console)
+    page = write_trade_off(sweep.outcomes(), sweep.out / "trade_off.html", psnr_below=psnr_below)
+    print(page)
+    if failed:
+        raise UserError(f"{len(failed)} jobs failed, the page leaves them out; the first: {failed[0]}")
+
+
+def _do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> list[str]:
+    """What went wrong, a line for each job that failed."""
+    failed = []
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=len(jobs))
+
+        def on_done(job: Job, problem: str | None) -> None:
+            bar.advance(task)
+            if problem is not None:
+                failed.append(f"{job.folder.name}: {problem}")
+                console.print(f"[red]error: {escape(failed[-1])}[/red]", highlight=False)
+            elif not console.is_terminal:
+                console.print(f"Finished {escape(job.folder.name)}", highlight=False)
+
+        run_in_processes(jobs, processes, on_done=on_done)
+    return failed

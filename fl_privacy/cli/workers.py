@@ -1,0 +1,68 @@
+"""Jobs in processes of one thread each, so that results do not depend on how many there are."""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+
+from fl_privacy.errors import UserError
+from fl_privacy.pipeline.trade_off import Job
+
+
+def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
+    """Do all of ``jobs``.
+
+    Args:
+        jobs: independent of each other.
+        processes: how many at once; they end with this one, however it ends.
+        on_done: told of each job as it ends, with what went wrong or ``None``.
+
+    Raises:
+        UserError: a process died.
+    """
+    if not jobs:
+        return
+    context = multiprocessing.get_context("spawn")
+    workers = min(processes, len(jobs))
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start) as pool:
+        waiting = {pool.submit(_do, job): job for job in jobs}
+        try:
+            for done in as_completed(waiting):
+                on_done(waiting[done], done.result())
+        except BrokenProcessPool as error:
+            raise UserError(
+                "A worker is expected to live as long as its jobs, but one was killed, perhaps for lack of memory;"
+                " lower --jobs and start again, finished jobs are kept."
+            ) from error
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _start() -> None:
+    import torch  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would otherwise go on, and hold the lock of its run's folder."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _do(job: Job) -> str | None:
+    from fl_privacy.cli.jobs import run_job  # noqa: PLC0415
+    from fl_privacy.config import compose  # noqa: PLC0415
+    from fl_privacy.pipeline.monitor import Monitor  # noqa: PLC0415
+
+    try:
+        run_job(job.command, compose(job.overrides), Monitor())
+    except UserError as error:
+        return str(error)
+    return None

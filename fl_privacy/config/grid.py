@@ -1,0 +1,134 @@
+"""A grid of defenses and attacks: which jobs a trade-off sweep consists of."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from fl_privacy.annotations import fits, in_words
+from fl_privacy.config.compose import expand_sweep, merge_overrides, override_keys, swept_key
+from fl_privacy.config.suggest import suggest
+from fl_privacy.errors import UserError
+
+GRIDS = Path(__file__).resolve().parent.parent / "grids"
+
+_SECTIONS: dict[str, Any] = {
+    "settings": list[str],
+    "train": list[str],
+    "attack": list[str],
+    "attacks": Mapping[str, list[str]],
+    "weights": Literal["initial", "final"],
+    "defenses": Mapping[str, list[str]],
+}
+"""Of a grid's file -> type."""
+
+UNDEFENDED = "Undefended"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A defense at one strength.
+
+    Attributes:
+        family: points of one family make a curve.
+        strength: ``rate 0.9``; empty for the undefended point.
+        overrides: of the defense.
+    """
+
+    family: str
+    strength: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What is trained and what is attacked; attributes are overrides unless said otherwise.
+
+    Attributes:
+        settings: of every job.
+        train: of the trainings.
+        attack: of the attacks.
+        attacks: of each attack by its name.
+        weights: attack the model of the first round or the one that the training ended at.
+        points: the undefended one first.
+    """
+
+    settings: tuple[str, ...]
+    train: tuple[str, ...]
+    attack: tuple[str, ...]
+    attacks: Mapping[str, tuple[str, ...]]
+    weights: Literal["initial", "final"]
+    points: tuple[Point, ...]
+
+    def training(self, point: Point) -> list[str]:
+        """Overrides of the training of ``point``, which nobody attacks; accuracies are compared in the end."""
+        own = ("attack=none", "twin=false")
+        return merge_overrides(self.settings, self.train, point.overrides, own)
+
+    def attacking(self, point: Point, attack: str, weights: Path | None) -> list[str]:
+        """Overrides of the attack called ``attack`` on ``point``, whose training is in ``weights`` if it matters."""
+        own = (f"weights={weights}",) if weights else ()
+        return merge_overrides(self.settings, self.attack, self.attacks[attack], point.overrides, own)
+
+
+def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
+    """The grid of that name, or in the file of that name.
+
+    Args:
+        name: of a file in ``fl_privacy/grids``, or the path of another one.
+        overrides: put last, hence winning; those of ``attack.*`` go to the attacks alone.
+
+    Raises:
+        UserError: there is no such grid, or it is not one.
+    """
+    raw = _read(name)
+    for key in raw:
+        if key not in _SECTIONS:
+            raise UserError(f"Unknown key {key} in the grid {name}{suggest(str(key), _SECTIONS)}")
+    for key, annotation in _SECTIONS.items():
+        if key not in raw or not fits(raw[key], annotation):
+            raise UserError(
+                f"{key} in the grid {name} is expected to be {in_words(annotation)}, but got {raw.get(key)!r}."
+            )
+    to_attacks = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("attack.")]
+    to_all = [o for o in overrides if o not in to_attacks]
+    return Grid(
+        settings=tuple(raw["settings"]),
+        train=(*raw["train"], *to_all),
+        attack=tuple(raw["attack"]),
+        attacks={attack: (*own, *to_all, *to_attacks) for attack, own in raw["attacks"].items()},
+        weights=raw["weights"],
+        points=(
+            Point(UNDEFENDED, "", ("defense=none",)),
+            *(point for family, own in raw["defenses"].items() for point in _points(family, own)),
+        ),
+    )
+
+
+def grid_names() -> list[str]:
+    """Grids that come with the package."""
+    return sorted(path.stem for path in GRIDS.glob("*.yaml"))
+
+
+def _points(family: str, overrides: Sequence[str]) -> Iterable[Point]:
+    key = swept_key(overrides)
+    for point in expand_sweep(overrides):
+        value = next((o.partition("=")[2] for o in point if o.partition("=")[0] == key), "")
+        yield Point(family, f"{key.rpartition('.')[2].replace('_', ' ')} {value}".strip(), tuple(point))
+
+
+def _read(name: str) -> Mapping[str, Any]:
+    path = GRIDS / f"{name}.yaml" if name in grid_names() else Path(name)
+    if not path.is_file():
+        raise UserError(f"A grid is expected to be a YAML file or one of {', '.join(grid_names())}, but got {name!r}.")
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"{path} is expected to be YAML, but is not: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is expected to hold {', '.join(_SECTIONS)}, but holds a list.")
+    return {str(key): value for key, value in content.items()}

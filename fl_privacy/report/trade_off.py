@@ -1,0 +1,125 @@
+"""What a sweep over defenses showed: leakage beside utility, a row for each defense at each strength."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.metrics import pmm
+from fl_privacy.report.answer import Candidate
+from fl_privacy.results import Attacker, read_summary
+
+SHOWN = ("psnr", "ssim", "lpips")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Where the results of a defense at one strength are; of jobs that did not finish there are none.
+
+    Attributes:
+        family: of the defense; outcomes of one family make a curve. The one without ``strength`` is undefended.
+        strength: in words.
+        training: folder of its run.
+        attacks: folders of the attacks on it by the attack's name.
+    """
+
+    family: str
+    strength: str
+    training: Path
+    attacks: Mapping[str, Path]
+
+
+@dataclass(frozen=True)
+class Versus:
+    """Who attacks."""
+
+    attack: str
+    attacker: Attacker
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Row:
+    """What came out of it.
+
+    Attributes:
+        outcome: what was done.
+        training: summary of the run; ``None`` if it did not finish.
+        pmm: in percent; ``None`` if the training or the undefended one did not finish.
+        leakage: ``metrics``, ``thresholds``, ``images`` and ``failures`` by who attacked.
+        perturbation: of the attacked updates, as in a run's summary.
+    """
+
+    outcome: Outcome
+    training: Mapping[str, Any] | None
+    pmm: float | None
+    leakage: Mapping[Versus, Mapping[str, Any]]
+    perturbation: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Family and strength."""
+        return f"{self.outcome.family} ({self.outcome.strength})" if self.outcome.strength else self.outcome.family
+
+    @property
+    def accuracy(self) -> float | None:
+        """In [0, 1], at the end of the training."""
+        return self.training["final_accuracy"] if self.training else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the training and every attack finished."""
+        return self.training is not None and {v.attack for v in self.leakage} == set(self.outcome.attacks)
+
+    def mean(self, versus: Versus, metric: str) -> float | None:
+        """Over the images of one attack."""
+        statistic = self.leakage.get(versus, {}).get("metrics", {}).get(metric)
+        return statistic["mean"] if statistic else None
+
+    def candidate(self) -> Candidate | None:
+        """For the choice of a defense; ``None`` unless it is complete and an attack gave images."""
+        found = [mean for versus in self.leakage if (mean := self.mean(versus, "psnr")) is not None]
+        if not found or self.accuracy is None or not self.complete:
+            return None
+        return Candidate(name=self.name, accuracy=self.accuracy, pmm=self.pmm, psnr=max(found))
+
+
+def read_rows(outcomes: Sequence[Outcome]) -> list[Row]:
+    """A row for each outcome, in order."""
+    trained = {outcome.training: read_summary(outcome.training) for outcome in outcomes}
+    summaries = [trained[outcome.training] for outcome in outcomes if not outcome.strength]
+    undefended = next((s["final_accuracy"] for s in summaries if s), None)
+    return [_row(outcome, trained[outcome.training], undefended) for outcome in outcomes]
+
+
+def as_plain(row: Row) -> dict[str, Any]:
+    """For ``trade_off.json``; the same whatever the clock showed."""
+    return {
+        "family": row.outcome.family,
+        "strength": row.outcome.strength,
+        "accuracy": row.accuracy,
+        "pmm": row.pmm,
+        "perturbation": dict(row.perturbation),
+        "bytes_per_upload": row.training["upload"]["bytes"]["mean"] if row.training else None,
+        "leakage": [
+            {"attack": v.attack, "attacker": v.attacker, "images": found["images"], "failures": found["failures"]}
+            | {"metrics": found["metrics"], "thresholds": found["thresholds"]}
+            for v, found in row.leakage.items()
+        ],
+    }
+
+
+def _row(outcome: Outcome, training: Mapping[str, Any] | None, undefended: float | None) -> Row:
+    attacks = {name: found for name, path in outcome.attacks.items() if (found := read_summary(path))}
+    leakage = {}
+    for name, found in attacks.items():
+        leakage[Versus(name, "plain")] = found
+        if found["adaptive"]:
+            leakage[Versus(name, "adaptive")] = found["adaptive"]
+    accuracy = training["final_accuracy"] if training else None
+    return Row(
+        outcome=outcome,
+        training=training,
+        pmm=pmm(accuracy, undefended) if accuracy is not None and undefended else None,
+        leakage=leakage,
+        perturbation=next((found["perturbation"] for found in attacks.values() if found["perturbation"]), {}),
+    )

@@ -1,0 +1,101 @@
+"""The page of a sweep over defenses."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+
+from fl_privacy.metrics import METRICS, THRESHOLDS
+from fl_privacy.report.answer import answer, best_below
+from fl_privacy.report.numbers import metric
+from fl_privacy.report.page import render
+from fl_privacy.report.trade_off import SHOWN, Row, Versus
+from fl_privacy.report.trade_off_chart import CurvePoint, FamilyCurve, trade_off_chart
+
+
+def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> str:
+    """The HTML over ``rows``, with links relative to the file ``out``."""
+    candidates = [candidate for row in rows if (candidate := row.candidate())]
+    best = best_below(candidates, psnr_below)
+    versus = list(dict.fromkeys(v for row in rows for v in row.leakage))
+    attacks = list(dict.fromkeys(v.attack for v in versus))
+    chosen = next((row for row in rows if best and row.name == best.name), None)
+    return render(
+        "trade_off.html.j2",
+        rows=rows,
+        best=chosen,
+        bound=psnr_below,
+        answer=answer(candidates, psnr_below),
+        versus=versus,
+        series=_series(rows),
+        charts={attack: _charts(rows, attack, chosen) for attack in attacks},
+        has_adaptive=any(v.attacker == "adaptive" for v in versus),
+        missing=[row.name for row in rows if not row.complete],
+        links={row.outcome.training: _link(row.outcome.training, out) for row in rows},
+        attack_links={path: _link(path, out) for row in rows for path in row.outcome.attacks.values()},
+    )
+
+
+def _series(rows: Sequence[Row]) -> dict[str, int]:
+    """Family -> number of its color."""
+    families = dict.fromkeys(row.outcome.family for row in rows if row.outcome.strength)
+    return {family: number for number, family in enumerate(families)}
+
+
+def _charts(rows: Sequence[Row], attack: str, best: Row | None) -> dict[str, Markup]:
+    """A chart for each metric of the attack called ``attack``; the choice is ringed in that of PSNR."""
+    return {METRICS[name].title: chart for name in SHOWN if (chart := _chart(rows, attack, name, best)) is not None}
+
+
+def _chart(rows: Sequence[Row], attack: str, name: str, best: Row | None) -> Markup | None:
+    use_pmm = all(row.pmm is not None for row in rows if row.accuracy is not None)
+    curves = []
+    for attacker in ("plain", "adaptive"):
+        versus = Versus(attack, attacker)
+        points: dict[str, list[CurvePoint]] = {}
+        for row in rows:
+            if (point := _point(row, versus, name, use_pmm=use_pmm)) is not None:
+                points.setdefault(row.outcome.family, []).append(point)
+        series = _series(rows)
+        curves += [
+            FamilyCurve(points=of_family, series=series.get(family), adaptive=attacker == "adaptive")
+            for family, of_family in points.items()
+        ]
+    if not curves:
+        return None
+    bound, unit = next(t for t in THRESHOLDS if t.metric == name), METRICS[name].unit
+    ringed = best and max(
+        (p for v in best.leakage if v.attack == attack and (p := _point(best, v, name, use_pmm=use_pmm))),
+        key=lambda p: p.y if METRICS[name].leaks == "high" else -p.y,
+        default=None,
+    )
+    return trade_off_chart(
+        curves,
+        x="PMM, percent of the undefended accuracy" if use_pmm else "Test accuracy, percent",
+        y=f"{METRICS[name].title}{f', {unit}' if unit else ''} ({METRICS[name].leaks} leaks)",
+        alt=f"{METRICS[name].title} under {attack} over utility: " + _in_words(rows, attack, name),
+        bound=bound.value,
+        bound_label=f"recognizable {bound.leaks}",
+        ring=(ringed.x, ringed.y) if ringed else None,
+    )
+
+
+def _point(row: Row, versus: Versus, name: str, *, use_pmm: bool) -> CurvePoint | None:
+    statistic: Mapping[str, object] | None = row.leakage.get(versus, {}).get("metrics", {}).get(name)
+    utility = row.pmm if use_pmm else None if row.accuracy is None else 100 * row.accuracy
+    mean = row.mean(versus, name)
+    if statistic is None or mean is None or utility is None or mean == float("inf"):
+        return None
+    interval = statistic["ci95"]
+    return CurvePoint(x=utility, y=mean, y_range=tuple(interval) if isinstance(interval, list) else None)
+
+
+def _in_words(rows: Sequence[Row], attack: str, name: str) -> str:
+    shown = ((row, row.mean(Versus(attack, "plain"), name)) for row in rows)
+    return "; ".join(f"{row.name} {metric(mean, name)}" for row, mean in shown if mean is not None)
+
+
+def _link(folder: Path, out: Path) -> str | None:
+    page = folder / "report.html"
+    return Path(os.path.relpath(page.resolve(), out.resolve().parent)).as_posix() if page.is_file() else None
