@@ -43,6 +43,7 @@ class VictimScore:
         guesses: (B, C, H, W) in [0, 1], matched to the originals and clamped; zeros where there is no guess.
         attack_loss: the attacker's own loss.
         history: the attacker's loss over its iterations.
+        label_source: how the labels were found, as in the reconstruction.
     """
 
     id: str
@@ -51,6 +52,7 @@ class VictimScore:
     guesses: Tensor
     attack_loss: float
     history: tuple[float, ...] = ()
+    label_source: str = "inferred"
 
 
 def evaluate(reconstruction: Reconstruction, truth: Batch) -> VictimScore:
@@ -88,6 +90,7 @@ def evaluate_all(reconstructions: Sequence[Reconstruction], truths: Sequence[Bat
             guesses=m.guesses,
             attack_loss=reconstruction.loss,
             history=reconstruction.history,
+            label_source=reconstruction.label_source,
         )
         for reconstruction, m in zip(reconstructions, matches, strict=True)
     ]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.metrics.assignment import assign
-from fl_privacy.metrics.labels import hard_labels
+from fl_privacy.metrics.labels import hard_labels, pair_labels
 from fl_privacy.types import Batch, Reconstruction
 
 
@@ -18,7 +18,7 @@ class Match:
         originals: (B, C, H, W).
         labels: (B,) class indices.
         guesses: (B, C, H, W) clamped to [0, 1]; zeros where there is none.
-        guessed_labels: (B,) class indices; -1 where there is none.
+        guessed_labels: (B,) class indices, in the order that finds most of ``labels``; -1 where there is none.
         order: (B,) index of the guess in the reconstruction; -1 where there is none.
         failure: why guesses are missing.
     """
@@ -48,7 +48,8 @@ def match(reconstruction: Reconstruction, truth: Batch) -> Match:
         order = assign(inputs, originals)
         found = order >= 0
         guesses[found] = inputs[order[found]].clamp(0, 1)
-        guessed_labels[found] = hard_labels(batch.labels.detach().cpu())[order[found]].to(labels.dtype)
+        in_order = hard_labels(batch.labels.detach().cpu())[order[found]].to(labels.dtype)
+        guessed_labels[found] = pair_labels(in_order, labels[found])
         if not bool(found.all()):
             failure = "There is no guess with finite pixels for this image."
     return Match(

@@ -52,6 +52,6 @@ METRICS: dict[str, Metric] = {
         of="labels",
         leaks="high",
         title="Label accuracy",
-        description="Share of the images whose class was recovered.",
+        description="Share of the labels recovered; in a batch, each guessed label counts once.",
     ),
 }

@@ -172,6 +172,7 @@ class RunFolder:
                 client=client,
                 image=image.image,
                 **image.values,
+                label_source=score.label_source,
                 attack_loss=score.attack_loss,
                 failure=image.failure,
             )

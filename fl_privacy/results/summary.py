@@ -1,5 +1,6 @@
 """What the records of a run add up to; the same for a finished run and for the rest of a killed one."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 from fl_privacy.metrics import THRESHOLDS, Statistic, aggregate, pmm
 from fl_privacy.results.records import records_of
 
-NOT_METRICS = frozenset({"kind", "attacker", "id", "round", "client", "image", "attack_loss", "failure"})
+NOT_METRICS = frozenset(
+    {"kind", "attacker", "id", "round", "client", "image", "label_source", "attack_loss", "failure"}
+)
 """Fields of a victim's record that are no metric; any other number is one."""
 
 
@@ -61,6 +64,7 @@ def summarize(
 def _leakage(victims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What one attacker achieved."""
     columns = metric_columns(victims)
+    sources = Counter(v["label_source"] for v in victims if v.get("label_source") and not v["failure"])
     return {
         "metrics": _statistics(columns),
         "thresholds": [
@@ -75,6 +79,7 @@ def _leakage(victims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for t in THRESHOLDS
             if columns.get(t.metric)
         ],
+        "label_sources": dict(sources),
         "images": len(victims),
         "failures": sum(r.get("failure") is not None for r in victims),
     }

@@ -3,6 +3,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.optimizers import LBFGS
+from fl_privacy.attacks.optimizers.lbfgs import LineSearch
+from fl_privacy.errors import UserError
 
 
 def _functions(count: int, size: int) -> tuple[Tensor, Tensor]:
@@ -17,7 +19,10 @@ def _loss(variables: Tensor, mix: Tensor, target: Tensor) -> Tensor:
 
 def _reference(start: Tensor, mix: Tensor, target: Tensor, settings: LBFGS, iterations: int) -> Tensor:
     x = start.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS([x], lr=settings.lr, max_iter=settings.inner, history_size=settings.history)
+    search = None if settings.line_search == "none" else settings.line_search
+    optimizer = torch.optim.LBFGS(
+        [x], lr=settings.lr, max_iter=settings.inner, history_size=settings.history, line_search_fn=search
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -33,11 +38,21 @@ def _reference(start: Tensor, mix: Tensor, target: Tensor, settings: LBFGS, iter
 @pytest.mark.parametrize("history", [4, 20, 100])
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_every_victim_moves_as_torch_moves_it_alone(history: int, iterations: int) -> None:
-    settings = LBFGS(lr=0.5, inner=15, history=history)
+    _compare(LBFGS(lr=0.5, inner=15, history=history), iterations)
+
+
+@pytest.mark.parametrize("inner", [1, 6, 15])
+@pytest.mark.parametrize("lr", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_line_searches_try_the_steps_that_torch_tries(inner: int, lr: float, iterations: int) -> None:
+    _compare(LBFGS(lr=lr, inner=inner, history=5, line_search="strong_wolfe"), iterations)
+
+
+def _compare(settings: LBFGS, iterations: int) -> None:
     mix, target = _functions(6, 12)
     start = torch.linspace(-1, 1, 12, dtype=torch.float64).expand(6, -1) * torch.arange(1, 7)[:, None] / 3
 
-    variables, run, finished = start.clone(), None, torch.zeros(6, dtype=torch.bool)
+    variables, finished = start.clone(), torch.zeros(6, dtype=torch.bool)
     run = settings.start(variables, iterations=iterations, images=12)
     while not finished.all():
         leaf = variables.clone().requires_grad_()
@@ -58,12 +73,13 @@ def test_a_flat_start_is_finished_at_once() -> None:
     assert variables[0].tolist() == [0, 0, 0]
 
 
-def test_forgotten_and_dropped_victims_leave_the_others_as_they_were() -> None:
+@pytest.mark.parametrize("line_search", ["none", "strong_wolfe"])
+def test_forgotten_and_dropped_victims_leave_the_others_as_they_were(line_search: LineSearch) -> None:
     mix, target = _functions(3, 5)
 
     def descend(forget: bool, keep: list[int]) -> Tensor:
         variables = torch.ones(3, 5, dtype=torch.float64)
-        run = LBFGS(lr=0.5).start(variables, iterations=100, images=5)
+        run = LBFGS(lr=0.5, line_search=line_search).start(variables, iterations=100, images=5)
         rows = torch.arange(3)
         for step in range(12):
             leaf = variables.clone().requires_grad_()
@@ -79,3 +95,8 @@ def test_forgotten_and_dropped_victims_leave_the_others_as_they_were() -> None:
         return variables[-1]
 
     torch.testing.assert_close(descend(True, [0, 2]), descend(False, [0, 1, 2]))
+
+
+def test_unknown_line_searches_are_refused() -> None:
+    with pytest.raises(UserError, match="strong_wolfe"):
+        LBFGS(line_search="armijo")  # type: ignore[arg-type]

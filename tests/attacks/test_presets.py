@@ -18,6 +18,7 @@ from tests.attacks.victims import CLASSES, SHAPE, observations, smooth_net
 PRESETS: dict[str, Callable[..., GradientInversion]] = {
     "dlg": dlg,
     "idlg": idlg,
+    "lbfgs-wolfe": lambda **options: dlg(line_search="strong_wolfe", **options),
     "adam_dlg": lambda **options: adam_dlg(lr=0.05, **options),
     "inverting_gradients": inverting_gradients,
     "soft-sign": lambda **options: inverting_gradients(sign="soft", per_layer=True, **options),

@@ -6,6 +6,7 @@ import torch
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import METRICS, evaluate, evaluate_all
 from fl_privacy.metrics.assignment import assign
+from fl_privacy.metrics.labels import pair_labels
 from fl_privacy.types import Batch, Reconstruction
 
 
@@ -69,6 +70,23 @@ def test_soft_labels_count_by_their_largest_entry():
     batch = Batch(truth(2).inputs, torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
     score = evaluate(Reconstruction(id="a", batch=Batch(batch.inputs, torch.tensor([[3.0, 4.0], [0.0, 1.0]]))), batch)
     assert [image.values["label_correct"] for image in score.images] == [1, 0]
+
+
+def test_labels_of_a_batch_count_as_often_as_they_occur():
+    truths = torch.tensor([3, 1, 3, 0])
+    assert pair_labels(torch.tensor([3, 3, 1, 2]), truths).tolist() == [3, 1, 3, 2]
+    assert pair_labels(torch.tensor([5, 1, 3, 5]), truths).tolist() == [5, 1, 3, 5]
+    assert pair_labels(torch.tensor([1, 1, 1, 1]), truths).tolist() == [1, 1, 1, 1]
+
+
+def test_label_accuracy_does_not_depend_on_the_matching_of_pixels():
+    batch = Batch(truth(3).inputs, torch.tensor([4, 4, 7]))
+    guess = Reconstruction(
+        id="a", batch=Batch(batch.inputs[[2, 0, 1]], torch.tensor([4, 4, 7])), label_source="optimized"
+    )
+    score = evaluate(guess, batch)
+    assert [image.values["label_correct"] for image in score.images] == [1, 1, 1]
+    assert score.label_source == "optimized"
 
 
 def test_failed_victims_get_no_values():

@@ -84,6 +84,8 @@ def test_what_the_attacker_is_told_is_in_the_threat_model(command: str, tmp_path
     assert "rate=0.9" in model
     assert "nothing beyond" not in model
     assert all(victim["label_correct"] == 1 for victim in told.records("victim"))
+    assert {victim["label_source"] for victim in told.records("victim")} == {"known"}
+    assert told.json("summary.json")["label_sources"] == {"known": 1 if command == "attack" else 4}
 
 
 def test_an_attacker_who_is_told_nothing_is_said_to_know_nothing(undefended: Run) -> None:

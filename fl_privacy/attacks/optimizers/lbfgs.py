@@ -1,16 +1,21 @@
 """L-BFGS of V victims at once, each as ``torch.optim.LBFGS`` would do it alone."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.optimizers.history import History
+from fl_privacy.attacks.optimizers.line_search import StrongWolfe
+from fl_privacy.errors import UserError
+
+LineSearch = Literal["none", "strong_wolfe"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LBFGS:
-    """L-BFGS with a fixed step, as ``torch.optim.LBFGS`` without line search.
+    """L-BFGS as ``torch.optim.LBFGS``, with its strong Wolfe line search or without.
 
     One *iteration* is one ``step`` of the reference: up to ``inner`` moves, fewer where a tolerance is met.
 
@@ -20,6 +25,7 @@ class LBFGS:
         history: pairs kept.
         tolerance_grad: a victim whose largest gradient is below is finished.
         tolerance_change: an iteration ends where a move or a change of the loss is below.
+        line_search: of the step length; ``none`` always takes ``lr``, as published attacks do.
     """
 
     lr: float = 1.0
@@ -27,15 +33,20 @@ class LBFGS:
     history: int = 100
     tolerance_grad: float = 1e-7
     tolerance_change: float = 1e-9
+    line_search: LineSearch = "none"
+
+    def __post_init__(self) -> None:
+        if self.line_search not in ("none", "strong_wolfe"):
+            raise UserError(f"line_search is expected to be none or strong_wolfe, but got {self.line_search!r}.")
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> "_LBFGSRun":
         """Begin."""
-        return _LBFGSRun(self, variables, iterations)
+        return (_LBFGSRun if self.line_search == "none" else _SearchingRun)(self, variables, iterations)
 
     @property
     def moments(self) -> int:
         """Values of state per variable."""
-        return 2 * self.history + 3
+        return 2 * self.history + (3 if self.line_search == "none" else 8)
 
 
 class _LBFGSRun:
@@ -98,4 +109,70 @@ class _LBFGSRun:
         """Keep ``rows``."""
         self._history.select(rows)
         for name in ("iteration", "_moves", "_fresh", "_finished", "_move", "_gradient", "_loss"):
+            setattr(self, name, getattr(self, name)[rows])
+
+
+class _SearchingRun(_LBFGSRun):
+    """Besides the states of :class:`_LBFGSRun`, a row may be at a trial of its line search."""
+
+    def __init__(self, settings: LBFGS, variables: Tensor, iterations: int) -> None:
+        super().__init__(settings, variables, iterations)
+        self._search = StrongWolfe(variables)
+        self._evaluations = torch.zeros_like(self.iteration)
+        self._from = variables
+        self._direction = torch.zeros_like(variables)
+
+    def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One evaluation of every victim that is not finished; see :class:`OptimizerRun`."""
+        settings, search = self._settings, self._search
+        begins = ~search.searching & ~self._finished
+        over = search.look(loss, gradient)
+        self._move = torch.where(over[:, None], search.step[:, None].to(variables.dtype) * self._direction, self._move)
+        point = torch.where(over[:, None], self._from + self._move, variables)
+        loss = torch.where(over, search.loss.to(loss.dtype), loss)
+        gradient = torch.where(over[:, None], search.gradient, gradient)
+        flat = gradient.abs().amax(1) <= settings.tolerance_grad
+        self._moves += over
+        self._evaluations += over * search.trials
+        ended = over & (
+            (self._moves >= settings.inner)
+            | (self._evaluations >= settings.inner * 5 // 4)
+            | flat
+            | (self._move.abs().amax(1) <= settings.tolerance_change)
+            | ((loss - self._loss).abs() < settings.tolerance_change)
+        )
+        self._end(ended)
+        self._evaluations = torch.where(begins, 1, self._evaluations)
+        self._finished = self._finished | begins & (flat | (self.iteration >= self._iterations))
+
+        going = (begins | over & ~ended) & ~self._finished
+        pair = gradient - self._gradient, self._move
+        direction = self._history.direction(gradient, *pair, going & ~self._fresh)
+        descends = (gradient * direction).sum(1) <= -settings.tolerance_change
+        self._finished = self._finished | going & ~descends & loss.isfinite()
+        going &= ~self._finished
+        rate = torch.where(self._fresh, (1 / gradient.abs().sum(1)).clamp_max(1), 1) * settings.lr
+        left = settings.inner * 5 // 4 - self._evaluations
+        search.begin(going, direction=direction, loss=loss, gradient=gradient, step=rate, most=left)
+        wide = going[:, None]
+        self._from, self._direction = (
+            torch.where(wide, point, self._from),
+            torch.where(wide, direction, self._direction),
+        )
+        self._gradient = torch.where(wide, gradient, self._gradient)
+        self._loss = torch.where(going, loss, self._loss)
+        self._fresh &= ~going
+        trial = self._from + search.step[:, None].to(variables.dtype) * self._direction
+        return torch.where(search.searching[:, None], trial, point), ended, self._finished
+
+    def restart(self, rows: Tensor) -> None:
+        """Forget the history and the search of ``rows``."""
+        super().restart(rows)
+        self._search.stop(rows)
+
+    def select(self, rows: Tensor) -> None:
+        """Keep ``rows``."""
+        super().select(rows)
+        self._search.select(rows)
+        for name in ("_evaluations", "_from", "_direction"):
             setattr(self, name, getattr(self, name)[rows])

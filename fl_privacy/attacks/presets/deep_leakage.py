@@ -7,6 +7,7 @@ from fl_privacy.attacks.compiled import Compile
 from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
 from fl_privacy.attacks.objectives import L2
 from fl_privacy.attacks.optimizers import LBFGS, Adam
+from fl_privacy.attacks.optimizers.lbfgs import LineSearch
 from fl_privacy.attacks.starts import named_start
 from fl_privacy.attacks.targets import LocalSteps
 
@@ -16,6 +17,7 @@ def dlg(
     iterations: int = 300,
     lr: float = 1.0,
     history: int = 100,
+    line_search: LineSearch = "none",
     enough: float = 1e-9,
     accept: float = 1e-7,
     restarts: int = 1,
@@ -31,11 +33,11 @@ def dlg(
 
     ``enough`` and ``accept`` are shares of the observed gradient's squared norm: below the first a victim has finished,
     below the second it is not attacked again. The default of ``enough`` is about the 1e-6 at which the published code
-    of iDLG stops on its LeNet.
+    of iDLG stops on its LeNet. All steps have the length ``lr``, as published, unless ``line_search`` asks for others.
     """
     return GradientInversion(
         objective=L2(layers=layers or {}),
-        optimizer=LBFGS(lr=lr, history=history),
+        optimizer=LBFGS(lr=lr, history=history, line_search=line_search),
         enough=enough,
         accept=accept,
         iterations=iterations,
@@ -54,6 +56,7 @@ def idlg(
     iterations: int = 300,
     lr: float = 1.0,
     history: int = 100,
+    line_search: LineSearch = "none",
     enough: float = 1e-9,
     accept: float = 1e-7,
     restarts: int = 1,
@@ -68,7 +71,7 @@ def idlg(
     """Improved deep leakage (Zhao et al. 2020): DLG with the label read from the output layer's gradient."""
     return GradientInversion(
         objective=L2(layers=layers or {}),
-        optimizer=LBFGS(lr=lr, history=history),
+        optimizer=LBFGS(lr=lr, history=history, line_search=line_search),
         enough=enough,
         accept=accept,
         iterations=iterations,

@@ -7,7 +7,15 @@ from fl_privacy.attacks.compiled import Compile
 from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
 from fl_privacy.attacks.objectives import L2
 from fl_privacy.attacks.optimizers import Adam, CosineRate
-from fl_privacy.attacks.priors import BatchNormStatistics, GroupConsistency, ImageNorm, Prior, TotalVariation
+from fl_privacy.attacks.priors import (
+    BatchNormStatistics,
+    ColorRange,
+    GroupConsistency,
+    ImageNorm,
+    Prior,
+    TotalVariation,
+)
+from fl_privacy.attacks.space import Projection
 from fl_privacy.attacks.starts import named_start
 from fl_privacy.attacks.targets import LocalSteps
 
@@ -18,10 +26,14 @@ def grad_inversion(
     lr: float = 0.1,
     warmup: int = 50,
     total_variation: float = 1e-4,
+    isotropic: bool = False,
     image_norm: float = 1e-6,
     batch_norm: float = 0.1,
+    first_layer: float = 10.0,
     consistency: float = 1e-2,
     noise: float = 0.0,
+    color_range: float = 0.0,
+    projection: Projection = "clamp",
     restarts: int = 1,
     labels: LabelPolicy = "auto",
     start: str = "normal",
@@ -33,21 +45,26 @@ def grad_inversion(
 ) -> GradientInversion:
     """See through gradients (Yin et al. 2021): L2 with total variation, norm, batch-norm and group priors, Adam.
 
-    Refiner's comparison uses ``lr=0.01, iterations=4000``. With ``restarts`` above 1 the attempts run side by side and
-    are held together by ``consistency``. ``noise`` is the standard deviation of noise on the pixels' gradient.
+    With ``restarts`` above 1 the attempts run side by side and are held together by ``consistency``. ``first_layer`` is
+    the factor of public implementations on the batch-norm term of the first layer (1 in the paper). ``noise`` is the
+    standard deviation of noise on the pixels' gradient: the paper adds 0.2 of the learning rate, public implementations
+    0.01 of it or none. ``isotropic``, ``color_range`` and ``projection`` are those of :func:`inverting_gradients`.
+    Refiner's comparison uses ``lr=0.01, iterations=4000``.
     """
     priors: tuple[Prior, ...] = (
-        TotalVariation(weight=total_variation),
+        TotalVariation(weight=total_variation, isotropic=isotropic),
         ImageNorm(weight=image_norm),
-        BatchNormStatistics(weight=batch_norm),
+        BatchNormStatistics(weight=batch_norm, first=first_layer),
     )
+    if color_range:
+        priors = (*priors, ColorRange(weight=color_range))
     if restarts > 1:
         priors = (*priors, GroupConsistency(weight=consistency))
     return GradientInversion(
         objective=L2(layers=layers or {}),
         optimizer=Adam(lr=lr, schedule=CosineRate(warmup=warmup)),
         priors=priors,
-        projection="clamp",
+        projection=projection,
         noise=noise,
         iterations=iterations,
         restarts=restarts,
