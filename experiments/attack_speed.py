@@ -1,19 +1,22 @@
 """How much faster the engine attacks many victims than the plain loop attacks one after the other.
 
-    python experiments/attack_speed.py --models lenet resnet20 --victims 1 8 32 128 --threads 2
+    python experiments/attack_speed.py --models lenet resnet20 --victims 1 8 32 128 --threads 2 --compile off on
 
 Both sides run the same mathematics (Inverting Gradients: cosine, total variation, signed Adam; and DLG's L-BFGS with
 100 pairs) on the same threads, measured in turn in one process; the median over the repeats is reported. The images
-are noise: the time of an iteration does not depend on them.
+are noise: the time of an iteration does not depend on them. What happens once, such as compiling, is not counted. On a
+machine that others use as well, ``--clock cpu --threads 1`` counts the process's own time.
 """
 
 import argparse
+import itertools
 import json
 import resource
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -22,7 +25,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fl_privacy.attacks import idlg, inverting_gradients
+from fl_privacy.attacks import GradientInversion, idlg, inverting_gradients
+from fl_privacy.attacks.compiled import Compile
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import ConvNet, LeNet, ResNet18, ResNet20
@@ -36,6 +40,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: ResNet18(**SHAPE),
 }
 MOVES = 20
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Row:
 
     model: str
     attack: str
+    compile: str
     victims: int
     loop_ms: float
     engine_ms: float
@@ -139,19 +146,28 @@ class Flops(TorchDispatchMode):
         return result
 
 
-def seconds(work: Callable[[int], object], iterations: int, device: str) -> float:
+def seconds(work: Callable[[int], object], iterations: int, device: str, clock: Clock = time.perf_counter) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
-    began = time.perf_counter()
+    began = clock()
     work(iterations)
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return clock() - began
 
 
-def per_iteration(work: Callable[[int], object], iterations: int, device: str) -> float:
-    """Seconds of one iteration without what happens once: the difference of a long and a short run."""
-    return (seconds(work, 2 + iterations, device) - seconds(work, 2, device)) / iterations
+def loop_seconds(work: Callable[[int], object], iterations: int, arguments: argparse.Namespace) -> float:
+    """One iteration without what happens once: the difference of a long and a short run."""
+    clock = CLOCKS[arguments.clock]
+    long, short = (seconds(work, n, arguments.device, clock) for n in (2 + iterations, 2))
+    return (long - short) / iterations
+
+
+def engine_seconds(attack: GradientInversion, seen: list[Observation], clock: Clock) -> float:
+    """All evaluations of an attack without what happens once: the median gap between its reports times their number."""
+    reports: list[float] = []
+    attack(seen, seed=0, progress=lambda done, total: reports.append(clock()))
+    return statistics.median(after - before for before, after in pairwise(reports)) * (len(reports) - 1)
 
 
 def convolution_peak(device: str) -> float:
@@ -167,31 +183,31 @@ def memory_mb(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def measure(name: str, attack: str, victims: int, arguments: argparse.Namespace, peak: float) -> Row:
+def settings_of(attack: str, iterations: int, compile: Compile) -> GradientInversion:
+    if attack == "inverting_gradients":
+        return inverting_gradients(iterations=iterations, compile=compile)
+    optimizer = LBFGS(inner=MOVES, tolerance_grad=0, tolerance_change=0)
+    return replace(idlg(iterations=iterations, enough=0, compile=compile), optimizer=optimizer)
+
+
+def measure(
+    name: str, attack: str, victims: int, compile: Compile, *, arguments: argparse.Namespace, peak: float
+) -> Row:
     torch.manual_seed(0)
     device = arguments.device
     model = MODELS[name]().to(device)
     seen = observe(model, victims, device)
     reference = Loop(model, seen[0])
     evaluations = MOVES if attack == "lbfgs" else 1
-
-    def engine(iterations: int) -> None:
-        settings = inverting_gradients(iterations=iterations)
-        if attack == "lbfgs":
-            settings = replace(
-                idlg(iterations=iterations, enough=0),
-                optimizer=LBFGS(inner=MOVES, tolerance_grad=0, tolerance_change=0),
-            )
-        settings(seen, seed=0)
-
     loop = reference.lbfgs if attack == "lbfgs" else reference.inverting_gradients
     iterations = max(1, arguments.iterations // evaluations)
+    settings, clock = settings_of(attack, 2 + iterations, compile), CLOCKS[arguments.clock]
     loop(1)
-    engine(1)
+    engine_seconds(settings_of(attack, 1, "off"), seen, clock)
     ours, theirs = [], []
     for _ in range(arguments.repeats):
-        theirs.append(per_iteration(loop, iterations, device) / evaluations)
-        ours.append(per_iteration(engine, iterations, device) / evaluations / victims)
+        theirs.append(loop_seconds(loop, iterations, arguments) / evaluations)
+        ours.append(engine_seconds(settings, seen, clock) / ((settings.iterations * evaluations + 1) * victims))
     median = statistics.median(ours)
     with Flops() as counter:
         image = torch.rand(1, 3, 32, 32, device=device, requires_grad=True)
@@ -200,6 +216,7 @@ def measure(name: str, attack: str, victims: int, arguments: argparse.Namespace,
     return Row(
         model=name,
         attack=attack,
+        compile=compile,
         victims=victims,
         loop_ms=1e3 * statistics.median(theirs),
         engine_ms=1e3 * median,
@@ -218,7 +235,9 @@ def main() -> None:
         "--attacks", nargs="+", choices=("inverting_gradients", "lbfgs"), default=["inverting_gradients"]
     )
     parser.add_argument("--victims", nargs="+", type=int, default=[1, 8, 32, 128])
+    parser.add_argument("--compile", nargs="+", choices=("off", "on", "auto"), default=["off"])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--iterations", type=int, default=20, help="evaluations of a measurement")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
@@ -227,21 +246,22 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     peak = convolution_peak(arguments.device)
     print(f"convolution peak {peak:.0f} GFLOP/s on {arguments.threads} threads ({arguments.device})")
-    print(f"{'model':9} {'attack':20} {'V':>5} {'loop ms':>9} {'engine ms':>10} {'ratio':>6} {'peak':>5} {'MB':>6}")
+    print(f"times on the {arguments.clock} clock")
+    heads = f"{'model':9} {'attack':20} {'compile':7} {'V':>5} {'loop ms':>9} {'engine ms':>10}"
+    print(f"{heads} {'ratio':>6} {'peak':>5} {'MB':>6}")
     rows: list[dict[str, object]] = []
-    for name in arguments.models:
-        for attack in arguments.attacks:
-            for victims in arguments.victims:
-                row = measure(name, attack, victims, arguments, peak)
-                rows.append(asdict(row))
-                print(
-                    f"{row.model:9} {row.attack:20} {row.victims:5} {row.loop_ms:9.2f} {row.engine_ms:10.3f}"
-                    f" {row.ratio:6.1f} {row.share_of_peak:5.0%} {row.peak_memory_mb:6.0f}",
-                    flush=True,
-                )
-                arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                figures = {"torch": torch.__version__, "threads": arguments.threads, "peak_gflops": peak, "rows": rows}
-                arguments.out.write_text(json.dumps(figures, indent=1))
+    wanted = itertools.product(arguments.models, arguments.attacks, arguments.compile, arguments.victims)
+    for name, attack, compile, victims in wanted:
+        row = measure(name, attack, victims, compile, arguments=arguments, peak=peak)
+        rows.append(asdict(row))
+        print(
+            f"{row.model:9} {row.attack:20} {row.compile:7} {row.victims:5} {row.loop_ms:9.2f} {row.engine_ms:10.3f}"
+            f" {row.ratio:6.1f} {row.share_of_peak:5.0%} {row.peak_memory_mb:6.0f}",
+            flush=True,
+        )
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        setting = {"torch": torch.__version__, "threads": arguments.threads, "clock": arguments.clock}
+        arguments.out.write_text(json.dumps({**setting, "peak_gflops": peak, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":
