@@ -34,7 +34,7 @@ class Descent:
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """The best of each victim: variables (V, N), loss (V,) and thinned losses (T, V), nan once it had finished."""
+    """The best of each victim: variables (V, N), loss (V,) and losses (T, V), thinned and nan once it had finished."""
 
     variables: Tensor
     loss: Tensor
@@ -69,16 +69,17 @@ def minimize(
     active = torch.arange(count, device=variables.device)
     over = torch.zeros(count, dtype=torch.bool, device=variables.device)
     run = descent.optimizer.start(variables, iterations=descent.iterations, images=problem.pixels)
-    history, record_at = [], 0
+    stride = max(1, descent.iterations // _HISTORY)
+    history = variables.new_full((descent.iterations // stride + 1, count), torch.nan)
     while len(active):
         loss, gradient = evaluate(problem, variables)
         broken = ~(loss.isfinite() & gradient.isfinite().all(1))
         better = (loss < best_loss[active]) & ~broken & ~over
         best_loss[active] = torch.where(better, loss, best_loss[active])
         best[active] = torch.where(better[:, None], variables, best[active])
-        if int(run.iteration.min()) >= record_at:
-            history.append(torch.full_like(best_loss, torch.nan).index_copy_(0, active, loss))
-            record_at += max(1, descent.iterations // _HISTORY)
+        now = run.iteration // stride
+        recorded = history[now, active]
+        history[now, active] = torch.where(recorded.isnan() & ~over, loss, recorded)
 
         gradient = _noisy(gradient, problem.pixels, descent.noise, [generators[i] for i in active.tolist()])
         variables, ended, finished = run.step(variables, loss, gradient)
@@ -100,7 +101,7 @@ def minimize(
             keep = (~over).nonzero().flatten()
             run.select(keep)
             problem, active, variables, over = problem.select(keep), active[keep], variables[keep], over[keep]
-    return Minimum(best, best_loss, torch.stack(history))
+    return Minimum(best, best_loss, history)
 
 
 def _noisy(gradient: Tensor, pixels: int, std: float, generators: Sequence[torch.Generator]) -> Tensor:

@@ -121,5 +121,6 @@ def test_a_victim_in_a_batch_fares_as_alone(net: str, preset: str) -> None:
     for victim, expected in zip(victims, together, strict=True):
         alone = attack([victim], seed=0)[0]
         assert alone.loss == pytest.approx(expected.loss, rel=1e-6)
+        assert alone.history == pytest.approx(expected.history, rel=1e-6)
         assert alone.batch is not None and expected.batch is not None
         torch.testing.assert_close(alone.batch.inputs, expected.batch.inputs, rtol=0, atol=1e-5)
