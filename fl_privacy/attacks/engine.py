@@ -1,12 +1,13 @@
 """Gradient inversion: find inputs whose gradient is the one observed, for many victims at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from fl_privacy.attacks.adaptive.rounds import victims_of
 from fl_privacy.attacks.base import Progress, no_progress
 from fl_privacy.attacks.compiled import Compile, check_compiler
-from fl_privacy.attacks.group import Group, group_observations
+from fl_privacy.attacks.group import Group, group_victims
 from fl_privacy.attacks.objectives import L2, Objective
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
 from fl_privacy.attacks.priors import Prior
@@ -103,12 +104,16 @@ class GradientInversion:
                 sound.append((position, observation))
             else:
                 results[position] = Reconstruction(id=observation.id, batch=None, failure=wrong)
-        total = 1000 * len(sound)
+        victims = victims_of(sound)
+        total = 1000 * len(victims)
         done = 0
-        for group in group_observations(sound):
+        for group in group_victims(victims):
             meter = _Meter(progress, done, 1000 * len(group.members), total)
             results |= self._attack(group, seed, meter)
             done = meter.end()
+        for victim in victims:
+            for position in victim.positions:
+                results[position] = replace(results[victim.position], id=observations[position].id)
         return [results[position] for position in range(len(observations))]
 
     def _attack(self, group: Group, seed: int, meter: "_Meter") -> dict[int, Reconstruction]:

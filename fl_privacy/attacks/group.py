@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fl_privacy.attacks.adaptive.rounds import Victim
 from fl_privacy.types import ModelState, Observation
 
 
@@ -14,28 +15,42 @@ class Group:
 
     Attributes:
         members: (position in the caller's sequence, observation).
+        earlier: the same victims, at the same positions, in each of the other rounds that are attacked with this one.
     """
 
     members: list[tuple[int, Observation]] = field(default_factory=list)
+    earlier: list["Group"] = field(default_factory=list)
 
     @property
     def first(self) -> Observation:
         """A member, to read what all have in common."""
         return self.members[0][1]
 
+    def takes(self, victim: Victim) -> bool:
+        """Whether ``victim``, whose shapes fit, was sent the same values in all rounds."""
+        rounds = [self.first, *(group.first for group in self.earlier)]
+        pairs = zip(rounds, [victim.observation, *victim.earlier], strict=True)
+        return all(_same_values(own.sent, other.sent) for own, other in pairs)
 
-def group_observations(observations: Sequence[tuple[int, Observation]]) -> list[Group]:
-    """Each observation in exactly one group, in the order of first appearance."""
+    def add(self, victim: Victim) -> None:
+        """Take ``victim`` in."""
+        self.members.append((victim.position, victim.observation))
+        for group, observation in zip(self.earlier, victim.earlier, strict=True):
+            group.members.append((victim.position, observation))
+
+
+def group_victims(victims: Sequence[Victim]) -> list[Group]:
+    """Each victim in exactly one group, in the order of first appearance."""
     candidates: dict[tuple[object, ...], list[Group]] = {}
     groups: list[Group] = []
-    for position, observation in observations:
-        alike = candidates.setdefault(_key(observation), [])
-        group = next((g for g in alike if _same_values(g.first.sent, observation.sent)), None)
+    for victim in victims:
+        alike = candidates.setdefault(tuple(_key(o) for o in (victim.observation, *victim.earlier)), [])
+        group = next((g for g in alike if g.takes(victim)), None)
         if group is None:
-            group = Group()
+            group = Group(earlier=[Group() for _ in victim.earlier])
             alike.append(group)
             groups.append(group)
-        group.members.append((position, observation))
+        group.add(victim)
     return groups
 
 
@@ -47,6 +62,7 @@ def _key(observation: Observation) -> tuple[object, ...]:
         observation.num_classes,
         observation.upload.num_examples,
         tuple(sorted(observation.upload.tensors)),
+        repr(observation.knowledge.defense),
     )
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.adaptive.clip import Clip
 from fl_privacy.attacks.low_rank import Factors, Products
 from fl_privacy.attacks.objectives import Objective
-from fl_privacy.attacks.priors import Guess, Prior, batch_statistics
+from fl_privacy.attacks.priors import Guess, Prior, TotalVariation, batch_statistics
 from fl_privacy.attacks.space import Projection, Space, project
 from fl_privacy.attacks.statistics import Explicit, LayerStatistics, Target
 from fl_privacy.attacks.victim_gradients import VictimGradients, differentiable_twice
@@ -38,6 +39,9 @@ class _Zero:
         return self.target.value.abs().sum(1)
 
 
+_roughness = TotalVariation(weight=1.0)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """The objective as a function of the variables (V, N): pixels, then label logits where labels are optimized.
@@ -54,6 +58,9 @@ class Problem:
         labels: (V, B), or ``None`` where they are optimized.
         observer: the model in evaluation mode, with its running statistics.
         attempts: so many neighboring victims are attempts at the same one.
+        clip: what the client did to its gradient, done to the guessed one too.
+        smoothness: (V,) weight of the images' total variation, beside the priors.
+        others: the same victims in other rounds, whose objectives are added.
     """
 
     gradients: VictimGradients
@@ -67,6 +74,9 @@ class Problem:
     labels: Tensor | None
     observer: nn.Module
     attempts: int
+    clip: Clip | None = None
+    smoothness: Tensor | None = None
+    others: Sequence["Problem"] = ()
 
     @property
     def pixels(self) -> int:
@@ -86,15 +96,21 @@ class Problem:
     def loss(self, variables: Tensor) -> Tensor:
         """(V,)."""
         images = self.images(variables)
-        loss = self.objective(self._statistics(images, self.guessed_labels(variables)))
+        loss = self.mismatch(images, self.guessed_labels(variables))
         guess = Guess(images, self.attempts, lambda: batch_statistics(self.observer, images))
         for prior in self.priors:
             loss = loss + prior(guess)
-        return loss
+        return loss if self.smoothness is None else loss + self.smoothness * _roughness(guess)
+
+    def mismatch(self, images: Tensor, labels: Tensor) -> Tensor:
+        """The objective (V,), added up over the rounds."""
+        rounds = [self, *self.others]
+        return torch.stack([r.objective(r._statistics(images, labels)) for r in rounds]).sum(0)
 
     def _statistics(self, images: Tensor, labels: Tensor) -> dict[str, LayerStatistics]:
         if not self.factors:
             gradients = self.gradients(images, labels)
+            gradients = self.clip(gradients) if self.clip else gradients
             return {name: Explicit(gradients[name], target) for name, target in self.targets.items()}
         assert isinstance(self.gradients, Layered)
         gradients, products = self.gradients.gradients_and_products(images, labels, self.factors.keys())
@@ -107,7 +123,9 @@ class Problem:
 
     def zero_loss(self) -> Tensor:
         """The objective (V,) of a gradient that is zero everywhere: what the other losses are measured by."""
-        return self.objective({name: _Zero(target) for name, target in self.targets.items()})
+        return torch.stack(
+            [r.objective({name: _Zero(target) for name, target in r.targets.items()}) for r in (self, *self.others)]
+        ).sum(0)
 
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
         """Loss (V,) and gradient (V, N)."""
@@ -129,6 +147,9 @@ class Problem:
             targets={name: target.map(change) for name, target in self.targets.items()},
             factors={name: factors.map(change) for name, factors in self.factors.items()},
             labels=None if self.labels is None else change(self.labels),
+            clip=None if self.clip is None else self.clip.map(change),
+            smoothness=None if self.smoothness is None else change(self.smoothness),
+            others=[other.map(change) for other in self.others],
         )
 
     def select(self, rows: Tensor) -> "Problem":

@@ -16,18 +16,23 @@ class Target:
         squared: (V,) sum of squares.
         variance: (V,) over the n elements.
         size: n.
+        low, high: (V, n) between which the undefended tensor is known to be, where the defense hid its exact value;
+            ``None`` where it is the one observed. A guess within is as good as the observed value.
     """
 
     value: Tensor
     squared: Tensor
     variance: Tensor
     size: int
+    low: Tensor | None = None
+    high: Tensor | None = None
 
     @classmethod
-    def of(cls, value: Tensor) -> "Target":
-        """From (V, *shape)."""
+    def of(cls, value: Tensor, bounds: tuple[Tensor, Tensor] | None = None) -> "Target":
+        """From (V, *shape), with ``bounds`` of that shape."""
         flat = value.flatten(1)
-        return cls(flat, flat.square().sum(1), flat.var(1, correction=0), flat.shape[1])
+        low, high = (None, None) if bounds is None else (bound.flatten(1) for bound in bounds)
+        return cls(flat, flat.square().sum(1), flat.var(1, correction=0), flat.shape[1], low, high)
 
     def without_value(self) -> "Target":
         """The numbers alone."""
@@ -35,7 +40,8 @@ class Target:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Target":
         """With its tensors changed."""
-        return Target(change(self.value), change(self.squared), change(self.variance), self.size)
+        low, high = (None if bound is None else change(bound) for bound in (self.low, self.high))
+        return Target(change(self.value), change(self.squared), change(self.variance), self.size, low, high)
 
 
 class LayerStatistics(Protocol):
@@ -69,7 +75,7 @@ class LayerStatistics(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of a gradient (V, *shape) that was formed."""
+    """Statistics of a gradient (V, *shape) that was formed; where the target has bounds, of g' moved by g - [g']."""
 
     gradient: Tensor
     target: Target
@@ -77,19 +83,29 @@ class Explicit:
     @property
     def dot(self) -> Tensor:
         """<g', g>."""
-        return (self.gradient.flatten(1) * self.target.value).sum(1)
+        return (self._guess * self.target.value).sum(1)
 
     @property
     def squared(self) -> Tensor:
         """||g'||^2."""
-        return self.gradient.flatten(1).square().sum(1)
+        return self._guess.square().sum(1)
 
     @property
     def distance(self) -> Tensor:
         """||g' - g||^2."""
-        return (self.gradient.flatten(1) - self.target.value).square().sum(1)
+        return self._difference.square().sum(1)
 
     @property
     def absolute(self) -> Tensor:
         """Sum of |g' - g|."""
-        return (self.gradient.flatten(1) - self.target.value).abs().sum(1)
+        return self._difference.abs().sum(1)
+
+    @property
+    def _guess(self) -> Tensor:
+        return self.gradient.flatten(1) if self.target.low is None else self.target.value + self._difference
+
+    @property
+    def _difference(self) -> Tensor:
+        """What separates the guess from the observed value, or from the nearest one within the bounds."""
+        flat, target = self.gradient.flatten(1), self.target
+        return flat - (target.value if target.low is None else flat.clamp(target.low, target.high))

@@ -39,6 +39,15 @@ def as_gradient(observation: Observation) -> Tensors:
     return {name: t / factor - plan.weight_decay * sent[name] for name, t in total.items()}
 
 
+def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -> float:
+    """How much larger what is matched is than what was uploaded: 1 for a gradient; of a delta without the sign."""
+    if plan.shares == "gradient":
+        return 1.0
+    if unrolls or plan.optimizer == "adam":
+        return 1 / plan.lr
+    return 1 / (plan.lr * _sgd_factor(len(step_slices(num_examples, plan)), plan))
+
+
 def _sgd_factor(steps: int, plan: LocalPlan) -> float:
     """How often a constant gradient is subtracted by ``steps`` steps with momentum."""
     velocity, total = 0.0, 0.0

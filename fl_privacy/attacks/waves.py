@@ -54,7 +54,7 @@ def attack_members(
                 attempts[member.position].append(attempt)
         tried += wave
         pending = [m for m in pending if not any(a.accepted for a in attempts[m.position])]
-    return {m.position: _reconstruction(m, attempts[m.position]) for m in workload.members}
+    return {m.position: _reconstruction(m, attempts[m.position], workload) for m in workload.members}
 
 
 def _attempt(
@@ -97,7 +97,7 @@ def _attempt(
     ]
 
 
-def _reconstruction(member: Member, attempts: Sequence[_Attempt]) -> Reconstruction:
+def _reconstruction(member: Member, attempts: Sequence[_Attempt], workload: Workload) -> Reconstruction:
     in_order = sorted(attempts, key=lambda attempt: attempt.restart)
     chosen = next((a for a in in_order if a.accepted), min(in_order, key=lambda a: a.loss))
     if chosen.loss == float("inf"):
@@ -110,4 +110,5 @@ def _reconstruction(member: Member, attempts: Sequence[_Attempt]) -> Reconstruct
         loss=chosen.loss,
         history=chosen.history,
         label_source=member.label_source,
+        countermeasures=workload.countermeasures,
     )

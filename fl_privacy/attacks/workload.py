@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks import labels as labeling
+from fl_privacy.attacks.adaptive.counter import counter
+from fl_privacy.attacks.adaptive.scene import Scene
 from fl_privacy.attacks.budget import victims_at_once, written_bytes
 from fl_privacy.attacks.compiled import CompiledEvaluation, Evaluation, pays
 from fl_privacy.attacks.group import Group
@@ -65,11 +67,20 @@ class Workload:
         self._setting = Setting(model, self._names, first.plan)
         evaluating = replace(first.plan, batch_norm="eval")
         self._observer = frozen_copy(first.model, first.sent, evaluating, device=self._device, dtype=self._dtype)
+        self._counter = counter(first, Scene.of(first, attack, self._names, unrolls=self._unrolls))
         self._ranks: dict[str, int] = {}
         self._gradients = self._choose()
+        self._observations = dict(group.members)
+        self._earlier = [Workload(attack, earlier, seed) for earlier in group.earlier]
         told = [self._label(*member) for member in group.members]
         self.failures = {position: why for position, why in told if isinstance(why, str)}
         self.members = [member for _, member in told if isinstance(member, Member)]
+
+    @property
+    def countermeasures(self) -> tuple[str, ...]:
+        """What is done against the defense that is known, a sentence each."""
+        joined = ("It matches the updates of several rounds from the same examples together.",) if self._earlier else ()
+        return (*self._counter.sentences, *joined)
 
     def _choose(self) -> VictimGradients:
         trial = torch.rand((2, *self._shape), generator=torch.Generator().manual_seed(0))
@@ -126,14 +137,15 @@ class Workload:
     def problem(self, members: Sequence[Member], attempts: int = 1) -> Problem:
         """Of a chunk, in which every ``attempts`` neighbors are the same member."""
         values = stack([self._target(m.observation) for m in members], self._names, self._device, self._dtype)
-        targets = {name: Target.of(value) for name, value in values.items()}
+        told = self._counter.told([m.observation for m in members], self._target).to(self._device, self._dtype)
+        targets = {name: Target.of(value, told.bounds.get(name)) for name, value in values.items()}
         factors = {}
         for name, rank in self._ranks.items():
-            found = factorize(values[name].flatten(2), rank)
+            found = None if told.clip or name in told.bounds else factorize(values[name].flatten(2), rank)
             if found is not None:
                 factors[name], targets[name] = found, targets[name].without_value()
         labels = [m.labels for m in members if m.labels is not None]
-        return Problem(
+        problem = Problem(
             gradients=self._gradients,
             objective=self._attack.objective,
             priors=self._attack.priors,
@@ -145,7 +157,13 @@ class Workload:
             labels=torch.stack(labels) if labels else None,
             observer=self._observer,
             attempts=attempts,
+            clip=told.clip,
+            others=[
+                earlier.problem([replace(m, observation=earlier._observations[m.position]) for m in members])
+                for earlier in self._earlier
+            ],
         )
+        return replace(problem, smoothness=told.smoothness * problem.zero_loss()) if told.smoothness else problem
 
     def _target(self, observation: Observation) -> Tensors:
         return accumulated_gradient(observation) if self._unrolls else as_gradient(observation)

@@ -10,8 +10,9 @@ from torch import nn
 
 from fl_privacy.attacks import GradientInversion, idlg, inverting_gradients
 from fl_privacy.attacks import compiled as compiling
+from fl_privacy.attacks.adaptive import victims_of
 from fl_privacy.attacks.compiled import CompiledEvaluation, pays
-from fl_privacy.attacks.group import group_observations
+from fl_privacy.attacks.group import group_victims
 from fl_privacy.attacks.problem import Problem
 from fl_privacy.attacks.workload import Workload
 from fl_privacy.errors import UserError
@@ -100,7 +101,7 @@ def test_without_a_compiler_it_is_off_or_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_large_work_pays_and_small_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_privacy.attacks.compiled.compiler", lambda: "g++")
-    group = group_observations(list(enumerate(observations(smooth_net(), 2))))[0]
+    group = group_victims(victims_of(list(enumerate(observations(smooth_net(), 2)))))[0]
     assert Workload(ATTACK, group, 0).evaluate is Problem.evaluate
     long = inverting_gradients(iterations=10**7)
     assert isinstance(Workload(long, group, 0).evaluate, CompiledEvaluation)

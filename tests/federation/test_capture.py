@@ -30,7 +30,10 @@ def observations() -> list[Observation]:
         on_round=recording.reports.append,
     )
     labels = torch.tensor([0, 3])
-    return [recording.observations[0].told(labels=labels, defense={"scale": 0.01}), *recording.observations[1:]]
+    return [
+        recording.observations[0].told(labels=labels, defense={"scale": 0.01}, same_data="a"),
+        *recording.observations[1:],
+    ]
 
 
 @pytest.fixture
@@ -55,6 +58,7 @@ def test_the_round_trip_is_exact(folder: Path, observations: list[Observation]) 
             before.num_classes,
         )
     assert loaded[0].knowledge.defense == {"scale": 0.01}
+    assert [o.knowledge.same_data for o in loaded[:2]] == ["a", None]
     assert loaded[0].knowledge.labels is not None
     assert loaded[0].knowledge.labels.tolist() == [0, 3]
     assert loaded[1].knowledge.labels is None

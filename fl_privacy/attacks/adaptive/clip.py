@@ -1,0 +1,65 @@
+"""Clipping the guess as the client clipped its update."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.adaptive.estimates import estimate_clip_norm, estimate_noise_std
+from fl_privacy.types import Tensors
+
+Scope = Literal["global", "layer"]
+"""``global``: the norm of all tensors as one vector; ``layer``: of each tensor."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """Guessed gradients scaled down to a norm.
+
+    Attributes:
+        norms: (V,) of each victim.
+        scope: of the norms.
+    """
+
+    norms: Tensor
+    scope: Scope
+
+    def __call__(self, gradients: Tensors) -> Tensors:
+        """(V, *shape) by name."""
+        tiny = torch.finfo(self.norms.dtype).tiny
+        squares = {name: g.flatten(1).square().sum(1) for name, g in gradients.items()}
+        if self.scope == "global":
+            squares = dict.fromkeys(squares, torch.stack(list(squares.values())).sum(0))
+        factors = {name: (self.norms / (s + tiny).sqrt()).clamp_max(1) for name, s in squares.items()}
+        return {name: g * factors[name].view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Clip":
+        """With its tensors changed."""
+        return Clip(change(self.norms), self.scope)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipping:
+    """How the clients clip, in the units of what is matched.
+
+    Attributes:
+        norm: to which; ``None`` where it is to be estimated from the update.
+        noise_std: of the noise they add; ``None`` likewise.
+        scope: of the norm.
+    """
+
+    norm: float | None
+    noise_std: float | None
+    scope: Scope
+
+    def of(self, matched: Sequence[Tensors]) -> Clip:
+        """For the victims whose updates are ``matched``."""
+        return Clip(torch.tensor([self._norm_of(update) for update in matched]), self.scope)
+
+    def _norm_of(self, matched: Tensors) -> float:
+        if self.norm is not None:
+            return self.norm
+        std = estimate_noise_std(matched) if self.noise_std is None else self.noise_std
+        return estimate_clip_norm(matched, std)

@@ -1,0 +1,129 @@
+"""What can be done against each defense."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fl_privacy.attacks.adaptive.bounds import Rule, shared_columns, where_shared, within_bins
+from fl_privacy.attacks.adaptive.clip import Clipping, Scope
+from fl_privacy.attacks.adaptive.scene import Scene
+from fl_privacy.attacks.targets import matched_per_uploaded
+
+Settings = Mapping[str, Any]
+"""Of one defense, from its public description; any may be missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """What is done against one defense.
+
+    Attributes:
+        sentence: for the report.
+        rule: where the undefended update must have been.
+        clipping: how the guess is to be clipped.
+        smoothness: weight of total variation as a share of the loss of a zero gradient.
+    """
+
+    sentence: str
+    rule: Rule | None = None
+    clipping: Clipping | None = None
+    smoothness: float = 0.0
+
+
+HIDDEN, BLURRED = 1e-3, 3e-3
+"""Smoothness where the rest of the update is exact, and where all of it is noised; chosen on LeNet with CIFAR-10."""
+
+
+def against_sparsity(settings: Settings, scene: Scene) -> list[Measure]:
+    """Pruning and selective sharing."""
+    return [
+        Measure(
+            sentence="It matches the update where that is not zero; elsewhere it only keeps the guess below what would"
+            " have been shared.",
+            rule=where_shared(settings),
+        ),
+        *_prefer_smooth(scene, BLURRED if settings.get("noise_std") else HIDDEN),
+    ]
+
+
+def against_quantization(settings: Settings, scene: Scene) -> list[Measure]:
+    """Quantization: measured against a straight-through quantizer of the guess, this reaches further."""
+    return [
+        Measure(
+            sentence="It accepts every gradient that rounds to the levels observed.",
+            rule=within_bins(settings),
+        ),
+        *_prefer_smooth(scene, HIDDEN),
+    ]
+
+
+def against_soteria(settings: Settings, scene: Scene) -> list[Measure]:
+    """Soteria: muting the columns that are zero reaches a little further than muting the whole layer."""
+    if scene.head is None:
+        return []
+    return [
+        Measure(
+            sentence="It mutes those columns of the last layer's gradient that are zero.",
+            rule=shared_columns(scene.head),
+        ),
+        *_prefer_smooth(scene, HIDDEN),
+    ]
+
+
+def against_mixing(settings: Settings, scene: Scene) -> list[Measure]:
+    """The improved Soteria, which leaves nothing to mute: noise like any other."""
+    return _prefer_smooth(scene, BLURRED)
+
+
+def against_noise(settings: Settings, scene: Scene) -> list[Measure]:
+    """Noise on the update, or on the gradient of every local step, after clipping it."""
+    unit = matched_per_uploaded(scene.plan, scene.batch_size, unrolls=scene.unrolls)
+    if settings.get("at") == "gradient":
+        unit, clips = 1.0, not scene.unrolls
+    else:
+        clips = scene.unrolls or not scene.plan.weight_decay
+    norm, std = settings.get("clip_norm", 0), settings.get("std")
+    clipping = _clip(norm and norm * unit, std and std * unit, settings, scene) if clips else []
+    return [*clipping, *_prefer_smooth(scene, BLURRED)]
+
+
+def against_dp_sgd(settings: Settings, scene: Scene) -> list[Measure]:
+    """Noise on the sum of clipped gradients of single examples; that of a single one can be clipped likewise."""
+    norm, multiplier = settings.get("clip_norm", 0), settings.get("noise_multiplier")
+    std = norm * multiplier if norm and multiplier is not None else None
+    clipping = _clip(norm, std, settings, scene) if scene.batch_size == 1 and not scene.unrolls else []
+    return [*clipping, *_prefer_smooth(scene, BLURRED)]
+
+
+def _clip(norm: float | None, std: float | None, settings: Settings, scene: Scene) -> list[Measure]:
+    """``norm``: ``None`` where nothing is clipped, 0 where it is not known."""
+    scope: Scope = settings.get("clip_scope", "global") if norm else "global"
+    if norm is None or (scope == "global" and not (scene.scales and scene.complete)):
+        return []
+    estimated = "" if norm else ", to the norm that it sees"
+    return [
+        Measure(
+            sentence=f"It clips the guessed gradient as the clients clip theirs{estimated}.",
+            clipping=Clipping(norm=norm or None, noise_std=std, scope=scope),
+        )
+    ]
+
+
+def _prefer_smooth(scene: Scene, share: float) -> list[Measure]:
+    """Many images fit an update that is not known exactly; attacks with total variation have one to choose by."""
+    if scene.smooths:
+        return []
+    return [Measure(sentence="Of the images that fit it prefers smooth ones (total variation).", smoothness=share)]
+
+
+MEASURES: Mapping[str, Callable[[Settings, Scene], list[Measure]]] = {
+    "dp_noise": against_noise,
+    "dp_sgd": against_dp_sgd,
+    "none": lambda settings, scene: [],
+    "pruning": against_sparsity,
+    "quantization": against_quantization,
+    "selective_sharing": against_sparsity,
+    "soteria": against_soteria,
+    "soteria_mixing": against_mixing,
+}
+"""By the name of the defense."""
