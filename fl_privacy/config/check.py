@@ -20,6 +20,7 @@ SETTINGS: dict[str, Any] = {
     "intercept.when": Literal["after", "during"],
     "intercept.save": bool,
     "knows_labels": bool,
+    "public_images": int,
     "knows_defense": bool,
     "twin": bool,
     "evaluate_every": int,

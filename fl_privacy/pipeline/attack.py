@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fl_privacy.config import build_attack, build_federation
 from fl_privacy.config.build import build_dataset, build_defense, build_network, build_plan, positive, resolve_device
+from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Interceptor, Participant, Probe
@@ -18,6 +19,7 @@ from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.informed import informed_attacker
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
+from fl_privacy.pipeline.public import public_images
 from fl_privacy.pipeline.run import CAPTURES
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.truth import truth_of
@@ -32,10 +34,11 @@ OF_THE_RUN = ("data", "partition", "model", "federation", "defense", "seed", "ba
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Intercepted:
-    """Updates to attack, who made them and how they defended themselves, and the threat model in sentences."""
+    """Updates to attack, who made them from what and how defended, and the threat model in sentences."""
 
     observations: list[Observation]
     participants: Mapping[int, Participant]
+    unattacked: Examples
     defense: Defense
     threats: list[str]
 
@@ -65,6 +68,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 seed=config.seed,
                 knows_labels=config.knows_labels,
                 monitor=monitor,
+                public_images=public_images(config, found.unattacked),
                 disturbance=disturbance_of(participants, batch_size) if defense.public else None,
                 informed=informed_attacker(defense, participants) if config.knows_defense else None,
             )(found.observations)
@@ -115,6 +119,7 @@ def _fresh(config: DictConfig) -> _Intercepted:
     return _Intercepted(
         observations=observations,
         participants={0: owner},
+        unattacked=dataset.test if config.split == "train" else dataset.train,
         defense=defense,
         threats=[*threats, f"The model is {weights}."],
     )
@@ -130,7 +135,11 @@ def _captured(config: DictConfig) -> _Intercepted:
         )
     threats = threat_model(config, federation.server.local_plan, federation.audit, federation.defense)
     return _Intercepted(
-        observations=observations, participants=federation.participants, defense=federation.defense, threats=threats
+        observations=observations,
+        participants=federation.participants,
+        unattacked=federation.dataset.test,
+        defense=federation.defense,
+        threats=threats,
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
+from torch import Tensor
+
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.federation import Failure, parse_observation_id
 from fl_privacy.federation.attempt import attempt
@@ -37,6 +39,7 @@ class AttackStage:
         folder: where scores and pictures go.
         seed: of the attack's random streams.
         knows_labels: hand the attacker the true labels first.
+        public_images: handed to the attacker as well, where there are any.
         monitor: told of the progress.
         disturbance: measures what the defense did to an update; ``None`` where there is no defense.
         informed: makes the adaptive attacker, which attacks each victim after the plain one; ``None`` without it.
@@ -48,6 +51,7 @@ class AttackStage:
     seed: int
     knows_labels: bool
     monitor: Monitor
+    public_images: Tensor | None = None
     disturbance: Disturbance | None = None
     informed: Informed | None = None
     _seen: dict[str, list[Observation]] = field(default_factory=dict, init=False)
@@ -67,6 +71,8 @@ class AttackStage:
 
     def _told(self, observation: Observation) -> Observation:
         plain = observation.told(defense=None, same_data=None)
+        if self.public_images is not None:
+            plain = plain.told(public_images=self.public_images)
         return plain.told(labels=self.truth(plain.id).labels) if self.knows_labels else plain
 
     def _recall(self, observations: Sequence[Observation]) -> list[Observation]:

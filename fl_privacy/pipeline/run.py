@@ -18,6 +18,7 @@ from fl_privacy.pipeline.informed import informed_attacker
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.privacy import privacy_statement
+from fl_privacy.pipeline.public import public_images
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.truth import truth_of
 from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
@@ -83,6 +84,7 @@ def _run(
             seed=config.seed,
             knows_labels=config.knows_labels,
             monitor=monitor,
+            public_images=public_images(config, dataset.test),
             disturbance=disturbance_of(federation.participants, config.batch_size)
             if federation.defense.public
             else None,

@@ -30,7 +30,10 @@ def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Def
     else:
         lines.append(f"Attacked are the training updates of {len(audit.clients)} clients.")
     lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
-    known = ["The attacker is given the true labels."] if config.knows_labels else Knowledge().describe()
+    known = ["The attacker is given the true labels."] if config.knows_labels else []
+    if config.public_images:
+        known.append(f"The attacker holds {config.public_images} public images of the same domain, none attacked.")
+    known = known or Knowledge().describe()
     if config.knows_defense and defense.public:
         known = [
             *(line for line in known if "nothing" not in line),

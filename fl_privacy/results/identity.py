@@ -22,7 +22,17 @@ RUNTIME_KEYS = (
 
 DEFENSE_KEYS = ("defense", "choices.defense", "knows_defense", "privacy")
 
-ATTACK_KEYS = ("attack", "choices.attack", "knows_labels", "victims", "batch_size", "intercept", "captured", "split")
+ATTACK_KEYS = (
+    "attack",
+    "choices.attack",
+    "knows_labels",
+    "public_images",
+    "victims",
+    "batch_size",
+    "intercept",
+    "captured",
+    "split",
+)
 """Settings of an attacker that only listens: the training comes out the same."""
 
 

@@ -3,7 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
+from omegaconf import OmegaConf
 
+from fl_privacy.data import Examples
+from fl_privacy.errors import UserError
+from fl_privacy.pipeline.public import public_images
 from tests.pipeline.runs import TINY, Run, run
 
 ATTACK = ("attack.iterations=3",)
@@ -86,6 +91,22 @@ def test_what_the_attacker_is_told_is_in_the_threat_model(command: str, tmp_path
     assert all(victim["label_correct"] == 1 for victim in told.records("victim"))
     assert {victim["label_source"] for victim in told.records("victim")} == {"known"}
     assert told.json("summary.json")["label_sources"] == {"known": 1 if command == "attack" else 4}
+
+
+def test_an_attacker_can_start_from_images_of_its_own(tmp_path: Path) -> None:
+    held = run("attack", *ATTACK, "victims=1", "attack.start=public_mean", "public_images=5", out=tmp_path)
+    assert held.records("victim")[0]["failure"] is None
+    assert "The attacker holds 5 public images of the same domain, none attacked." in held.json("threat_model.json")
+    without = run("attack", *ATTACK, "victims=1", "attack.start=public_mean", out=tmp_path)
+    assert "public images" in without.records("victim")[0]["failure"]
+
+
+@pytest.mark.parametrize("count", [-1, 4])
+def test_there_must_be_as_many_public_images(count: int) -> None:
+    unattacked = Examples(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.zeros(3).long(), ("a",))
+    assert public_images(OmegaConf.create({"public_images": 2}), unattacked).shape == (2, 1, 4, 4)
+    with pytest.raises(UserError, match=r"public_images is expected in 0\.\.3"):
+        public_images(OmegaConf.create({"public_images": count}), unattacked)
 
 
 def test_an_attacker_who_is_told_nothing_is_said_to_know_nothing(undefended: Run) -> None:
