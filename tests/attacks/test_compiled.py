@@ -103,7 +103,7 @@ def test_large_work_pays_and_small_does_not(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("fl_privacy.attacks.compiled.compiler", lambda: "g++")
     group = group_victims(victims_of(list(enumerate(observations(smooth_net(), 2)))))[0]
     assert Workload(ATTACK, group, 0).evaluate is Problem.evaluate
-    long = inverting_gradients(iterations=10**7)
+    long = inverting_gradients(iterations=10**9)
     assert isinstance(Workload(long, group, 0).evaluate, CompiledEvaluation)
     assert Workload(replace(long, compile="off"), group, 0).evaluate is Problem.evaluate
     assert Workload(idlg(iterations=10**7), group, 0).evaluate is Problem.evaluate
