@@ -6,6 +6,7 @@ from fl_privacy.flower.client import DPClient, PrivacyClient, PruningClient
 from fl_privacy.flower.defend import DefendedClient, defend
 from fl_privacy.flower.grid import LocalGrid
 from fl_privacy.flower.interception import HonestButCurious
+from fl_privacy.flower.local_dp_mod import local_dp_mod
 from fl_privacy.flower.strategy import Federated
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "PrivacyClient",
     "PruningClient",
     "defend",
+    "local_dp_mod",
     "numpy_client_app",
     "participant_app",
     "run_in_process",

@@ -1,0 +1,74 @@
+"""Local differential privacy by Flower's own mod, as a defense of the upload."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod
+
+from fl_privacy.defenses import ClientState, Defense, local_dp
+from fl_privacy.types import Tensors
+
+_ARRAYS = "arrays"
+
+
+def local_dp_mod(
+    *, round_epsilon: float = 1.0, delta: float = 1e-5, clip_norm: float = 1.0, sensitivity: float | None = None
+) -> Defense:
+    """``fl_privacy.defenses.local_dp``, equal in distribution, computed by ``flwr.clientapp.mod.LocalDpMod``.
+
+    The mod acts on a message with the update, as if zeros had been sent. It draws from NumPy's global stream, which is
+    seeded for each update by the client's own and put back afterwards.
+
+    Args:
+        round_epsilon: the budget of one round, above 0.
+        delta: in (0, 1).
+        clip_norm: l2 norm the update is scaled down to, above 0.
+        sensitivity: l2 distance that the calibration hides; ``None`` takes ``clip_norm``.
+    """
+    ours = local_dp(round_epsilon=round_epsilon, delta=delta, clip_norm=clip_norm, sensitivity=sensitivity)
+    mod = LocalDpMod(clip_norm, clip_norm if sensitivity is None else sensitivity, round_epsilon, delta)
+
+    def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
+        sent, reply = (_Letter(_content(values)) for values in (_zeros_like(tensors), tensors))
+        call: Any = mod
+        with _numpy_stream(rng):
+            answer = call(sent, None, lambda message, context: reply)
+        noised = answer.content.array_records[_ARRAYS].to_torch_state_dict()
+        return {name: noised[name].to(t) for name, t in tensors.items()}
+
+    return replace(ours, upload=(on_upload,), public={**ours.public, "implementation": "flower"})
+
+
+@dataclass
+class _Letter:
+    """What the mod reads of a ``flwr.app.Message``, which can't be made outside of a running Flower app."""
+
+    content: RecordDict
+
+    def has_error(self) -> bool:
+        return False
+
+
+def _zeros_like(tensors: Tensors) -> Tensors:
+    return {name: torch.zeros_like(t) for name, t in tensors.items()}
+
+
+def _content(tensors: Tensors) -> RecordDict:
+    values = OrderedDict((name, t.detach().cpu()) for name, t in tensors.items())
+    return RecordDict({_ARRAYS: ArrayRecord(values)})
+
+
+@contextmanager
+def _numpy_stream(rng: torch.Generator) -> Iterator[None]:
+    before = np.random.get_state()
+    np.random.seed(int(torch.randint(2**32, (), generator=rng, device=rng.device)))
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
