@@ -35,7 +35,7 @@ for name in ("flwr", "hydra", "scipy", "matplotlib", "lpips", "pandas"):
 """
 
 IMPORT_ALL = """
-for name in ("types", "gradients", "rng", "errors", "models", "attacks", "defenses", "metrics"):
+for name in ("types", "gradients", "rng", "errors", "models", "attacks", "defenses", "metrics", "evaluator"):
     module = importlib.import_module(f"fl_privacy.{name}")
     for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
         importlib.import_module(found.name)

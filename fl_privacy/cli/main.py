@@ -1,4 +1,4 @@
-"""``fl-privacy run | attack | trade-off | report | list``."""
+"""``fl-privacy run | attack | trade-off | train-evaluator | report | list``."""
 
 import logging
 import sys
@@ -81,6 +81,19 @@ def trade_off(
     run_trade_off(
         grid, overrides or [], processes=jobs, only_report=only_report, psnr_below=psnr_below, console=_console()
     )
+
+
+@app.command("train-evaluator")
+def train_evaluator(overrides: Overrides = None) -> None:
+    """Train the evaluation network that defense=refiner needs, on public images.
+
+    `data=cifar10 out=evaluator.safetensors`, then `run defense=refiner defense.evaluator=evaluator.safetensors`. Take
+    data that the clients do not hold; data.image_size and data.channels bring them to the clients' shape.
+    Other keys are those of conf/evaluator.yaml, for example widths=[32,64,128] epochs=2 lr=1e-3 images=5000.
+    """
+    from fl_privacy.cli.evaluator import train  # noqa: PLC0415
+
+    print(train(overrides or [], console=_console()))
 
 
 @app.command()

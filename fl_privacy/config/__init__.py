@@ -1,16 +1,27 @@
 """From Hydra overrides to the objects of a run."""
 
-from fl_privacy.config.build import Federation, build_attack, build_federation, participants_of
+from fl_privacy.config.build import (
+    Federation,
+    build_attack,
+    build_dataset,
+    build_federation,
+    participants_of,
+    positive,
+    resolve_device,
+)
 from fl_privacy.config.compose import CONFIG_DIR, compose, expand_sweep, options, to_yaml
 
 __all__ = [
     "CONFIG_DIR",
     "Federation",
     "build_attack",
+    "build_dataset",
     "build_federation",
     "compose",
     "expand_sweep",
     "options",
     "participants_of",
+    "positive",
+    "resolve_device",
     "to_yaml",
 ]

@@ -160,6 +160,8 @@ def _participants(config_text: str) -> tuple[Dataset, Mapping[int, Participant]]
     clients = positive(config.federation.clients, "federation.clients")
     plan, defense, device = build_plan(config), build_defense(config), resolve_device(config.device)
     dataset = build_dataset(config)
+    for prepare in defense.prepare:
+        prepare(dataset.train.input_shape)
     model = build_network(config, dataset)
     partition = instantiate(config.partition, "partition")
     parts = partition(dataset.train, num_clients=clients, seed=derive_seed(config.seed, "partition"))

@@ -21,8 +21,12 @@ CONFIG_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.par
 """Inside the package in a wheel, beside it in a checkout and in a Flower app bundle."""
 
 
-def compose(overrides: Sequence[str] = ()) -> DictConfig:
+def compose(overrides: Sequence[str] = (), *, base: str = "config") -> DictConfig:
     """The resolved configuration for ``overrides`` in Hydra's grammar; ``choices`` names the option of each group.
+
+    Args:
+        overrides: of what the file says.
+        base: name of the file in ``conf``; ``config`` describes a run.
 
     Raises:
         UserError: an override does not parse, names a group, option or key that does not exist, or sets a setting of
@@ -35,8 +39,8 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     _check_groups(parsed)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            _check_keys(parsed)
-            config = hydra_compose("config", overrides=list(overrides), return_hydra_config=True)
+            _check_keys(parsed, base)
+            config = hydra_compose(base, overrides=list(overrides), return_hydra_config=True)
             chosen = {group: config.hydra.runtime.choices.get(group) for group in sorted(_groups())}
             with open_dict(config):
                 del config["hydra"]
@@ -44,10 +48,11 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
             OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(" ".join(str(error).split())) from error
-    known = OmegaConf.load(CONFIG_DIR / "config.yaml").keys() | _groups() | {"choices"}
+    known = OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys() | _groups() | {"choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
         raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known))}")
-    check_settings(config)
+    if base == "config":
+        check_settings(config)
     return config
 
 
@@ -120,10 +125,10 @@ def _check_groups(overrides: Sequence[Override]) -> None:
             raise UserError(f"{group} has no option {option!r}{suggest(str(option), options(group))}")
 
 
-def _check_keys(overrides: Sequence[Override]) -> None:
+def _check_keys(overrides: Sequence[Override], base: str) -> None:
     """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what reads it."""
     chosen = [o.input_line or "" for o in overrides if o.key_or_group in _groups()]
-    config = hydra_compose("config", overrides=chosen)
+    config = hydra_compose(base, overrides=chosen)
     for override in overrides:
         if override.key_or_group in _groups() or override.type is not OverrideType.CHANGE:
             continue

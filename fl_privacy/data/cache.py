@@ -13,9 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fl_privacy.data.examples import Examples
-
-CACHE_VARIABLE = "FL_PRIVACY_CACHE"
-"""Environment variable: where decoded data are kept; ``~/.cache/fl_privacy`` if unset."""
+from fl_privacy.user_cache import user_cache_folder
 
 _FORMAT = 1
 _FIELDS = ("images", "labels", "groups")
@@ -34,7 +32,7 @@ def cached(
             One that can't be written is warned of and done without.
     """
     digest = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()[:16]
-    file = (folder or _user_folder()) / f"{name.replace('/', '--')}-{digest}.safetensors"
+    file = (folder or user_cache_folder()) / f"{name.replace('/', '--')}-{digest}.safetensors"
     try:
         return _read(file)
     except (OSError, SafetensorError, KeyError):
@@ -44,11 +42,6 @@ def cached(
     except OSError as error:
         warnings.warn(f"Decoded images are not kept, {file.parent} can't be written: {error}.", stacklevel=2)
     return examples
-
-
-def _user_folder() -> Path:
-    chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen) if chosen else Path.home() / ".cache" / "fl_privacy"
 
 
 def _read(file: Path) -> tuple[Examples, Examples]:

@@ -7,6 +7,7 @@ from fl_privacy.defenses.local_dp import local_dp
 from fl_privacy.defenses.none import none
 from fl_privacy.defenses.pruning import pruning
 from fl_privacy.defenses.quantization import quantization
+from fl_privacy.defenses.refiner import refiner
 from fl_privacy.defenses.selective_sharing import selective_sharing
 from fl_privacy.defenses.soteria import soteria
 from fl_privacy.defenses.soteria_mixing import soteria_mixing
@@ -22,6 +23,7 @@ __all__ = [
     "none",
     "pruning",
     "quantization",
+    "refiner",
     "selective_sharing",
     "soteria",
     "soteria_mixing",

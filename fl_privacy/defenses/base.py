@@ -33,6 +33,7 @@ class LocalStep:
     rng: torch.Generator
 
 
+Prepare = Callable[[tuple[int, ...]], None]
 ModelHook = Callable[[nn.Module, ClientState], nn.Module]
 DataHook = Callable[[Batch, ClientState, torch.Generator], Batch]
 GradientHook = Callable[[Tensors, LocalStep], Tensors]
@@ -51,6 +52,8 @@ class Defense:
         gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step.
         upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta);
             names that it drops are withheld.
+        prepare: (C, H, W) -> None, once before anything is trained: gets what the defense needs, or says in a
+            ``UserError`` why it can't.
         public: the description an adaptive attacker may know, shown in reports.
     """
 
@@ -59,6 +62,7 @@ class Defense:
     data: tuple[DataHook, ...] = ()
     gradient: tuple[GradientHook, ...] = ()
     upload: tuple[UploadHook, ...] = ()
+    prepare: tuple[Prepare, ...] = ()
     public: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -76,5 +80,6 @@ def compose(*defenses: Defense) -> Defense:
         data=tuple(hook for d in defenses for hook in d.data),
         gradient=tuple(hook for d in defenses for hook in d.gradient),
         upload=tuple(hook for d in defenses for hook in d.upload),
+        prepare=tuple(hook for d in defenses for hook in d.prepare),
         public={f"{d.name}.{key}": value for d in defenses for key, value in d.public.items()},
     )

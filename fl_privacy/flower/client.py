@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from flwr.common import Scalar
 
-from fl_privacy.defenses import Defense, dp_noise, pruning
+from fl_privacy.defenses import Defense, dp_noise, pruning, refiner
 from fl_privacy.errors import UserError
 from fl_privacy.federation import LocalResult, Participant
 from fl_privacy.flower.memory import load_state, save_state
@@ -46,8 +46,8 @@ class PrivacyClient(NumPyClient):
         settings: of ``make_defense``.
 
     Example:
-        class RefinerClient(PrivacyClient):
-            make_defense = staticmethod(refiner)
+        class QuantizingClient(PrivacyClient):
+            make_defense = staticmethod(quantization)
     """
 
     make_defense: ClassVar[Callable[..., Defense] | None] = None
@@ -121,6 +121,12 @@ class PruningClient(PrivacyClient):
     """Uploads only the important elements of its update; ``settings`` are those of ``pruning``."""
 
     make_defense = staticmethod(pruning)
+
+
+class RefinerClient(PrivacyClient):
+    """Uploads the gradient of robust data; ``settings`` are those of ``refiner``."""
+
+    make_defense = staticmethod(refiner)
 
 
 def _reply(result: LocalResult) -> Reply:

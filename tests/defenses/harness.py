@@ -1,9 +1,14 @@
 """A small client step, and a defense run on it the way a client runs it."""
 
+import tempfile
+from functools import cache
+from pathlib import Path
+
 import torch
 from torch import nn
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
+from fl_privacy.evaluator import EvaluatorPlan, save_evaluator, train_evaluator
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
@@ -55,3 +60,14 @@ def large_update(seed: int = 3) -> Tensors:
         "a.weight": torch.randn(150, 120, generator=rng),
         "b.weight": 0.1 * torch.randn(20, 10, 10, generator=rng),
     }
+
+
+@cache
+def small_evaluator() -> str:
+    """File of an evaluation network for 3x16x16 images, trained on random colors in enlarged patches."""
+    patches = torch.rand(192, 3, 4, 4, generator=derive_generator(2, "patches"))
+    images = torch.nn.functional.interpolate(patches, size=16, mode="bicubic").clamp(0, 1)
+    plan = EvaluatorPlan(widths=(8, 16, 16), epochs=3, lr=1e-2, batch_size=64)
+    file = Path(tempfile.mkdtemp()) / "evaluator.safetensors"
+    save_evaluator(train_evaluator((images * 255).byte(), plan, seed=0), file, {})
+    return str(file)

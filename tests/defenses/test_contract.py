@@ -17,12 +17,13 @@ from fl_privacy.defenses import (
     none,
     pruning,
     quantization,
+    refiner,
     selective_sharing,
     soteria,
     soteria_mixing,
 )
 
-from .harness import clean_gradient, flat, local_step, run
+from .harness import clean_gradient, flat, local_step, run, small_evaluator
 
 CONF = Path(__file__).parents[2] / "conf" / "defense"
 
@@ -62,6 +63,15 @@ def columns_of_head_zero(share):
     return check
 
 
+def within(radius):
+    """Every element moves, and the whole gradient by no more than ``radius``."""
+
+    def check(clean, defended):
+        return all_moved(clean, defended) and (defended.double() - clean.double()).norm() <= radius * (1 + 1e-6)
+
+    return check
+
+
 DEFENSES: dict[str, tuple[Defense, object]] = {
     "none": (none(), unchanged),
     "gaussian": (dp_noise(scale=0.1), all_moved),
@@ -87,6 +97,8 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
         selective_sharing(share=0.3, noise_scale=0.1),
         lambda clean, d: not set(d[d != 0].tolist()) & set(clean.tolist()) and 0.29 < (d != 0).double().mean() < 0.31,
     ),
+    "refiner": (refiner(epsilon=0.01, evaluator=small_evaluator()), within(0.01)),
+    "refiner, by example": (refiner(match="example", evaluator=small_evaluator()), within(0.1)),
     "soteria": (soteria(rate=0.75), columns_of_head_zero(0.75)),
     "soteria, estimated": (soteria(rate=0.75, scores="estimated"), columns_of_head_zero(0.75)),
     "soteria, mixing": (soteria_mixing(rate=0.5), lambda clean, d: 0 < (d != clean).double().mean() < 1),

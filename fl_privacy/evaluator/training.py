@@ -1,0 +1,88 @@
+"""Training the evaluation network on public images."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.evaluator.blend import blend_with_noise
+from fl_privacy.evaluator.network import EvaluationNetwork
+from fl_privacy.rng import derive_generator, derive_seed
+
+Progress = Callable[[int, int, float], None]
+"""(steps done, steps in all, loss of the last one) -> None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorPlan:
+    """How an evaluation network is made; the defaults are those of Refiner, appendix D.
+
+    Attributes:
+        widths: filters of the three convolutions.
+        levels: noise ratios 0, ..., 1 at equal distances that each image is shown with in an epoch.
+        epochs: passes over the images.
+        batch_size: images a step.
+        lr: of Adam.
+    """
+
+    widths: tuple[int, ...] = (128, 256, 512)
+    levels: int = 11
+    epochs: int = 20
+    batch_size: int = 128
+    lr: float = 1e-4
+
+    def __post_init__(self) -> None:
+        for name, least in (("levels", 2), ("epochs", 1), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is expected to be at least {least}, but got {getattr(self, name)}.")
+        if not self.widths or min(self.widths) < 1:
+            raise UserError(f"widths is expected to be a list such as [128,256,512], but got {list(self.widths)}.")
+        if not 0 < self.lr < float("inf"):
+            raise UserError(f"lr is expected to be above 0 and finite, but got {self.lr}; try 1e-4.")
+
+
+def train_evaluator(
+    images: Tensor,
+    plan: EvaluatorPlan,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    progress: Progress = lambda done, total, loss: None,
+) -> EvaluationNetwork:
+    """Fit the predicted to the true noise ratio of ``images`` blended with uniform noise, by binary cross entropy.
+
+    Cross entropy is the form of Refiner's Eq. 5; the paper does not name its loss. Every batch is shown as often as
+    there are levels, as in the paper, but with all levels mixed in each step: its k-th time, image i has level
+    (i + k) mod ``levels``.
+
+    Args:
+        images: (N, C, H, W) uint8, public.
+        plan: how.
+        seed: of initial values, order and noise.
+        device: of the computation.
+        progress: told after each step.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
+        network = EvaluationNetwork(input_shape=images.shape[1:], widths=plan.widths).to(device)
+    order, noise = (derive_generator(seed, "evaluator", "order"), derive_generator(seed, "noise", device=device))
+    optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
+    public, levels = images.to(device), torch.linspace(0, 1, plan.levels, device=device)
+    total = plan.epochs * -(-len(images) // plan.batch_size) * plan.levels
+    done = 0
+    for _ in range(plan.epochs):
+        for chosen in torch.split(torch.randperm(len(images), generator=order).to(device), plan.batch_size):
+            batch = public[chosen].float() / 255
+            for shift in range(plan.levels):
+                ratios = levels[(torch.arange(len(batch), device=device) + shift) % plan.levels]
+                logits = network.logits(blend_with_noise(batch, ratios, noise))
+                loss = F.binary_cross_entropy_with_logits(logits, ratios)
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                optimizer.step()
+                done += 1
+                progress(done, total, loss.item())
+    return network.requires_grad_(False).eval()

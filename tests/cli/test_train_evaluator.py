@@ -1,0 +1,72 @@
+"""The command that makes an evaluation network."""
+
+import pytest
+import torch
+
+from fl_privacy.cli.main import run_command_line
+from fl_privacy.evaluator import load_evaluator
+
+pytest.importorskip("mlxtend")
+
+TINY = ["train-evaluator", "widths=[2,2,2]", "epochs=1", "images=40", "data.image_size=8"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Shared, so that the digits are decoded once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def cache(folder, monkeypatch):
+    monkeypatch.setenv("FL_PRIVACY_CACHE", str(folder))
+    return folder
+
+
+def test_trains_once_and_tells_where(tmp_path, capfd):
+    file = tmp_path / "d.safetensors"
+    assert run_command_line([*TINY, f"out={file}"]) == 0
+    shown = capfd.readouterr().out
+    assert shown.splitlines()[-1] == str(file)
+    assert "predicted" in shown
+    assert load_evaluator(file).input_shape == (1, 8, 8)
+    written = file.stat().st_mtime_ns
+    assert run_command_line([*TINY, f"out={file}"]) == 0
+    assert "Found it trained" in capfd.readouterr().out
+    assert file.stat().st_mtime_ns == written
+
+
+def test_without_out_it_goes_into_the_cache_by_its_settings(cache):
+    for settings in ([], [], ["seed=1"], ["data.channels=3"]):
+        assert run_command_line([*TINY, *settings]) == 0
+    files = sorted(cache.glob("evaluator-mnist_mini-*.safetensors"))
+    assert len(files) == 3
+    assert {load_evaluator(file)(torch.rand(1, *load_evaluator(file).input_shape)).shape for file in files} == {(1,)}
+
+
+def test_another_network_is_not_overwritten_unawares(tmp_path, capfd):
+    file = tmp_path / "d.safetensors"
+    assert run_command_line([*TINY, f"out={file}"]) == 0
+    assert run_command_line([*TINY, f"out={file}", "seed=1"]) == 2
+    assert "overwrite=true" in capfd.readouterr().err
+    assert run_command_line([*TINY, f"out={file}", "seed=1", "overwrite=true"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        (["epochs=0"], "at least 1"),
+        (["epochs=many"], "whole number"),
+        (["widths=[]"], "widths"),
+        (["images=0"], "at least 1"),
+        (["epoch=3"], "did you mean epochs?"),
+        (["attack=idlg"], "attack"),
+        (["data=cifar11"], "did you mean cifar10"),
+        (["lr=-1"], "lr"),
+    ],
+)
+def test_wrong_input_is_one_line(settings, hint, capfd):
+    assert run_command_line([*TINY, *settings]) == 2
+    error = capfd.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert hint in error[0]
