@@ -16,6 +16,7 @@ from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Participant, Server, ServerPlan, audited_rounds, spread_probes
+from fl_privacy.metrics import MetricFunction, noise_ratio
 from fl_privacy.models import build_model, check_model
 from fl_privacy.parallel.sharded import ShardedAttack
 from fl_privacy.rng import derive_seed
@@ -114,6 +115,19 @@ def build_defense(config: DictConfig) -> Defense:
     return defense
 
 
+def prepare_defense(defense: Defense, dataset: Dataset) -> None:
+    """Let ``defense`` get what it needs for the images of ``dataset``; ``UserError`` if it can't."""
+    for prepare in defense.prepare:
+        prepare(dataset.train.input_shape)
+
+
+def build_functions(config: DictConfig, dataset: Dataset) -> dict[str, MetricFunction]:
+    """The metrics that need something of ``config``, by name."""
+    if config.evaluator is None:
+        return {}
+    return {"noise_ratio": noise_ratio(config.evaluator, dataset.train.input_shape)}
+
+
 def build_attack(config: DictConfig) -> ReconstructionAttack | None:
     """The attack of ``config``, on the run's device unless it names its own; ``None`` for ``attack=none``."""
     if "_target_" not in config.attack:
@@ -160,8 +174,7 @@ def _participants(config_text: str) -> tuple[Dataset, Mapping[int, Participant]]
     clients = positive(config.federation.clients, "federation.clients")
     plan, defense, device = build_plan(config), build_defense(config), resolve_device(config.device)
     dataset = build_dataset(config)
-    for prepare in defense.prepare:
-        prepare(dataset.train.input_shape)
+    prepare_defense(defense, dataset)
     model = build_network(config, dataset)
     partition = instantiate(config.partition, "partition")
     parts = partition(dataset.train, num_clients=clients, seed=derive_seed(config.seed, "partition"))

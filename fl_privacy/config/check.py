@@ -27,6 +27,7 @@ SETTINGS: dict[str, Any] = {
     "split": Literal["train", "test"],
     "weights": str | None,
     "captured": str | None,
+    "evaluator": str | None,
     "device": str,
     "client_threads": int,
     "out": str,

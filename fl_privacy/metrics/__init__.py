@@ -2,7 +2,8 @@
 
 from fl_privacy.metrics.aggregate import Statistic, aggregate, pmm
 from fl_privacy.metrics.evaluate import ImageScore, VictimScore, evaluate, evaluate_all
-from fl_privacy.metrics.registry import METRICS, Metric
+from fl_privacy.metrics.noise_ratio import noise_ratio
+from fl_privacy.metrics.registry import METRICS, Metric, MetricFunction
 from fl_privacy.metrics.thresholds import THRESHOLDS, Threshold
 
 __all__ = [
@@ -10,11 +11,13 @@ __all__ = [
     "THRESHOLDS",
     "ImageScore",
     "Metric",
+    "MetricFunction",
     "Statistic",
     "Threshold",
     "VictimScore",
     "aggregate",
     "evaluate",
     "evaluate_all",
+    "noise_ratio",
     "pmm",
 ]

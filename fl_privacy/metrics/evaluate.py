@@ -1,6 +1,6 @@
 """The one place where a guess meets the truth."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.matching import Match, match
-from fl_privacy.metrics.registry import METRICS
+from fl_privacy.metrics.registry import METRICS, MetricFunction
 from fl_privacy.types import Batch, Reconstruction
 
 CHUNK = 256
@@ -55,12 +55,22 @@ class VictimScore:
     label_source: str = "inferred"
 
 
-def evaluate(reconstruction: Reconstruction, truth: Batch) -> VictimScore:
+_NOTHING: Mapping[str, MetricFunction] = {}
+
+
+def evaluate(
+    reconstruction: Reconstruction, truth: Batch, *, functions: Mapping[str, MetricFunction] = _NOTHING
+) -> VictimScore:
     """``evaluate_all`` of a single victim."""
-    return evaluate_all([reconstruction], [truth])[0]
+    return evaluate_all([reconstruction], [truth], functions=functions)[0]
 
 
-def evaluate_all(reconstructions: Sequence[Reconstruction], truths: Sequence[Batch]) -> list[VictimScore]:
+def evaluate_all(
+    reconstructions: Sequence[Reconstruction],
+    truths: Sequence[Batch],
+    *,
+    functions: Mapping[str, MetricFunction] = _NOTHING,
+) -> list[VictimScore]:
     """Match each reconstruction to its truth, then compute every metric of all images at once.
 
     Guesses are clamped to [0, 1] first: every attacker knows the range of a pixel. The guesses of a batch are
@@ -70,6 +80,7 @@ def evaluate_all(reconstructions: Sequence[Reconstruction], truths: Sequence[Bat
     Args:
         reconstructions: one for each victim.
         truths: the victims' batches in the same order, all with the same (C, H, W).
+        functions: of metrics that have none of their own, by name; without it these are left out.
 
     Raises:
         UserError: lengths or image shapes differ, or a package that a metric needs is not installed.
@@ -81,7 +92,7 @@ def evaluate_all(reconstructions: Sequence[Reconstruction], truths: Sequence[Bat
     if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
         raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
     matches = [match(r, t) for r, t in zip(reconstructions, truths, strict=True)]
-    rows = iter(_measure(matches))
+    rows = iter(_measure(matches, functions))
     return [
         VictimScore(
             id=reconstruction.id,
@@ -96,7 +107,7 @@ def evaluate_all(reconstructions: Sequence[Reconstruction], truths: Sequence[Bat
     ]
 
 
-def _measure(matches: Sequence[Match]) -> list[dict[str, float]]:
+def _measure(matches: Sequence[Match], given: Mapping[str, MetricFunction]) -> list[dict[str, float]]:
     """Every metric of every image that has a guess, in order."""
     if not any(len(m.found) for m in matches):
         return []
@@ -104,9 +115,12 @@ def _measure(matches: Sequence[Match]) -> list[dict[str, float]]:
     labels = torch.cat([m.guessed_labels[m.found] for m in matches]), torch.cat([m.labels[m.found] for m in matches])
     columns = {}
     for name, metric in METRICS.items():
+        function = metric.function or given.get(name)
+        if function is None:
+            continue
         guesses, truths = images if metric.of == "images" else labels
         chunks = zip(torch.split(guesses, CHUNK), torch.split(truths, CHUNK), strict=True)
-        columns[name] = torch.cat([metric.function(g, t) for g, t in chunks]).tolist()
+        columns[name] = torch.cat([function(g, t) for g, t in chunks]).tolist()
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

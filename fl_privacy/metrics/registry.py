@@ -11,13 +11,16 @@ from fl_privacy.metrics.lpips import lpips
 from fl_privacy.metrics.pixel import mse, psnr, rmse
 from fl_privacy.metrics.ssim import ssim
 
+MetricFunction = Callable[[Tensor, Tensor], Tensor]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """A metric and how to read it.
 
     Attributes:
-        function: (guesses, truths) -> (N,), of images (N, C, H, W) in [0, 1] or of labels.
+        function: (guesses, truths) -> (N,), of images (N, C, H, W) in [0, 1] or of labels; ``None`` where a run has to
+            give it.
         of: what it compares.
         leaks: whether high or low values mean that more leaked.
         title: for a table's head.
@@ -25,7 +28,7 @@ class Metric:
         description: one line.
     """
 
-    function: Callable[[Tensor, Tensor], Tensor]
+    function: MetricFunction | None
     of: Literal["images", "labels"] = "images"
     leaks: Literal["high", "low"]
     title: str
@@ -46,6 +49,12 @@ METRICS: dict[str, Metric] = {
     "mse": Metric(function=mse, leaks="low", title="MSE", description="Mean squared error of the pixels (BPMSE)."),
     "rmse": Metric(
         function=rmse, leaks="low", title="rMSE", description="Error relative to the image, ||guess - x|| / ||x||."
+    ),
+    "noise_ratio": Metric(
+        function=None,
+        leaks="low",
+        title="Noise ratio",
+        description="Share of noise that Refiner's evaluation network sees in the guess; needs evaluator=FILE.",
     ),
     "label_correct": Metric(
         function=label_correct,

@@ -8,12 +8,22 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fl_privacy.config import build_attack, build_federation
-from fl_privacy.config.build import build_dataset, build_defense, build_network, build_plan, positive, resolve_device
+from fl_privacy.config.build import (
+    build_dataset,
+    build_defense,
+    build_functions,
+    build_network,
+    build_plan,
+    positive,
+    prepare_defense,
+    resolve_device,
+)
 from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Interceptor, Participant, Probe
 from fl_privacy.federation.captured import load_observations
+from fl_privacy.metrics import MetricFunction
 from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.informed import informed_attacker
@@ -41,6 +51,7 @@ class _Intercepted:
     unattacked: Examples
     defense: Defense
     threats: list[str]
+    functions: dict[str, MetricFunction]
 
 
 def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
@@ -71,6 +82,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 public_images=public_images(config, found.unattacked),
                 disturbance=disturbance_of(participants, batch_size) if defense.public else None,
                 informed=informed_attacker(defense, participants) if config.knows_defense else None,
+                functions=found.functions,
             )(found.observations)
             folder.finish()
         write_report([folder.path])
@@ -80,6 +92,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
 def _fresh(config: DictConfig) -> _Intercepted:
     """Victims from a split of the data, behind the model's initial or given weights."""
     dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
+    prepare_defense(defense, dataset)
     if config.split not in ("train", "test"):
         raise UserError(f"split is expected to be train or test, but got {config.split!r}.")
     examples = dataset.train if config.split == "train" else dataset.test
@@ -122,6 +135,7 @@ def _fresh(config: DictConfig) -> _Intercepted:
         unattacked=dataset.test if config.split == "train" else dataset.train,
         defense=defense,
         threats=[*threats, f"The model is {weights}."],
+        functions=build_functions(config, dataset),
     )
 
 
@@ -140,6 +154,7 @@ def _captured(config: DictConfig) -> _Intercepted:
         unattacked=federation.dataset.test,
         defense=federation.defense,
         threats=threats,
+        functions=build_functions(config, federation.dataset),
     )
 
 

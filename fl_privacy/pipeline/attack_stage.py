@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.federation import Failure, parse_observation_id
 from fl_privacy.federation.attempt import attempt
-from fl_privacy.metrics import evaluate_all
+from fl_privacy.metrics import MetricFunction, evaluate_all
 from fl_privacy.pipeline.disturbance import Disturbance
 from fl_privacy.pipeline.informed import Informed
 from fl_privacy.pipeline.monitor import Monitor
@@ -42,6 +42,7 @@ class AttackStage:
         public_images: handed to the attacker as well, where there are any.
         monitor: told of the progress.
         disturbance: measures what the defense did to an update; ``None`` where there is no defense.
+        functions: of metrics that have none of their own.
         informed: makes the adaptive attacker, which attacks each victim after the plain one; ``None`` without it.
     """
 
@@ -54,6 +55,7 @@ class AttackStage:
     public_images: Tensor | None = None
     disturbance: Disturbance | None = None
     informed: Informed | None = None
+    functions: Mapping[str, MetricFunction] = field(default_factory=dict)
     _seen: dict[str, list[Observation]] = field(default_factory=dict, init=False)
 
     def __call__(self, observations: Sequence[Observation]) -> None:
@@ -110,7 +112,7 @@ class AttackStage:
             attacker=attacker,
             countermeasures=list(dict.fromkeys(sentence for r in result for sentence in r.countermeasures)),
         )
-        scores = evaluate_all(result, [self.truth(r.id) for r in result])
+        scores = evaluate_all(result, [self.truth(r.id) for r in result], functions=self.functions)
         for score in scores:
             client = parse_observation_id(score.id)[1]
             self.folder.add_victim(score, round=round, client=client, attacker=attacker)

@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import build_attack, build_federation, participants_of, to_yaml
-from fl_privacy.config.build import Federation, positive
+from fl_privacy.config.build import Federation, build_functions, positive
 from fl_privacy.data import partition_table
 from fl_privacy.federation import Evaluation, Interceptor, RoundReport, evaluate_model
 from fl_privacy.federation.capture import CaptureWriter
@@ -89,6 +89,7 @@ def _run(
             if federation.defense.public
             else None,
             informed=informed_attacker(federation.defense, federation.participants) if config.knows_defense else None,
+            functions=build_functions(config, dataset),
         )
         if attack
         else None

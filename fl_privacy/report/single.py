@@ -85,11 +85,12 @@ def _round_rows(run: Run) -> list[dict[str, Any]]:
     """Means by attacked round and attacker, where more than one round was attacked."""
     rounds = sorted({victim["round"] for victim in run.of_kind("victim")})
     attackers: tuple[Attacker, ...] = ("plain", "adaptive") if run.summary.get("adaptive") else ("plain",)
+    measured = [name for name in METRICS if name in run.summary["metrics"]]
     rows = []
     for round in rounds if len(rounds) > 1 else ():
         for attacker in attackers:
             victims = [v for v in run.of_kind("victim", attacker) if v["round"] == round and v["failure"] is None]
-            means = {name: aggregate([v[name] for v in victims if v.get(name) is not None]) for name in METRICS}
+            means = {name: aggregate([v[name] for v in victims if v.get(name) is not None]) for name in measured}
             shown = {k: s.mean if s else None for k, s in means.items()}
             rows.append({"round": round, "attacker": attacker, "n": len(victims), "means": shown})
     return rows

@@ -32,8 +32,13 @@ ATTACK_KEYS = (
     "intercept",
     "captured",
     "split",
+    "evaluator",
 )
 """Settings of an attacker that only listens: the training comes out the same."""
+
+
+NULL_AS_ABSENT = ("evaluator",)
+"""Settings that came later: where they are null, a run is the same as before."""
 
 
 def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME_KEYS) -> str:
@@ -56,7 +61,7 @@ def _without(config: Mapping[str, Any], dropped: Collection[str]) -> dict[str, A
     """``config`` without the dotted keys in ``dropped``."""
     kept: dict[str, Any] = {}
     for key, value in config.items():
-        if key in dropped:
+        if key in dropped or (key in NULL_AS_ABSENT and value is None):
             continue
         below = [name.removeprefix(f"{key}.") for name in dropped if name.startswith(f"{key}.")]
         kept[key] = _without(value, below) if below and isinstance(value, Mapping) else value

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics import METRICS, evaluate, evaluate_all
+from fl_privacy.evaluator import EvaluationNetwork, save_evaluator
+from fl_privacy.metrics import METRICS, evaluate, evaluate_all, noise_ratio
 from fl_privacy.metrics.assignment import assign
 from fl_privacy.metrics.labels import pair_labels
 from fl_privacy.types import Batch, Reconstruction
@@ -114,3 +115,17 @@ def test_wrong_input_is_refused():
     other = Batch(torch.zeros(1, 3, 12, 12), torch.tensor([0]))
     with pytest.raises(UserError, match="one image shape"):
         evaluate_all([guess_of(truth(1), [0]), guess_of(other, [0])], [truth(1), other])
+
+
+def test_noise_ratio_is_measured_where_an_evaluation_network_is_given(tmp_path):
+    network = EvaluationNetwork(input_shape=(1, 12, 12), widths=(2, 2, 2))
+    save_evaluator(network, tmp_path / "d", {})
+    batch = truth()
+    guess = guess_of(batch, torch.arange(3))
+    assert "noise_ratio" not in evaluate(guess, batch).images[0].values
+    functions = {"noise_ratio": noise_ratio(str(tmp_path / "d"), (1, 12, 12))}
+    score = evaluate(guess, batch, functions=functions)
+    expected = network(guess.batch.inputs.clamp(0, 1)).tolist()
+    assert [i.values["noise_ratio"] for i in score.images] == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(UserError, match="1x8x8"):
+        noise_ratio(str(tmp_path / "d"), (1, 8, 8))
