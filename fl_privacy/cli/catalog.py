@@ -1,9 +1,12 @@
 """What there is to choose from, with a line each."""
 
+from pathlib import Path
+
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from fl_privacy.config import CONFIG_DIR, options
+from fl_privacy.config.grid import GRIDS, grid_names
 from fl_privacy.config.instantiate import locate_target
 from fl_privacy.metrics import METRICS
 
@@ -11,22 +14,35 @@ GROUPS = ("attack", "defense", "model", "data", "partition", "federation", "back
 
 
 def catalog() -> list[Table]:
-    """A table for each configuration group and one for the metrics."""
+    """A table for each configuration group, one for the grids of ``trade-off`` and one for the metrics."""
     tables = []
     for group in GROUPS:
         table = Table(title=f"{group}=", title_justify="left", box=None, show_header=False)
         for name in options(group):
             table.add_row(f"  [bold]{name}[/bold]", describe(group, name))
         tables.append(table)
+    grids = Table(title="trade-off", title_justify="left", box=None, show_header=False)
+    for name in grid_names():
+        grids.add_row(f"  [bold]{name}[/bold]", comment_of(GRIDS / f"{name}.yaml"))
     metrics = Table(title="metrics", title_justify="left", box=None, show_header=False)
     for name, metric in METRICS.items():
         metrics.add_row(f"  [bold]{name}[/bold]", metric.description)
-    return [*tables, metrics]
+    return [*tables, grids, metrics]
 
 
 def describe(group: str, name: str) -> str:
     """The comment that opens the option's file, or the first line of what it builds."""
     path = CONFIG_DIR / group / f"{name}.yaml"
+    if comment := comment_of(path):
+        return comment
+    section = OmegaConf.load(path)
+    if not isinstance(section, DictConfig) or "_target_" not in section:
+        return ""
+    return (locate_target(section, group).__doc__ or "").strip().split("\n")[0]
+
+
+def comment_of(path: Path) -> str:
+    """The comment that opens the file."""
     comment = []
     for line in path.read_text().splitlines():
         if line.startswith("# @package"):
@@ -34,9 +50,4 @@ def describe(group: str, name: str) -> str:
         if not line.startswith("#"):
             break
         comment.append(line.removeprefix("#").strip())
-    if comment:
-        return " ".join(comment)
-    section = OmegaConf.load(path)
-    if not isinstance(section, DictConfig) or "_target_" not in section:
-        return ""
-    return (locate_target(section, group).__doc__ or "").strip().split("\n")[0]
+    return " ".join(comment)

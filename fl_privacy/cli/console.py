@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -22,7 +21,7 @@ class RichMonitor(Monitor):
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._rounds: deque[tuple[RoundReport, Evaluation | None]] = deque(maxlen=SHOWN_ROUNDS)
+        self._rounds: deque[tuple[RoundReport, Evaluation | None, float | None]] = deque(maxlen=SHOWN_ROUNDS)
         self._total = 0
         self._show: Callable[[int], None] = lambda round: None
 
@@ -45,15 +44,14 @@ class RichMonitor(Monitor):
             self._show = show
             yield
 
-    def round_done(self, report: RoundReport, evaluation: Evaluation | None) -> None:
-        """Add a row; name who was excluded."""
-        self._rounds.append((report, evaluation))
-        for client, reason in report.excluded.items():
-            self.say(f"[yellow]Round {report.round}: client {client} excluded: {escape(reason)}[/yellow]")
+    def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
+        """Add a row; who was excluded and why has been logged."""
+        self._rounds.append((report, evaluation, epsilon))
         if self.console.is_terminal:
             self._show(report.round)
         if not self.console.is_terminal and (report.round % max(1, self._total // 10) == 0 or report.round == 1):
             shown = f", accuracy {evaluation.accuracy:.1%}" if evaluation else ""
+            shown += f", epsilon {epsilon:.3g}" if epsilon is not None else ""
             self.say(f"Round {report.round}/{self._total}: train loss {report.train_loss:.3f}{shown}")
 
     @contextmanager
@@ -75,8 +73,11 @@ class RichMonitor(Monitor):
         )
 
     def _table(self) -> Table:
+        guaranteed = any(epsilon is not None for _, _, epsilon in self._rounds)
         table = Table("round", "clients", "train loss", "test accuracy", "seconds", "MB uploaded", box=None)
-        for report, evaluation in self._rounds:
+        if guaranteed:
+            table.add_column("epsilon")
+        for report, evaluation, epsilon in self._rounds:
             table.add_row(
                 str(report.round),
                 str(len(report.clients)) + (f" (-{len(report.excluded)})" if report.excluded else ""),
@@ -84,5 +85,6 @@ class RichMonitor(Monitor):
                 f"{evaluation.accuracy:.2%}" if evaluation else "",
                 f"{report.seconds:.2f}",
                 f"{report.upload_bytes / 1e6:.2f}",
+                *([f"{epsilon:.3g}"] if epsilon is not None else []),
             )
         return table

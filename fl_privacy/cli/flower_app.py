@@ -15,6 +15,7 @@ from fl_privacy.federation import Server
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
 from fl_privacy.flower.records import PARTITION
 from fl_privacy.pipeline.backend import ParticipantSource, plain_loop
+from fl_privacy.pipeline.calibrate import calibrated
 from fl_privacy.pipeline.run import run_experiment, run_twin
 
 server_app = ServerApp()
@@ -48,4 +49,4 @@ client_app = numpy_client_app(make_client)
 
 
 def _config(context: Context) -> DictConfig:
-    return compose(shlex.split(str(context.run_config["overrides"])))
+    return calibrated(compose(shlex.split(str(context.run_config["overrides"]))))

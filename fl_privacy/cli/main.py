@@ -100,11 +100,12 @@ def train_evaluator(overrides: Overrides = None) -> None:
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that runs have written.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
+    psnr_below: PsnrBelow = 15.0,
 ) -> None:
     """One HTML page over one or many runs, finished or not."""
     from fl_privacy.report import write_report  # noqa: PLC0415
 
-    print(write_report(runs, out))
+    print(write_report(runs, out, psnr_below=psnr_below))
 
 
 @app.command("list")

@@ -1,52 +1,16 @@
-"""Epsilon, where there is one: Opacus' accountants on what a client releases."""
+"""The guarantee of a defense, where there is one: what a client releases, in the terms of the accountants."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from fl_privacy.defenses.base import Defense
 from fl_privacy.defenses.checks import expect_number, expect_one_of
-from fl_privacy.errors import UserError
-
-Accountant = Literal["rdp", "prv"]
+from fl_privacy.defenses.epsilon import Accountant, epsilon, epsilons
 
 _AFTER_NOISE = {"none", "pruning", "quantization", "selective_sharing"}
 """Defenses that look at nothing but the noised update, hence cost no privacy."""
-
-
-def epsilon(
-    *, noise_multiplier: float, sample_rate: float, steps: int, delta: float, accountant: Accountant = "rdp"
-) -> float:
-    """Epsilon at ``delta`` after ``steps`` releases of the subsampled Gaussian mechanism; infinite without noise.
-
-    Args:
-        noise_multiplier: standard deviation of the noise over the l2 sensitivity, at least 0.
-        sample_rate: probability that a step uses a given record (Poisson sampling), in (0, 1].
-        steps: number of releases, at least 0.
-        delta: in (0, 1), below one over the number of records.
-        accountant: ``rdp`` (Renyi, an upper bound) or ``prv`` (tight to 0.01, Gopi et al. 2021, upper estimate).
-    """
-    expect_number("noise_multiplier", noise_multiplier, at_least=0, example=1.0)
-    expect_number("sample_rate", sample_rate, above=0, at_most=1, example=0.1)
-    expect_number("steps", steps, at_least=0, example=100)
-    expect_number("delta", delta, above=0, below=1, example=1e-5)
-    expect_one_of("accountant", accountant, ("rdp", "prv"))
-    if steps == 0:
-        return 0.0
-    if noise_multiplier == 0:
-        return math.inf
-    try:
-        from opacus.accountants import create_accountant  # noqa: PLC0415
-    except ImportError as error:
-        raise UserError(
-            "Computing epsilon expects the package opacus, but it is missing; pip install opacus."
-        ) from error
-    opacus_accountant: Any = create_accountant(mechanism=accountant)
-    opacus_accountant.history = [(noise_multiplier, sample_rate, steps)]
-    with np.errstate(divide="ignore"):  # the PRV accountant takes log(1 - sample_rate)
-        return float(opacus_accountant.get_epsilon(delta))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +45,18 @@ class Guarantee:
             noise_multiplier=self.noise_multiplier,
             sample_rate=self.sample_rate,
             steps=rounds * self.steps_per_round,
+            delta=self.delta,
+            accountant=self.accountant,
+        )
+
+    def course(self, rounds: Sequence[int]) -> list[float]:
+        """``epsilon`` of each of the ascending numbers ``rounds``, or a bound above it (see ``epsilons``)."""
+        if self.missing is not None:
+            return [math.inf] * len(rounds)
+        return epsilons(
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=self.sample_rate,
+            steps=[number * self.steps_per_round for number in rounds],
             delta=self.delta,
             accountant=self.accountant,
         )

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation.private_files import make_private_folder, write_private_file
+from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Upload
 
 FORMAT = 1
@@ -80,7 +80,7 @@ class CaptureWriter:
         )
         path = self.folder / f"{observation.id}.json"
         make_private_folder(path.parent, self.folder)
-        write_private_file(path, description)
+        write_private(path, description)
         return path
 
     def _store_once(self, owner: ModelState | Knowledge, tensors: Tensors) -> str:
@@ -94,7 +94,7 @@ class CaptureWriter:
         path = tensor_file(self.folder, digest)
         if not path.exists():
             make_private_folder(path.parent, self.folder)
-            write_private_file(path, data)
+            write_private(path, data)
         return digest
 
 

@@ -25,6 +25,7 @@ from fl_privacy.federation import Audit, Interceptor, Participant, Probe
 from fl_privacy.federation.captured import load_observations
 from fl_privacy.metrics import MetricFunction
 from fl_privacy.pipeline.attack_stage import AttackStage
+from fl_privacy.pipeline.calibrate import calibrated
 from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.informed import informed_attacker
 from fl_privacy.pipeline.label import open_folder
@@ -60,6 +61,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     Raises:
         UserError: a setting is wrong, or there is nothing to attack.
     """
+    config = calibrated(config)
     attack = build_attack(config)
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")

@@ -16,8 +16,8 @@ class Monitor:
         """Around the training of ``rounds`` rounds."""
         return nullcontext()
 
-    def round_done(self, report: RoundReport, evaluation: Evaluation | None) -> None:
-        """A round is over; ``evaluation`` where the model was tested."""
+    def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
+        """A round is over; ``evaluation`` where the model was tested, ``epsilon`` spent where there is a guarantee."""
 
     def attacking(self, victims: int) -> AbstractContextManager[Progress]:
         """Around the attack on ``victims`` updates; the context is told of the progress."""

@@ -13,11 +13,12 @@ from fl_privacy.federation import Evaluation, Interceptor, RoundReport, evaluate
 from fl_privacy.federation.capture import CaptureWriter
 from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.backend import Backend
+from fl_privacy.pipeline.calibrate import calibrated
 from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.informed import informed_attacker
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
-from fl_privacy.pipeline.privacy import privacy_statement
+from fl_privacy.pipeline.privacy import privacy_of
 from fl_privacy.pipeline.public import public_images
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.truth import truth_of
@@ -37,6 +38,7 @@ def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor) -> Pa
     Raises:
         UserError: a setting is wrong, parts do not fit, or all clients of a round failed.
     """
+    config = calibrated(config)
     federation, attack = build_federation(config), build_attack(config)
     positive(config.evaluate_every, "evaluate_every")
     run_twin(config, backend, monitor)
@@ -72,8 +74,10 @@ def _run(
 ) -> None:
     plan, audit, dataset = federation.server.local_plan, federation.audit, federation.dataset
     folder.write_environment(seed=config.seed)
-    privacy = privacy_statement(federation, delta=config.privacy.delta, accountant=config.privacy.accountant)
-    folder.write_threat_model([*threat_model(config, plan, audit, federation.defense), privacy])
+    delta, accountant = config.privacy.delta, config.privacy.accountant
+    privacy = privacy_of(federation, delta=delta, accountant=accountant)
+    folder.write_threat_model([*threat_model(config, plan, audit, federation.defense), privacy.statement])
+    folder.add_privacy(delta=delta, accountant=accountant, missing=privacy.missing)
     table = partition_table(dataset.train, [p.indices for p in federation.participants.values()])
     folder.write_partition(table.tolist(), dataset.train.class_names)
     stage = (
@@ -121,8 +125,9 @@ def _run(
             bytes_up=report.upload_bytes,
             accuracy=evaluation.accuracy if evaluation else None,
             test_loss=evaluation.loss if evaluation else None,
+            epsilon=privacy.epsilon(report.round),
         )
-        monitor.round_done(report, evaluation)
+        monitor.round_done(report, evaluation, privacy.epsilon(report.round))
         if config.intercept.when == "during":
             attack_waiting()
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl_privacy.config import compose
-from fl_privacy.config.grid import Grid
+from fl_privacy.config.compose import merge_overrides
+from fl_privacy.config.grid import Grid, Point
+from fl_privacy.pipeline.calibrate import calibrated, calibration
 from fl_privacy.pipeline.label import Command, folder_of
 from fl_privacy.report.trade_off import Outcome
 from fl_privacy.results import is_finished
@@ -72,13 +74,18 @@ def plan_sweep(grid: Grid) -> Sweep:
         UserError: the configuration of one is wrong.
     """
     trainings = tuple(_job("run", grid.training(point)) for point in grid.points)
-    weights = [training.folder if grid.weights == "final" else None for training in trainings]
     attacks = tuple(
-        {name: _job("attack", grid.attacking(point, name, of)) for name in grid.attacks}
-        for point, of in zip(grid.points, weights, strict=True)
+        {name: _job("attack", _attacking(grid, point, training, name)) for name in grid.attacks}
+        for point, training in zip(grid.points, trainings, strict=True)
     )
     return Sweep(out=trainings[0].folder.parent, trainings=trainings, attacks=attacks, grid=grid)
 
 
+def _attacking(grid: Grid, point: Point, training: Job, attack: str) -> list[str]:
+    """The attack faces the noise that the training was calibrated to, whatever its own data are."""
+    weights = training.folder if grid.weights == "final" else None
+    return merge_overrides(grid.attacking(point, attack, weights), calibration(compose(training.overrides)))
+
+
 def _job(command: Command, overrides: list[str]) -> Job:
-    return Job(command, tuple(overrides), folder_of(compose(overrides), command))
+    return Job(command, tuple(overrides), folder_of(calibrated(compose(overrides)), command))

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.results import write_whole
+from fl_privacy.files import write_whole
 from fl_privacy.types import ModelState
 
 MODEL = "model.safetensors"

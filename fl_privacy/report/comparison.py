@@ -10,11 +10,14 @@ from typing import Any
 from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS, THRESHOLDS, aggregate, pmm
+from fl_privacy.report.answer import Candidate, answer
 from fl_privacy.report.charts import Curve, Point, line_chart, scatter_chart
+from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import render
 from fl_privacy.report.settings import differences, names
 from fl_privacy.results import Run
+from fl_privacy.results.identity import attacked_hash
 
 TRADE_OFFS = ("psnr", "ssim", "lpips")
 
@@ -53,8 +56,11 @@ class Row:
         return found
 
 
-def render_comparison(runs: Sequence[Run], out: Path) -> str:
-    """The HTML that compares ``runs``, with links to their own pages relative to the file ``out``."""
+def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float) -> str:
+    """The HTML that compares ``runs``, with links to their own pages relative to the file ``out``.
+
+    It names the most accurate training whose mean PSNR is below ``psnr_below`` dB.
+    """
     own, shared = names(runs)
     rows = [
         Row(
@@ -74,8 +80,9 @@ def render_comparison(runs: Sequence[Run], out: Path) -> str:
         rows=rows,
         main_metrics=[name for name in shown if name in TRADE_OFFS],
         other_metrics=[name for name in shown if name not in TRADE_OFFS],
-        lede=_lede(rows),
+        lede=_lede(rows, psnr_below),
         shared=shared,
+        figures=figures_of(*(run.summary for run in runs)),
         charts=_charts(rows),
         unfinished=[row.letter for row in rows if not row.run.finished],
         has_bound=any(row.bound for row in rows),
@@ -161,7 +168,7 @@ def _utility(row: Row, *, use_pmm: bool) -> float:
     return 100 * row.summary["final_accuracy"]
 
 
-def _lede(rows: Sequence[Row]) -> str:
+def _lede(rows: Sequence[Row], psnr_below: float) -> str:
     attacked = [row for row in rows if "psnr" in row.summary["metrics"]]
     trained = [row for row in rows if row.summary["final_accuracy"] is not None]
     sentences = []
@@ -173,7 +180,20 @@ def _lede(rows: Sequence[Row]) -> str:
         best = max(trained, key=lambda row: row.summary["final_accuracy"])
         shown = percent(best.summary["final_accuracy"])
         sentences.append(f"The most accurate is {best.letter} ({shown}).")
-    return " ".join(sentences)
+    return " ".join([*sentences, answer(_candidates(rows), psnr_below)]).strip()
+
+
+def _candidates(rows: Sequence[Row]) -> list[Candidate]:
+    """Of runs that differ in the attack alone, the one that leaks most counts."""
+    groups: dict[str, list[Candidate]] = {}
+    for row in rows:
+        attackers = (row.summary, row.adaptive or {"metrics": {}})
+        found = [s["metrics"]["psnr"]["mean"] for s in attackers if "psnr" in s["metrics"]]
+        accuracy = row.summary["final_accuracy"]
+        if found and accuracy is not None:
+            candidate = Candidate(name=f"{row.letter} ({row.name})", accuracy=accuracy, pmm=row.pmm, psnr=max(found))
+            groups.setdefault(attacked_hash(row.run.identity.config), []).append(candidate)
+    return [max(group, key=lambda c: c.psnr) for group in groups.values()]
 
 
 def _letters(count: int) -> list[str]:

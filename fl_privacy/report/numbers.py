@@ -25,6 +25,8 @@ def seconds(value: float | None) -> str:
     """Seconds, minutes or hours, whichever reads best."""
     if value is None:
         return MISSING
+    if 0 < value < 0.1:
+        return f"{1000 * value:.3g} ms"
     if value < 60:
         return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
     minutes, rest = divmod(round(value), 60)

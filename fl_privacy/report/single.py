@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS, aggregate
 from fl_privacy.report.charts import Curve, line_chart, partition_chart
+from fl_privacy.report.cost import figures_of
 from fl_privacy.report.page import render
 from fl_privacy.report.settings import chosen, overview
 from fl_privacy.report.verdict import bound_in_words, verdict
@@ -32,6 +33,7 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
         leakage=_leakage_rows(run),
         by_round=_round_rows(run),
         charts=_charts(run),
+        figures=figures_of(run.summary) if run.summary["perturbation"] else [],
         partition_picture=_partition(run),
         excluded=_excluded(run),
         overview=overview(run),
@@ -117,6 +119,14 @@ def _charts(run: Run) -> dict[str, Markup]:
     ]
     if curves:
         charts["Loss"] = line_chart(curves, x="Round", y="Cross entropy", alt="Training and test loss over rounds")
+    spent = [(r["round"], r["epsilon"]) for r in rounds if r.get("epsilon") is not None]
+    if spent:
+        charts["Privacy spent"] = line_chart(
+            [Curve(x=[round for round, _ in spent], y=[epsilon for _, epsilon in spent])],
+            x="Round",
+            y=f"Epsilon at delta = {run.summary['privacy']['delta']:.3g}",
+            alt=f"Epsilon over rounds, up to {spent[-1][1]:.3g}",
+        )
     histories = [h["loss"] for h in run.of_kind("history")]
     if histories:
         charts["The attacker's loss"] = line_chart(

@@ -66,6 +66,11 @@ class Row:
         return self.training["final_accuracy"] if self.training else None
 
     @property
+    def cost(self) -> Mapping[str, Any]:
+        """The parts of a summary on what the defense did and took."""
+        return {"perturbation": self.perturbation, "upload": self.training["upload"] if self.training else {}}
+
+    @property
     def complete(self) -> bool:
         """Whether the training and every attack finished."""
         return self.training is not None and {v.attack for v in self.leakage} == set(self.outcome.attacks)

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS, THRESHOLDS
 from fl_privacy.report.answer import answer, best_below
+from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric
 from fl_privacy.report.page import render
 from fl_privacy.report.trade_off import SHOWN, Row, Versus
@@ -28,6 +29,7 @@ def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> st
         bound=psnr_below,
         answer=answer(candidates, psnr_below),
         versus=versus,
+        figures=figures_of(*(row.cost for row in rows)),
         series=_series(rows),
         charts={attack: _charts(rows, attack, chosen) for attack in attacks},
         has_adaptive=any(v.attacker == "adaptive" for v in versus),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_privacy.errors import UserError
+from fl_privacy.files import write_whole
 from fl_privacy.report.answer import RECOGNIZABLE
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.images import grid_picture
@@ -11,14 +12,14 @@ from fl_privacy.report.single import render_run
 from fl_privacy.report.trade_off import Outcome, as_plain, read_rows
 from fl_privacy.report.trade_off_page import render_trade_off
 from fl_privacy.report.victims import caption, rank_by_psnr
-from fl_privacy.results import Run, read_run, write_whole
+from fl_privacy.results import Run, read_run
 from fl_privacy.results.records import dump_json
 
 PICTURED = 16
 """Pairs in ``pictures/reconstructions.png``: from the best to the worst, evenly spread."""
 
 
-def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
+def write_report(run_dirs: Sequence[Path], out: Path | None = None, *, psnr_below: float = RECOGNIZABLE) -> Path:
     """One self-contained HTML page over one or many runs, finished or not.
 
     A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get a comparison
@@ -27,6 +28,7 @@ def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     Args:
         run_dirs: folders that runs have written.
         out: where to write the page instead; its folder is created if need be.
+        psnr_below: in dB; a comparison names the most accurate training below.
 
     Returns:
         Path of the page.
@@ -41,7 +43,7 @@ def write_report(run_dirs: Sequence[Path], out: Path | None = None) -> Path:
     page = out or (single.path / "report.html" if single else runs[0].path.parent / "comparison.html")
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(page, _single(single) if single else render_comparison(runs, page))
+        write_whole(page, _single(single) if single else render_comparison(runs, page, psnr_below=psnr_below))
     except OSError as error:
         raise UserError(f"{page} can't be written ({error.strerror}); choose another place with --out.") from error
     return page

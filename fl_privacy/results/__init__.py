@@ -1,7 +1,6 @@
 """The folder of a run: what is recorded while it goes on, and how it is read back."""
 
 from fl_privacy.results.environment import describe_environment
-from fl_privacy.results.files import make_private_directory, write_private, write_whole
 from fl_privacy.results.folder import Identity, RunFolder, folder_name, is_finished
 from fl_privacy.results.pictures import Pair
 from fl_privacy.results.read import Partition, Run, read_run, read_summary
@@ -20,9 +19,6 @@ __all__ = [
     "find_twin",
     "folder_name",
     "is_finished",
-    "make_private_directory",
     "read_run",
     "read_summary",
-    "write_private",
-    "write_whole",
 ]

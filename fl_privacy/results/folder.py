@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.files import write_whole
 from fl_privacy.metrics import VictimScore
 from fl_privacy.metrics.perturbation import Perturbation
 from fl_privacy.results.environment import describe_environment
-from fl_privacy.results.files import write_whole
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
 from fl_privacy.results.lock import hold, release
 from fl_privacy.results.pictures import write_pairs
@@ -122,6 +122,10 @@ class RunFolder:
         content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
         write_whole(self.path / "partition.json", dump_json(content))
 
+    def add_privacy(self, *, delta: float, accountant: str, missing: str | None) -> None:
+        """What the epsilons of the rounds refer to, or why they are ``missing``."""
+        self._append(kind="privacy", delta=delta, accountant=accountant, missing=missing)
+
     def add_round(
         self,
         *,
@@ -134,6 +138,7 @@ class RunFolder:
         bytes_up: int,
         accuracy: float | None = None,
         test_loss: float | None = None,
+        epsilon: float | None = None,
     ) -> None:
         """A round of training is over.
 
@@ -147,6 +152,7 @@ class RunFolder:
             bytes_up: of the replies that counted, together.
             accuracy: on the test set, in [0, 1]; ``None`` where it was not measured.
             test_loss: on the test set.
+            epsilon: spent up to this round by the client that is worst off; ``None`` without guarantee.
         """
         self._append(
             kind="round",
@@ -159,6 +165,7 @@ class RunFolder:
             seconds=seconds,
             defense_seconds=defense_seconds,
             bytes_up=bytes_up,
+            epsilon=epsilon,
         )
 
     def add_victim(self, score: VictimScore, *, round: int, client: int, attacker: Attacker = "plain") -> None:

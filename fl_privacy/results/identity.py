@@ -15,10 +15,12 @@ RUNTIME_KEYS = (
     "choices.backend",
     "choices.experiment",
     "twin",
+    "privacy.epsilon",
     "intercept.when",
     "intercept.save",
 )
-"""Settings that change where and how fast a run goes, but no result."""
+"""Settings that change where and how fast a run goes, but no result. A ``privacy.epsilon`` has become noise of the
+defense by the time that a run is told apart."""
 
 DEFENSE_KEYS = ("defense", "choices.defense", "knows_defense", "privacy")
 
@@ -50,6 +52,11 @@ def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME_KEYS) 
 def training_hash(config: Mapping[str, Any]) -> str:
     """The same for all runs whose training differs in the defense alone."""
     return run_hash(config, (*RUNTIME_KEYS, *DEFENSE_KEYS, *ATTACK_KEYS))
+
+
+def attacked_hash(config: Mapping[str, Any]) -> str:
+    """The same for all runs that differ in the attack alone."""
+    return run_hash(config, (*RUNTIME_KEYS, *ATTACK_KEYS, "knows_defense"))
 
 
 def repeat_hash(config: Mapping[str, Any]) -> str:

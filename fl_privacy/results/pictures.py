@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fl_privacy.files import write_whole
 from fl_privacy.metrics import VictimScore
-from fl_privacy.results.files import write_whole
 from fl_privacy.results.records import Attacker
 
 

@@ -24,7 +24,7 @@ def summarize(
     """The content of ``summary.json``.
 
     ``adaptive`` is what the adaptive attacker achieved, ``None`` if there was none; ``upload`` is of one client's reply
-    in one round.
+    in one round; ``privacy`` is the epsilon spent in all rounds, ``None`` where nothing was trained.
 
     Args:
         records: of ``metrics.jsonl``.
@@ -39,7 +39,11 @@ def summarize(
         "bytes": [r["bytes_up"] / number for r, number in replies],
         "defense_seconds": [r["defense_seconds"] / number for r, number in replies],
     }
-    tested = [{"round": r["round"], "accuracy": r["accuracy"]} for r in rounds if r.get("accuracy") is not None]
+    tested = [
+        {"round": r["round"], "accuracy": r["accuracy"], "epsilon": r.get("epsilon")}
+        for r in rounds
+        if r.get("accuracy") is not None
+    ]
     accuracy = tested[-1]["accuracy"] if tested else None
     return {
         "status": "finished" if finished else "interrupted",
@@ -47,6 +51,7 @@ def summarize(
         "adaptive": _adaptive(records),
         "perturbation": _statistics(changed),
         "upload": _statistics(upload),
+        "privacy": _privacy(records, rounds),
         "rounds": tested,
         "final_accuracy": accuracy,
         "undefended_accuracy": undefended_accuracy,
@@ -59,6 +64,15 @@ def summarize(
         },
         "bytes_uploaded": int(_total(rounds, "bytes_up")),
     }
+
+
+def _privacy(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Epsilon after the last round, and what it refers to or why it is missing."""
+    stated = next((r for r in records if r["kind"] == "privacy"), None)
+    if stated is None:
+        return None
+    spent = rounds[-1].get("epsilon") if rounds else None
+    return {"epsilon": spent, **{key: stated[key] for key in ("delta", "accountant", "missing")}}
 
 
 def _leakage(victims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.errors import UserError
-from fl_privacy.results import RunFolder, find_twin, make_private_directory, read_run, write_private, write_whole
+from fl_privacy.files import make_private_folder, write_private, write_whole
+from fl_privacy.results import RunFolder, find_twin, read_run
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
 
 from .runs import config, defended, record, score
@@ -195,7 +196,8 @@ def test_the_undefended_twin_is_found(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs file modes")
 def test_private_files_are_closed_to_others(tmp_path):
-    folder = make_private_directory(tmp_path / "captured")
+    folder = tmp_path / "captured" / "tensors"
+    make_private_folder(folder, tmp_path / "captured")
     write_private(folder / "update", b"secret")
     write_whole(tmp_path / "open", "text")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -4,7 +4,7 @@ import os
 import secrets
 from pathlib import Path
 
-PRIVATE_DIRECTORY = 0o700
+PRIVATE_FOLDER = 0o700
 PRIVATE_FILE = 0o600
 ORDINARY_FILE = 0o666
 """Of which the process's umask takes its share."""
@@ -20,11 +20,13 @@ def write_private(path: Path, content: bytes | str) -> None:
     _replace(path, content, PRIVATE_FILE)
 
 
-def make_private_directory(path: Path) -> Path:
-    """Create ``path`` for its owner alone, or close it to others if it is there already."""
-    path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-    path.chmod(PRIVATE_DIRECTORY)
-    return path
+def make_private_folder(folder: Path, within: Path) -> None:
+    """Make ``folder`` and what lies between ``within`` and it, both included, for their owner alone."""
+    within.mkdir(parents=True, exist_ok=True)
+    for step in reversed([folder, *folder.parents]):
+        if step.is_relative_to(within):
+            step.mkdir(exist_ok=True)
+            step.chmod(PRIVATE_FOLDER)
 
 
 def _replace(path: Path, content: bytes | str, mode: int) -> None:

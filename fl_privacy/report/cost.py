@@ -1,0 +1,93 @@
+"""What the defense did to the updates and what it took, in a table."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fl_privacy.report.numbers import MISSING, percent, ratio, seconds, size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A row of the table, or a column where runs are compared.
+
+    Attributes:
+        section: of a run's summary.
+        name: of the statistic in it.
+        title: for a head.
+        meaning: how to read it.
+        show: a value in words.
+    """
+
+    section: str
+    name: str
+    title: str
+    meaning: str
+    show: Callable[[float | None], str]
+
+    def statistic(self, summary: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Of a run; ``None`` if it was not recorded."""
+        found: Mapping[str, Any] | None = (summary.get(self.section) or {}).get(self.name)
+        return found
+
+    def mean(self, summary: Mapping[str, Any]) -> str:
+        """In words."""
+        statistic = self.statistic(summary)
+        return self.show(statistic["mean"]) if statistic else MISSING
+
+    def interval(self, summary: Mapping[str, Any]) -> str:
+        """The 95 % confidence interval in brackets."""
+        statistic = self.statistic(summary)
+        if not statistic or not statistic["ci95"]:
+            return MISSING
+        return "[{}, {}]".format(*map(self.show, statistic["ci95"]))
+
+    def number(self, summary: Mapping[str, Any]) -> int:
+        """How many updates it is of."""
+        statistic = self.statistic(summary)
+        return int(statistic["n"]) if statistic else 0
+
+
+FIGURES = (
+    Figure(
+        section="perturbation",
+        name="signal_to_perturbation",
+        title="‖B‖/‖E‖",
+        meaning="Norm of the clean update over that of what the defense changed. Below 1 the change drowns the update;"
+        " SPN proves that reconstruction fails there.",
+        show=ratio,
+    ),
+    Figure(
+        section="perturbation",
+        name="cosine",
+        title="Cosine",
+        meaning="Of the angle between the defended and the clean update: 1 is the same direction, 0 an unrelated one.",
+        show=lambda value: MISSING if value is None else f"{value:.3f}",
+    ),
+    Figure(
+        section="perturbation",
+        name="zeros",
+        title="Zeros",
+        meaning="Share of the elements that are zero or withheld.",
+        show=percent,
+    ),
+    Figure(
+        section="upload",
+        name="bytes",
+        title="Upload",
+        meaning="Bytes of one client's update in one round of training, as it is encoded.",
+        show=size,
+    ),
+    Figure(
+        section="upload",
+        name="defense_seconds",
+        title="Defense",
+        meaning="Time that the defense took one client in one round of training.",
+        show=seconds,
+    ),
+)
+
+
+def figures_of(*summaries: Mapping[str, Any]) -> list[Figure]:
+    """Those that any of the runs recorded."""
+    return [figure for figure in FIGURES if any(figure.statistic(summary) for summary in summaries)]
