@@ -42,10 +42,12 @@ def answer(candidates: Sequence[Candidate], psnr_below: float) -> str:
     if best is None:
         least = min(candidates, key=lambda c: c.psnr)
         return f"None keeps the mean PSNR below {bound}; {least.name} comes closest ({metric(least.psnr, 'psnr')})."
-    number = sum(c.psnr < psnr_below for c in candidates)
     kept = f", {points(best.pmm)} of the undefended" if best.pmm is not None else ""
+    price = f"accuracy {percent(best.accuracy)}{kept}; PSNR {metric(best.psnr, 'psnr')}"
+    number = sum(c.psnr < psnr_below for c in candidates)
+    if number == 1:
+        return f"Of {len(candidates)}, only {best.name} keeps the mean PSNR below {bound} ({price})."
     return (
-        f"{number} of {len(candidates)} keep{'s' if number == 1 else ''} the mean PSNR below {bound}; the most accurate"
-        f" of them is {best.name} (accuracy {percent(best.accuracy)}{kept}; PSNR"
-        f" {metric(best.psnr, 'psnr')})."
+        f"{number} of {len(candidates)} keep the mean PSNR below {bound}; the most accurate of them is {best.name}"
+        f" ({price})."
     )

@@ -50,6 +50,12 @@ class Row:
         return self.run.summary
 
     @property
+    def privacy(self) -> Mapping[str, Any]:
+        """The part of the summary on the epsilon spent, ``None`` where there is no guarantee."""
+        found: Mapping[str, Any] | None = self.run.summary.get("privacy")
+        return found or {"epsilon": None}
+
+    @property
     def adaptive(self) -> Mapping[str, Any] | None:
         """The part of the summary on the adaptive attacker; ``None`` if there was none."""
         found: Mapping[str, Any] | None = self.run.summary.get("adaptive")
@@ -85,6 +91,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float) -> s
         figures=figures_of(*(run.summary for run in runs)),
         charts=_charts(rows),
         unfinished=[row.letter for row in rows if not row.run.finished],
+        has_epsilon=any(row.privacy["epsilon"] is not None for row in rows),
         has_bound=any(row.bound for row in rows),
         has_adaptive=any(row.adaptive for row in rows),
     )
@@ -191,7 +198,7 @@ def _candidates(rows: Sequence[Row]) -> list[Candidate]:
         found = [s["metrics"]["psnr"]["mean"] for s in attackers if "psnr" in s["metrics"]]
         accuracy = row.summary["final_accuracy"]
         if found and accuracy is not None:
-            candidate = Candidate(name=f"{row.letter} ({row.name})", accuracy=accuracy, pmm=row.pmm, psnr=max(found))
+            candidate = Candidate(name=f"{row.letter}, {row.name}", accuracy=accuracy, pmm=row.pmm, psnr=max(found))
             groups.setdefault(attacked_hash(row.run.identity.config), []).append(candidate)
     return [max(group, key=lambda c: c.psnr) for group in groups.values()]
 

@@ -54,7 +54,7 @@ FIGURES = (
         name="signal_to_perturbation",
         title="‖B‖/‖E‖",
         meaning="Norm of the clean update over that of what the defense changed. Below 1 the change drowns the update;"
-        " SPN proves that reconstruction fails there.",
+        " SPN's analysis expects reconstruction to fail there.",
         show=ratio,
     ),
     Figure(

@@ -20,8 +20,9 @@ def test_the_most_accurate_below_the_bound_and_of_equals_the_quieter():
 def test_the_answer_names_it_with_its_price():
     text = answer([OPEN, GOOD, USELESS], 15)
     assert text.startswith("2 of 3 keep the mean PSNR below 15.0 dB")
-    assert "good (accuracy 50.0 %, 83.3 % of the undefended; PSNR 14.9 dB)" in text
+    assert "most accurate of them is good (accuracy 50.0 %, 83.3 % of the undefended; PSNR 14.9 dB)" in text
     assert "open comes closest (30.0 dB)" in answer([OPEN], 15)
+    assert answer([OPEN, USELESS], 15).startswith("Of 2, only useless keeps")
     assert answer([], 15) == ""
 
 
