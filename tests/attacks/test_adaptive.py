@@ -17,6 +17,7 @@ from fl_privacy.defenses import (
     dp_sgd,
     pruning,
     quantization,
+    refiner,
     selective_sharing,
     soteria,
     soteria_mixing,
@@ -53,7 +54,11 @@ RESIZING = {
     "clipping each step": dp_noise(scale=1e-5, clip_norm=0.5, at="gradient"),
     "dp_sgd": dp_sgd(clip_norm=0.5, noise_multiplier=1e-4),
 }
-BLURRING = {"noise": dp_noise(scale=0.1), "soteria mixing": soteria_mixing(rate=0.5, noise_scale=0.1)}
+BLURRING = {
+    "noise": dp_noise(scale=0.1),
+    "soteria mixing": soteria_mixing(rate=0.5, noise_scale=0.1),
+    "robust data": refiner(privacy="mse", epsilon=1.0),
+}
 
 
 def mean_error(attack, observations):
@@ -86,11 +91,12 @@ def test_every_objective_looks_at_what_was_shared_only(objective):
     assert mean_error(attack, informed(seen, defense)) < 0.8 * mean_error(attack, seen)
 
 
-def test_noise_averages_out_over_rounds():
-    defense = dp_noise(scale=0.1)
+@pytest.mark.parametrize("name, share", [("noise", 0.6), ("robust data", 0.8)])
+def test_noise_averages_out_over_rounds(name, share):
+    defense = BLURRING[name]
     seen = victims(defense, count=COUNT, rounds=4)
     alone, together = informed(seen[-COUNT:], defense), informed(seen, defense, rounds_known=True)
-    assert mean_error(BY_VALUE, together) < 0.6 * mean_error(BY_VALUE, alone)
+    assert mean_error(BY_VALUE, together) < share * mean_error(BY_VALUE, alone)
 
 
 def test_the_updates_of_a_victim_get_one_reconstruction():

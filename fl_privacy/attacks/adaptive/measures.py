@@ -75,6 +75,11 @@ def against_mixing(settings: Settings, scene: Scene) -> list[Measure]:
     return _prefer_smooth(scene, BLURRED)
 
 
+def against_refiner(settings: Settings, scene: Scene) -> list[Measure]:
+    """Refiner: robust data look like noise, and where their noise is drawn anew it averages out over rounds."""
+    return _prefer_smooth(scene, BLURRED)
+
+
 def against_noise(settings: Settings, scene: Scene) -> list[Measure]:
     """Noise on the update, or on the gradient of every local step, after clipping it."""
     unit = matched_per_uploaded(scene.plan, scene.batch_size, unrolls=scene.unrolls)
@@ -122,6 +127,7 @@ MEASURES: Mapping[str, Callable[[Settings, Scene], list[Measure]]] = {
     "none": lambda settings, scene: [],
     "pruning": against_sparsity,
     "quantization": against_quantization,
+    "refiner": against_refiner,
     "selective_sharing": against_sparsity,
     "soteria": against_soteria,
     "soteria_mixing": against_mixing,
