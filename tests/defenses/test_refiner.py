@@ -140,8 +140,7 @@ def test_utility_gap_falls_and_noise_rises(make):
     steps = [start, *descend(start, gap, network, unit=unit, beta=1.0, lr=1.0, iterations=10)]
     gaps = torch.cat([gap(x).detach() / unit for x in steps])
     ratios = torch.stack([network(x).mean() for x in steps])
-    assert gaps[-1] < 0.7 * gaps[0]
-    assert gaps[-1] < 1.5 * gaps.min()
+    assert (gaps[5:] < 0.3 * gaps[0]).all()
     assert (ratios.diff() > -1e-3).all()
     assert ratios[-1] > ratios[0] + 0.05
     assert all((x >= 0).all() and (x <= 1).all() for x in steps)
