@@ -35,7 +35,7 @@ from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observatio
 SHAPE = {"in_channels": 3, "image_size": 32, "num_classes": 10}
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "lenet": lambda: LeNet(**SHAPE, init="uniform_0.5"),
-    "convnet": lambda: ConvNet(**SHAPE, width=16),
+    "convnet": lambda: ConvNet(**SHAPE, width=8),
     "resnet20": lambda: ResNet20(**SHAPE, width=16),
     "resnet18": lambda: ResNet18(**SHAPE),
 }

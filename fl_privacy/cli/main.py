@@ -65,7 +65,7 @@ def attack(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowCon
 
 @app.command("trade-off")
 def trade_off(
-    grid: Annotated[str, typer.Argument(help="papers, quick, tiny, or your own YAML file.")],
+    grid: Annotated[str, typer.Argument(help="papers, quick, refiner, tiny, or your own YAML file.")],
     overrides: Overrides = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each.")] = 1,
     only_report: Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")] = False,
