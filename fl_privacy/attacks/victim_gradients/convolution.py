@@ -1,10 +1,53 @@
-"""The weight gradient of a convolution for each victim."""
+"""Convolutions with frozen weights, and the gradient that each victim would have of them."""
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class FrozenConv2d(nn.Conv2d):
+    """A convolution that is differentiated by its inputs alone.
+
+    PyTorch's own, differentiated twice, also computes what nobody asked for: the mixed derivative by the weight.
+    """
+
+    @classmethod
+    def of(cls, module: nn.Conv2d) -> "FrozenConv2d":
+        """With the parameters of ``module``, which pads with zeros by numbers."""
+        frozen = cls(
+            module.in_channels,
+            module.out_channels,
+            module.kernel_size,  # type: ignore[arg-type]
+            stride=module.stride,  # type: ignore[arg-type]
+            padding=module.padding,  # type: ignore[arg-type]
+            dilation=module.dilation,  # type: ignore[arg-type]
+            groups=module.groups,
+            bias=False,
+            device="meta",
+        )
+        frozen.weight, frozen.bias = module.weight, module.bias
+        return frozen
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, O, h, w)."""
+        settings = (self.stride, self.padding, self.dilation, self.groups)
+        output: Tensor = _Convolution.apply(input, self.weight, self.bias, settings)
+        return output
+
+
+def freeze_convolutions(model: nn.Module) -> None:
+    """Put a :class:`FrozenConv2d` in the place of each convolution within ``model``."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Conv2d and pads_with_zeros(child):
+                setattr(parent, name, FrozenConv2d.of(child))
+
+
+def pads_with_zeros(module: nn.Conv2d) -> bool:
+    """By numbers, as the operations below take them."""
+    return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
 def weight_gradient(module: nn.Conv2d, inputs: Tensor, deltas: Tensor) -> Tensor:
@@ -14,7 +57,7 @@ def weight_gradient(module: nn.Conv2d, inputs: Tensor, deltas: Tensor) -> Tensor
     unfolded images; elsewhere as one product of unfolded images and output gradients.
     """
     padding = module.padding
-    if isinstance(padding, str) or module.padding_mode != "zeros":
+    if not pads_with_zeros(module):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         padded = F.pad(inputs.flatten(0, 1), module._reversed_padding_repeated_twice, mode=mode)
         inputs, padding = padded.reshape(*inputs.shape[:2], *padded.shape[1:]), (0, 0)
@@ -67,6 +110,36 @@ class _GroupedWeightGradient(torch.autograd.Function):
         stride, padding, dilation = ctx.settings
         by_back = F.conv2d(images, weight, None, stride, padding, dilation, ctx.groups)
         return _apart(by_images, ctx.count), _apart(by_back, ctx.count), None, None
+
+
+class _Convolution(torch.autograd.Function):
+    """Linear in the inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, settings: Any) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.shape, ctx.arguments = inputs.shape, settings
+        return F.conv2d(inputs, weight, bias, *settings)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Transposed.apply(slopes[0], *ctx.saved_tensors, ctx.shape, ctx.arguments), None, None, None
+
+
+class _Transposed(torch.autograd.Function):
+    """The transpose of a convolution."""
+
+    @staticmethod
+    def forward(ctx: Any, deltas: Tensor, weight: Tensor, shape: torch.Size, settings: Any) -> Tensor:
+        ctx.save_for_backward(weight)
+        *ctx.settings, ctx.groups = settings
+        return _convolution_backward(ctx, deltas, deltas.new_empty(shape), weight, which=0)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
+        (weight,) = ctx.saved_tensors
+        stride, padding, dilation = ctx.settings
+        return F.conv2d(slopes[0], weight, None, stride, padding, dilation, ctx.groups), None, None, None
 
 
 def _convolution_backward(ctx: Any, back: Tensor, images: Tensor, weight: Tensor, *, which: int) -> Tensor:

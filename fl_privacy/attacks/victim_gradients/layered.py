@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.low_rank import pays
 from fl_privacy.attacks.victim_gradients.base import Setting
+from fl_privacy.attacks.victim_gradients.convolution import freeze_convolutions
 from fl_privacy.attacks.victim_gradients.layers import Call, has_weight_factors, parameter_gradients, weight_factors
 from fl_privacy.attacks.victim_gradients.normalization import separated_copy
 from fl_privacy.types import Tensors
@@ -36,6 +37,7 @@ class Layered:
         self._setting = setting
         separated = separated_copy(setting.model)
         self._model, self._victims = separated.model, separated.victims
+        freeze_convolutions(self._model)
         parameters = dict(self._model.named_parameters())
         names = {id(parameters[separated.names[name]]): name for name in setting.names}
         self._layers = list(_layers(self._model, names))

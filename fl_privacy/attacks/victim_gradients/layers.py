@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from fl_privacy.attacks.victim_gradients.convolution import unfolded, weight_gradient
+from fl_privacy.attacks.victim_gradients.convolution import FrozenConv2d, pads_with_zeros, unfolded, weight_gradient
 from fl_privacy.attacks.victim_gradients.normalization import Affine, FrozenNorm
 from fl_privacy.types import Tensors
 
@@ -21,7 +22,7 @@ class Call:
 
 def parameter_gradients(module: nn.Module, call: Call, names: Collection[str]) -> Tensors:
     """Gradient (V, *shape) of the parameters ``names`` of ``module``."""
-    if type(module) is nn.Conv2d:
+    if _is_convolution(module):
         return _select(names, lambda: weight_gradient(module, call.inputs, call.deltas), call.deltas.sum((1, -2, -1)))
     if type(module) is nn.Linear:
         deltas, inputs = call.deltas.flatten(1, -2), call.inputs.flatten(1, -2)
@@ -31,10 +32,14 @@ def parameter_gradients(module: nn.Module, call: Call, names: Collection[str]) -
     return _any_layer(module, call, names)
 
 
+def _is_convolution(module: nn.Module) -> TypeGuard[nn.Conv2d]:
+    return type(module) in (nn.Conv2d, FrozenConv2d)
+
+
 def has_weight_factors(module: nn.Module) -> bool:
     """Whether :func:`weight_factors` can be asked for."""
-    if type(module) is nn.Conv2d:
-        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    if _is_convolution(module):
+        return module.groups == 1 and pads_with_zeros(module)
     return type(module) is nn.Linear
 
 
