@@ -1,0 +1,140 @@
+"""What Refiner does to an image and to an attack (Refiner, Figures 13 and 14).
+
+    python experiments/refiner_pictures.py --evaluator evaluator.safetensors --victims 6 --out runs/refiner
+
+Writes ``figure_13.png``, the distance of the gradients and the noise ratio over the iterations of Eq. 2, and
+``figure_14.png``: raw images, robust images, and what Inverting Gradients reads from the gradients of both.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from fl_privacy.attacks import inverting_gradients
+from fl_privacy.data import load_data
+from fl_privacy.defenses.base import ClientState, LocalStep
+from fl_privacy.defenses.layer_order import layer_depths
+from fl_privacy.defenses.robust_data import batch_gap, descend, importance, project
+from fl_privacy.evaluator import EvaluationNetwork, load_evaluator, uniform_noise
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.metrics.pixel import psnr
+from fl_privacy.models import LeNet
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload
+
+
+def gradient(step: LocalStep, images: Tensor) -> Tensors:
+    found = loss_gradients(step.model, step.sent, Batch(images, step.batch.labels), batch_norm="eval").gradients
+    return {name: g.detach() for name, g in found.items()}
+
+
+def distance(one: Tensors, other: Tensors) -> float:
+    return float(torch.stack([(one[name] - g).square().sum() for name, g in other.items()]).sum().sqrt())
+
+
+def robust_series(step: LocalStep, network: EvaluationNetwork, iterations: int) -> list[Tensor]:
+    """The start and each iterate, (1, C, H, W), with the defaults of ``fl_privacy.defenses.refiner``."""
+    target = gradient(step, step.batch.inputs)
+    depths = layer_depths(step.model, step.sent, step.batch.inputs)
+    gap = batch_gap(step, target, importance(target, step.sent.parameters, depths, by="product", decay=0.95))
+    noise = uniform_noise(step.batch.inputs, step.rng)
+    start = torch.lerp(step.batch.inputs, noise, 0.5)
+    return [start, *descend(start, gap, network, unit=gap(noise).detach(), beta=1.0, lr=1.0, iterations=iterations)]
+
+
+def observation(name: str, step: LocalStep, tensors: Tensors) -> Observation:
+    images = step.batch.inputs
+    return Observation(
+        id=name,
+        model=step.model,
+        sent=step.sent,
+        upload=Upload(tensors=tensors, num_examples=1),
+        plan=step.plan,
+        input_shape=tuple(images.shape[1:]),
+        num_classes=10,
+        knowledge=Knowledge(labels=step.batch.labels),
+    )
+
+
+def draw_series(series: Sequence[tuple[list[float], list[float]]], file: Path) -> None:
+    figure = Figure(figsize=(8, 3), dpi=150, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for distances, ratios in series:
+        left.plot(distances, color="tab:blue", alpha=0.5)
+        right.plot(ratios, color="tab:red", alpha=0.5)
+    left.set(xlabel="iteration", ylabel="distance to the true gradient", ylim=(0, None))
+    right.set(xlabel="iteration", ylabel="predicted noise ratio", ylim=(0, 1))
+    figure.savefig(file)
+
+
+def draw_rows(rows: dict[str, list[Tensor]], notes: dict[str, list[float]], file: Path) -> None:
+    columns = len(next(iter(rows.values())))
+    figure = Figure(figsize=(1.2 * columns + 1.6, 1.45 * len(rows)), dpi=150, layout="constrained")
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for row, (name, images) in zip(axes, rows.items(), strict=True):
+        for number, (axis, image) in enumerate(zip(row, images, strict=True)):
+            axis.imshow(image[0].permute(1, 2, 0).clamp(0, 1), interpolation="nearest")
+            axis.set(xticks=[], yticks=[])
+            if name in notes:
+                axis.set_xlabel(f"{notes[name][number]:.1f} dB", fontsize=7, labelpad=2)
+        row[0].set_ylabel(name, fontsize=8, rotation=0, ha="right", va="center")
+    figure.savefig(file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--evaluator", type=Path, required=True)
+    parser.add_argument("--data", default="cifar10_exact")
+    parser.add_argument("--victims", type=int, default=6)
+    parser.add_argument("--epsilon", type=float, default=0.1)
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--attack-iterations", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs/refiner"))
+    options = parser.parse_args()
+    network = load_evaluator(options.evaluator)
+    channels, size, _ = network.input_shape
+    examples = load_data(options.data, channels=channels, image_size=size).test
+    torch.manual_seed(options.seed)
+    model: nn.Module = LeNet(
+        in_channels=channels, image_size=size, num_classes=10, activation="tanh", mean=[0.5], std=[0.25]
+    )
+    sent, plan = ModelState.of(model), LocalPlan(batch_norm="eval")
+    steps, series, robust, clean_views, robust_views = [], [], [], [], []
+    for number in range(options.victims):
+        batch = Batch(examples.images[number : number + 1].float() / 255, examples.labels[number : number + 1])
+        rng = derive_generator(options.seed, "refiner", number)
+        step = LocalStep(model=model, sent=sent, batch=batch, plan=plan, state=ClientState(), rng=rng)
+        images = robust_series(step, network, options.iterations)
+        clean = gradient(step, batch.inputs)
+        distances = [distance(gradient(step, i), clean) for i in images]
+        series.append((distances, [float(network(i)) for i in images]))
+        upload = project(gradient(step, images[-1]), clean, options.epsilon)
+        steps.append(step)
+        robust.append(images[-1])
+        clean_views.append(observation(f"raw-{number}", step, clean))
+        robust_views.append(observation(f"robust-{number}", step, upload))
+        ends = f"{distances[0]:.3f} -> {distances[-1]:.3f}"
+        norm = distance(clean, {name: torch.zeros_like(g) for name, g in clean.items()})
+        print(f"victim {number}: distance {ends} of a gradient of {norm:.3f}, noise ratio {series[-1][1][-1]:.2f}")
+    attack = inverting_gradients(iterations=options.attack_iterations)
+    guesses = {
+        name: [found.batch.inputs for found in attack(views, seed=options.seed)]
+        for name, views in (("read from raw\ngradients", clean_views), ("read from robust\ngradients", robust_views))
+    }
+    truths = [step.batch.inputs for step in steps]
+    quality = {name: psnr(torch.cat(images), torch.cat(truths)).tolist() for name, images in guesses.items()}
+    options.out.mkdir(parents=True, exist_ok=True)
+    draw_series(series, options.out / "figure_13.png")
+    draw_rows({"raw": truths, "robust": robust, **guesses}, quality, options.out / "figure_14.png")
+    for name, values in quality.items():
+        print(f"{' '.join(name.split())}: PSNR {sum(values) / len(values):.1f} dB")
+    print(options.out)
+
+
+if __name__ == "__main__":
+    main()
