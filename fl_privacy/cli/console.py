@@ -1,5 +1,6 @@
 """Progress on the terminal: a bar for all long work, a live table of the rounds."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.pipeline.monitor import Monitor
 
 SHOWN_ROUNDS = 8
+SECONDS_BETWEEN_LINES = 10
 
 
 class RichMonitor(Monitor):
@@ -56,10 +58,26 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def attacking(self, victims: int) -> Iterator[AttackProgress]:
-        """Show a bar while the context lasts."""
-        with self._progress(f"Attacking {victims} update{'s' if victims > 1 else ''}") as bar:
+        """Show a bar while the context lasts, or a line for each tenth of an attack that takes its time."""
+        title = f"Attacking {victims} update{'s' if victims > 1 else ''}"
+        if not self.console.is_terminal:
+            yield self._tenths(title)
+            return
+        with self._progress(title) as bar:
             task = bar.add_task("", total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    def _tenths(self, title: str) -> AttackProgress:
+        last, told_at = 0, time.monotonic()
+
+        def tell(done: int, total: int) -> None:
+            nonlocal last, told_at
+            tenth = 10 * done // max(total, 1)
+            if tenth > last and time.monotonic() - told_at >= SECONDS_BETWEEN_LINES:
+                last, told_at = tenth, time.monotonic()
+                self.say(f"{title}: {10 * tenth} %")
+
+        return tell
 
     def _progress(self, title: str) -> Progress:
         return Progress(
