@@ -8,6 +8,7 @@ compared are those to its cheapest defense, GQ.
 """
 
 import argparse
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -41,10 +42,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": ResNet18,
 }
 
+FILES = tempfile.TemporaryDirectory()
+
 
 def evaluator(widths: tuple[int, int, int]) -> str:
     """File of an evaluation network; what it learned does not change what it costs."""
-    file = Path(tempfile.mkdtemp()) / "evaluator.safetensors"
+    file = Path(FILES.name) / f"{widths[0]}.safetensors"
     save_evaluator(EvaluationNetwork(input_shape=(3, 32, 32), widths=widths), file, {})
     return str(file)
 
@@ -83,26 +86,28 @@ TABLE_4 = {
 """Refiner, Table 4: seconds per client and round at batch 128; its Soteria is the exact one."""
 
 
-def seconds(model: nn.Module, defense: Defense, batch: Batch, *, repeats: int) -> float:
-    """Median time of a defended step after one to warm up."""
-    sent, rng = ModelState.of(model), torch.Generator().manual_seed(0)
-    times = []
-    for _ in range(repeats + 1):
-        synchronize(batch.inputs.device)
-        started = time.perf_counter()
-        local_update(
-            model,
-            sent,
-            [batch],
-            num_examples=len(batch),
-            plan=LocalPlan(batch_norm="eval"),
-            defense=defense,
-            state=ClientState(),
-            rng=rng,
-        )
-        synchronize(batch.inputs.device)
-        times.append(time.perf_counter() - started)
-    return sorted(times[1:])[repeats // 2]
+def seconds(model: nn.Module, defense: Defense, batch: Batch) -> float:
+    """Of one defended step."""
+    synchronize(batch.inputs.device)
+    started = time.perf_counter()
+    local_update(
+        model,
+        ModelState.of(model),
+        [batch],
+        num_examples=len(batch),
+        plan=LocalPlan(batch_norm="eval"),
+        defense=defense,
+        state=ClientState(),
+        rng=torch.Generator().manual_seed(0),
+    )
+    synchronize(batch.inputs.device)
+    return time.perf_counter() - started
+
+
+def measured(model: nn.Module, defense: Defense, batch: Batch, *, repeats: int) -> tuple[float, float]:
+    """Median seconds of a step, and median ratio to an undefended one right before it; the first pair warms up."""
+    pairs = [(seconds(model, none(), batch), seconds(model, defense, batch)) for _ in range(repeats + 1)][1:]
+    return statistics.median(d for _, d in pairs), statistics.median(d / base for base, d in pairs)
 
 
 def synchronize(device: torch.device) -> None:
@@ -131,14 +136,12 @@ def main() -> None:
     for name in options.models:
         torch.manual_seed(0)
         model = MODELS[name](in_channels=3, image_size=32, num_classes=10).to(device)
-        base, gq = (seconds(model, DEFENSES[d], batch, repeats=options.repeats) for d in ("none", "gq"))
+        _, gq = measured(model, DEFENSES["gq"], batch, repeats=options.repeats)
         for label in options.defenses:
-            taken = {"none": base, "gq": gq}.get(label)
-            if taken is None:
-                taken = seconds(model, DEFENSES[label], batch, repeats=options.repeats)
+            taken, ratio = measured(model, DEFENSES[label], batch, repeats=options.repeats)
             paper = TABLE_4.get(name, {})
             theirs = f"{paper[label] / paper['gq']:.1f}" if label in paper else ""
-            print(f"| {name} | {label} | {taken:.4f} | {taken / base:.2f} | {taken / gq:.2f} | {theirs} |", flush=True)
+            print(f"| {name} | {label} | {taken:.4f} | {ratio:.2f} | {ratio / gq:.2f} | {theirs} |", flush=True)
 
 
 if __name__ == "__main__":
