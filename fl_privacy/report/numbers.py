@@ -74,10 +74,10 @@ def title(name: str) -> str:
 def _digits(name: str) -> Callable[[float], str]:
     match name:
         case "psnr":
-            return lambda v: f"> {LARGEST_PSNR:.0f}" if v > LARGEST_PSNR else f"{v:.1f}"
+            return lambda v: f"> {LARGEST_PSNR:.0f}" if v > LARGEST_PSNR else f"{v:z.1f}"
         case "label_correct":
             return lambda v: f"{100 * v:.0f} %"
         case "mse":
             return lambda v: f"{v:#.2g}"
         case _:
-            return lambda v: "∞" if math.isinf(v) else f"{v:.3f}"
+            return lambda v: "∞" if math.isinf(v) else f"{v:z.3f}"
