@@ -8,67 +8,30 @@ network's noise ratio to its loss; ``rounds`` averages uploads of the same image
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from refiner_pictures import gradient, observation
-from torch import Tensor
+from refiner_pictures import client_steps, gradient, observation
 
 from fl_privacy.attacks import GradientInversion, idlg, inverting_gradients
-from fl_privacy.attacks.objectives import L2, Cosine, LayerWeights
-from fl_privacy.attacks.priors import Guess, TotalVariation
-from fl_privacy.attacks.statistics import LayerStatistics
-from fl_privacy.data import load_data
-from fl_privacy.defenses import ClientState, LocalStep, refiner
-from fl_privacy.evaluator import EvaluationNetwork, load_evaluator
+from fl_privacy.attacks.against_refiner import NoiseRatio, Sphere
+from fl_privacy.attacks.objectives import L2, Cosine
+from fl_privacy.attacks.priors import TotalVariation
+from fl_privacy.defenses import refiner
+from fl_privacy.evaluator import load_evaluator
 from fl_privacy.metrics.pixel import psnr
-from fl_privacy.models import LeNet
-from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+from fl_privacy.types import Tensors
 
 SMOOTHNESS = 3e-3
-
-
-@dataclass(frozen=True)
-class Sphere:
-    """How far the loss of ``objective`` is from that of a gradient at distance ``radius``."""
-
-    objective: L2 | Cosine
-    radius: float
-    elementwise: bool = True
-
-    @property
-    def layers(self) -> LayerWeights:
-        return self.objective.layers
-
-    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        squared = torch.stack([s.target.squared for s in statistics.values()]).sum(0)
-        share = (self.radius**2 / squared).clamp_max(1)
-        there = self.radius**2 if isinstance(self.objective, L2) else 1 - (1 - share).sqrt()
-        return (self.objective(statistics) - there).abs()
-
-
-@dataclass(frozen=True)
-class NoiseRatio:
-    """What the evaluation network says of the guess."""
-
-    network: EvaluationNetwork
-    weight: float
-
-    def __call__(self, guess: Guess) -> Tensor:
-        images = guess.images
-        return self.weight * self.network(images.flatten(0, 1).clamp(0, 1)).reshape(len(images), -1).mean(1)
 
 
 def mean(rounds: Sequence[Tensors]) -> Tensors:
     return {name: torch.stack([r[name] for r in rounds]).mean(0) for name in rounds[0]}
 
 
-def attackers(
-    attack: GradientInversion, network: EvaluationNetwork, epsilon: float, scale: float
-) -> dict[str, GradientInversion]:
+def attackers(attack: GradientInversion, evaluator: str, epsilon: float, scale: float) -> dict[str, GradientInversion]:
     """By name; ``scale`` is the loss of a gradient that is zero."""
     smooth = attack
     if not any(isinstance(prior, TotalVariation) for prior in attack.priors):
@@ -78,7 +41,7 @@ def attackers(
         "plain": attack,
         "smooth": smooth,
         "sphere": replace(smooth, objective=Sphere(attack.objective, epsilon)),
-        "away from noise": replace(smooth, priors=(*smooth.priors, NoiseRatio(network, SMOOTHNESS * scale))),
+        "away from noise": replace(smooth, priors=(*smooth.priors, NoiseRatio(SMOOTHNESS * scale, evaluator))),
     }
 
 
@@ -93,22 +56,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     network = load_evaluator(options.evaluator)
-    channels, size, _ = network.input_shape
-    examples = load_data(options.data, channels=channels, image_size=size).test
-    torch.manual_seed(options.seed)
-    model = LeNet(in_channels=channels, image_size=size, num_classes=10, activation="tanh", mean=[0.5], std=[0.25])
-    sent, plan = ModelState.of(model), LocalPlan(batch_norm="eval")
     defense = refiner(epsilon=options.epsilon, evaluator=str(options.evaluator))
     once, averaged, truths, norms = [], [], [], []
-    for number in range(options.victims):
-        batch = Batch(examples.images[number : number + 1].float() / 255, examples.labels[number : number + 1])
-        rng = derive_generator(options.seed, "refiner", number)
-        step = LocalStep(model=model, sent=sent, batch=batch, plan=plan, state=ClientState(), rng=rng)
-        clean = gradient(step, batch.inputs)
+    for number, step in enumerate(client_steps(options.data, network, options.victims, options.seed)):
+        clean = gradient(step, step.batch.inputs)
         rounds = [defense.gradient[0](clean, step) for _ in range(options.rounds)]
         once.append(observation(str(number), step, rounds[0]))
         averaged.append(observation(str(number), step, mean(rounds)))
-        truths.append(batch.inputs)
+        truths.append(step.batch.inputs)
         norms.append(torch.stack([g.square().sum() for g in rounds[0].values()]).sum())
     truth = torch.cat(truths)
     print("| attacker | iDLG, PSNR | Inverting Gradients, PSNR |")
@@ -119,7 +74,7 @@ def main() -> None:
         (idlg(iterations=max(1, options.iterations // 20), enough=0.0), scale),
         (inverting_gradients(iterations=options.iterations), 1.0),
     ):
-        chosen = attackers(base, network, options.epsilon, size_of_loss)
+        chosen = attackers(base, str(options.evaluator), options.epsilon, size_of_loss)
         for name, attack, seen in (
             *((name, attack, once) for name, attack in chosen.items()),
             ("smooth, rounds", chosen["smooth"], averaged),

@@ -46,6 +46,28 @@ def robust_series(step: LocalStep, network: EvaluationNetwork, iterations: int) 
     return [start, *descend(start, gap, network, unit=gap(noise).detach(), beta=1.0, lr=1.0, iterations=iterations)]
 
 
+def client_steps(data: str, network: EvaluationNetwork, victims: int, seed: int) -> list[LocalStep]:
+    """The first test images, each the only one of a client with a fresh LeNet."""
+    channels, size, _ = network.input_shape
+    examples = load_data(data, channels=channels, image_size=size).test
+    torch.manual_seed(seed)
+    model: nn.Module = LeNet(
+        in_channels=channels, image_size=size, num_classes=10, activation="tanh", mean=[0.5], std=[0.25]
+    )
+    sent, plan = ModelState.of(model), LocalPlan(batch_norm="eval")
+    return [
+        LocalStep(
+            model=model,
+            sent=sent,
+            batch=Batch(examples.images[number : number + 1].float() / 255, examples.labels[number : number + 1]),
+            plan=plan,
+            state=ClientState(),
+            rng=derive_generator(seed, "refiner", number),
+        )
+        for number in range(victims)
+    ]
+
+
 def observation(name: str, step: LocalStep, tensors: Tensors) -> Observation:
     images = step.batch.inputs
     return Observation(
@@ -97,24 +119,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/refiner"))
     options = parser.parse_args()
     network = load_evaluator(options.evaluator)
-    channels, size, _ = network.input_shape
-    examples = load_data(options.data, channels=channels, image_size=size).test
-    torch.manual_seed(options.seed)
-    model: nn.Module = LeNet(
-        in_channels=channels, image_size=size, num_classes=10, activation="tanh", mean=[0.5], std=[0.25]
-    )
-    sent, plan = ModelState.of(model), LocalPlan(batch_norm="eval")
-    steps, series, robust, clean_views, robust_views = [], [], [], [], []
-    for number in range(options.victims):
-        batch = Batch(examples.images[number : number + 1].float() / 255, examples.labels[number : number + 1])
-        rng = derive_generator(options.seed, "refiner", number)
-        step = LocalStep(model=model, sent=sent, batch=batch, plan=plan, state=ClientState(), rng=rng)
+    steps = client_steps(options.data, network, options.victims, options.seed)
+    series, robust, clean_views, robust_views = [], [], [], []
+    for number, step in enumerate(steps):
         images = robust_series(step, network, options.iterations)
-        clean = gradient(step, batch.inputs)
+        clean = gradient(step, step.batch.inputs)
         distances = [distance(gradient(step, i), clean) for i in images]
         series.append((distances, [float(network(i)) for i in images]))
         upload = project(gradient(step, images[-1]), clean, options.epsilon)
-        steps.append(step)
         robust.append(images[-1])
         clean_views.append(observation(f"raw-{number}", step, clean))
         robust_views.append(observation(f"robust-{number}", step, upload))

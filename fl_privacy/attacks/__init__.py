@@ -2,7 +2,16 @@
 
 from fl_privacy.attacks.base import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.engine import GradientInversion
-from fl_privacy.attacks.presets import adam_dlg, ats, dlg, grad_inversion, idlg, inverting_gradients, sapag
+from fl_privacy.attacks.presets import (
+    adam_dlg,
+    ats,
+    dlg,
+    grad_inversion,
+    idlg,
+    inverting_gradients,
+    refiner_aware,
+    sapag,
+)
 
 __all__ = [
     "GradientInversion",
@@ -15,5 +24,6 @@ __all__ = [
     "idlg",
     "inverting_gradients",
     "no_progress",
+    "refiner_aware",
     "sapag",
 ]

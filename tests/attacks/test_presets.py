@@ -8,7 +8,17 @@ from itertools import product
 import pytest
 import torch
 
-from fl_privacy.attacks import GradientInversion, adam_dlg, ats, dlg, grad_inversion, idlg, inverting_gradients, sapag
+from fl_privacy.attacks import (
+    GradientInversion,
+    adam_dlg,
+    ats,
+    dlg,
+    grad_inversion,
+    idlg,
+    inverting_gradients,
+    refiner_aware,
+    sapag,
+)
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.starts import STARTS, Given
 from fl_privacy.errors import UserError
@@ -24,6 +34,8 @@ PRESETS: dict[str, Callable[..., GradientInversion]] = {
     "inverting_gradients": inverting_gradients,
     "soft-sign": lambda **options: inverting_gradients(sign="soft", per_layer=True, **options),
     "grad_inversion": lambda **options: grad_inversion(warmup=1, noise=1e-3, **options),
+    "refiner_aware": refiner_aware,
+    "refiner_aware-lbfgs": lambda **options: refiner_aware(base="idlg", **options),
     "sapag": sapag,
     "sapag-adamw": lambda **options: sapag(optimizer="adamw", lr=0.05, projection="minmax", **options),
     **{

@@ -10,6 +10,7 @@ from fl_privacy.attacks.presets.ats import ats
 from fl_privacy.attacks.presets.deep_leakage import adam_dlg, dlg, idlg
 from fl_privacy.attacks.presets.grad_inversion import grad_inversion
 from fl_privacy.attacks.presets.inverting import inverting_gradients
+from fl_privacy.attacks.presets.refiner_aware import refiner_aware
 from fl_privacy.attacks.presets.sapag import sapag
 
-__all__ = ["adam_dlg", "ats", "dlg", "grad_inversion", "idlg", "inverting_gradients", "sapag"]
+__all__ = ["adam_dlg", "ats", "dlg", "grad_inversion", "idlg", "inverting_gradients", "refiner_aware", "sapag"]
