@@ -152,12 +152,16 @@ class Knowledge:
         same_data: names the examples behind the update: updates with the same name, of other rounds and other weights
             sent, come from the same examples. An adaptive attacker attacks them together.
         public_images: (N, C, H, W) in [0, 1], images of the same domain.
+        public_labels: (N,) their classes.
+        guess: (B, C, H, W) in [0, 1], what the attacker made of the same examples in an earlier round.
     """
 
     labels: Tensor | None = None
     defense: Mapping[str, Any] | None = None
     same_data: str | None = None
     public_images: Tensor | None = None
+    public_labels: Tensor | None = None
+    guess: Tensor | None = None
 
     def describe(self) -> list[str]:
         """One sentence for each thing known."""
@@ -171,6 +175,8 @@ class Knowledge:
             lines.append("The attacker knows which updates of different rounds come from the same examples.")
         if self.public_images is not None:
             lines.append(f"The attacker holds {len(self.public_images)} public images of the same domain.")
+        if self.guess is not None:
+            lines.append("The attacker starts from its own guess at the same examples in the round it attacked before.")
         return lines or ["The attacker knows nothing beyond the protocol."]
 
 

@@ -1,4 +1,4 @@
-"""First guesses. Each is (observation, shape (B, C, H, W), generator, space) -> variables of that shape."""
+"""First guesses. Each is (observation, labels, shape (B, C, H, W), generator, space) -> variables of that shape."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +13,18 @@ from fl_privacy.types import Observation
 
 
 class Start(Protocol):
-    """Draws the first guess of a victim on the CPU, so that it is the same on every device."""
+    """Draws the first guess of a victim on the CPU, so that it is the same on every device.
+
+    ``labels`` (B,) are those known or inferred; ``None`` where they are optimized.
+    """
 
     def __call__(
-        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+        self,
+        observation: Observation,
+        labels: Tensor | None,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        space: Space,
     ) -> Tensor:
         """Variables."""
         ...
@@ -29,7 +37,12 @@ class Normal:
     std: float = 1.0
 
     def __call__(
-        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+        self,
+        observation: Observation,
+        labels: Tensor | None,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        space: Space,
     ) -> Tensor:
         """Variables."""
         return self.std * torch.randn(shape, generator=generator)
@@ -40,7 +53,12 @@ class Uniform:
     """Pixels from U[0, 1]."""
 
     def __call__(
-        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+        self,
+        observation: Observation,
+        labels: Tensor | None,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        space: Space,
     ) -> Tensor:
         """Variables."""
         return space.to_variables(torch.rand(shape, generator=generator))
@@ -53,7 +71,12 @@ class Constant:
     value: float = 0.5
 
     def __call__(
-        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+        self,
+        observation: Observation,
+        labels: Tensor | None,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        space: Space,
     ) -> Tensor:
         """Variables."""
         return space.to_variables(torch.full(shape, self.value))
@@ -70,7 +93,12 @@ class Pattern:
     size: int = 4
 
     def __call__(
-        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+        self,
+        observation: Observation,
+        labels: Tensor | None,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        space: Space,
     ) -> Tensor:
         """Variables."""
         b, c, h, w = shape
@@ -81,23 +109,66 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicMean:
-    """The mean of the attacker's public images."""
+    """The mean of the attacker's public images.
+
+    Attributes:
+        of_class: take those of each example's class; a class without any has the mean of all.
+    """
+
+    of_class: bool = False
 
     def __call__(
-        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+        self,
+        observation: Observation,
+        labels: Tensor | None,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        space: Space,
     ) -> Tensor:
         """Variables."""
-        public = observation.knowledge.public_images
-        if public is None:
+        known = observation.knowledge
+        if known.public_images is None:
             raise UserError(
-                "The public-mean start is expected to be told public images, but got none; use start=uniform."
+                "The public-mean start is expected to be told public images, but got none;"
+                " set public_images=1000, or use start=uniform."
             )
-        return space.to_variables(public.mean(0).cpu().expand(shape).clone())
+        images = known.public_images.cpu()
+        mean = images.mean(0).expand(shape)
+        if not self.of_class:
+            return space.to_variables(mean.clone())
+        if known.public_labels is None or labels is None:
+            raise UserError(
+                "The class-mean start is expected to know the classes of public images and of the victim, but does not;"
+                " use labels=auto, or start=public_mean."
+            )
+        belongs = (known.public_labels.cpu() == labels.cpu().unsqueeze(1)).to(images.dtype)
+        counts = belongs.sum(1).view(-1, 1, 1, 1)
+        of_class = torch.tensordot(belongs, images, 1) / counts.clamp_min(1)
+        return space.to_variables(torch.where(counts > 0, of_class, mean))
+
+
+@dataclass(frozen=True)
+class Previous:
+    """What the attacker made of the same examples in an earlier round; in the first round as ``Normal``."""
+
+    def __call__(
+        self,
+        observation: Observation,
+        labels: Tensor | None,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        space: Space,
+    ) -> Tensor:
+        """Variables."""
+        guess = observation.knowledge.guess
+        if guess is None:
+            return Normal()(observation, labels, shape, generator, space)
+        return Given(images=guess)(observation, labels, shape, generator, space)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Given:
-    """An image of the attacker's own, for example of an earlier round.
+    """Images of the attacker's own.
 
     Attributes:
         images: (C, H, W) or (B, C, H, W) in [0, 1].
@@ -106,7 +177,12 @@ class Given:
     images: Tensor
 
     def __call__(
-        self, observation: Observation, shape: tuple[int, ...], generator: torch.Generator, space: Space
+        self,
+        observation: Observation,
+        labels: Tensor | None,
+        shape: tuple[int, ...],
+        generator: torch.Generator,
+        space: Space,
     ) -> Tensor:
         """Variables."""
         if self.images.shape[-3:] != shape[-3:] or (self.images.dim() == 4 and len(self.images) != shape[0]):
@@ -123,6 +199,8 @@ STARTS: Mapping[str, Start] = {
     "black": Constant(value=0.0),
     "pattern": Pattern(),
     "public_mean": PublicMean(),
+    "class_mean": PublicMean(of_class=True),
+    "previous": Previous(),
 }
 """Starts by name, for the configuration."""
 

@@ -176,7 +176,7 @@ class Workload:
         ]
         rows = []
         for member, generator in zip(members, generators, strict=True):
-            pixels = self._attack.start(member.observation, self._shape, generator, self._attack.space)
+            pixels = self._attack.start(member.observation, member.labels, self._shape, generator, self._attack.space)
             row = [pixels.to(self._dtype).flatten()]
             if member.labels is None:
                 row.append(torch.randn(self._shape[0] * self._num_classes, generator=generator).to(self._dtype))

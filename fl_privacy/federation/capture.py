@@ -22,7 +22,8 @@ from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Upload
 FORMAT = 1
 """Version of the layout."""
 
-PARAMETERS, BUFFERS, UPDATE, LABELS, PUBLIC_IMAGES = "parameters/", "buffers/", "update/", "labels", "public_images"
+PARAMETERS, BUFFERS, UPDATE = "parameters/", "buffers/", "update/"
+LABELS, PUBLIC_IMAGES, PUBLIC_LABELS, GUESS = "labels", "public_images", "public_labels", "guess"
 """Names in the tensor files; those that end in a slash are prefixes."""
 
 _ID = re.compile(r"[\w-]+(/[\w-]+)*", re.ASCII)
@@ -107,7 +108,12 @@ def _of_upload(upload: Upload) -> Tensors:
 
 
 def _of_knowledge(knowledge: Knowledge) -> Tensors:
-    optional = {LABELS: knowledge.labels, PUBLIC_IMAGES: knowledge.public_images}
+    optional = {
+        LABELS: knowledge.labels,
+        PUBLIC_IMAGES: knowledge.public_images,
+        PUBLIC_LABELS: knowledge.public_labels,
+        GUESS: knowledge.guess,
+    }
     return {name: tensor for name, tensor in optional.items() if tensor is not None}
 
 

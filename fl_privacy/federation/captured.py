@@ -18,9 +18,11 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.capture import (
     BUFFERS,
     FORMAT,
+    GUESS,
     LABELS,
     PARAMETERS,
     PUBLIC_IMAGES,
+    PUBLIC_LABELS,
     UPDATE,
     tensor_file,
 )
@@ -96,18 +98,30 @@ class _Reader:
 
     def _knowledge(self, raw: Mapping[str, Any]) -> Knowledge:
         tensors = self._tensors(self._digest(raw, "knowledge"))
-        labels, images = tensors.get(LABELS), tensors.get(PUBLIC_IMAGES)
+        labels, images, guess = tensors.get(LABELS), tensors.get(PUBLIC_IMAGES), tensors.get(GUESS)
+        classes = tensors.get(PUBLIC_LABELS)
         if labels is not None and labels.dim() not in (1, 2):
             self._refuse(f"has labels of shape {tuple(labels.shape)}")
         if images is not None and images.dim() != 4:
             self._refuse(f"has public images of shape {tuple(images.shape)}")
+        if classes is not None and (images is None or classes.shape != images.shape[:1]):
+            self._refuse(f"has classes of public images of shape {tuple(classes.shape)}")
+        if guess is not None and guess.dim() != 4:
+            self._refuse(f"has a guess of shape {tuple(guess.shape)}")
         defense = raw.get("defense")
         if not isinstance(defense, dict | None):
             self._refuse(f"has the defense {defense!r}")
         same_data = raw.get("same_data")
         if not isinstance(same_data, str | None):
             self._refuse(f"has the name {same_data!r} for its examples")
-        return Knowledge(labels=labels, defense=defense, same_data=same_data, public_images=images)
+        return Knowledge(
+            labels=labels,
+            defense=defense,
+            same_data=same_data,
+            public_images=images,
+            public_labels=classes,
+            guess=guess,
+        )
 
     def _plan(self, raw: object) -> LocalPlan:
         if not isinstance(raw, dict):

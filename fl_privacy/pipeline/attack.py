@@ -27,10 +27,11 @@ from fl_privacy.metrics import MetricFunction
 from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.calibrate import calibrated
 from fl_privacy.pipeline.disturbance import disturbance_of
+from fl_privacy.pipeline.guesses import guesses_of
 from fl_privacy.pipeline.informed import informed_attacker
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
-from fl_privacy.pipeline.public import public_images
+from fl_privacy.pipeline.public import public_examples
 from fl_privacy.pipeline.run import CAPTURES
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.truth import truth_of
@@ -81,8 +82,9 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 seed=config.seed,
                 knows_labels=config.knows_labels,
                 monitor=monitor,
-                public_images=public_images(config, found.unattacked),
+                public=public_examples(config, found.unattacked),
                 disturbance=disturbance_of(participants, batch_size) if defense.public else None,
+                guesses=guesses_of(config, participants),
                 informed=informed_attacker(defense, participants) if config.knows_defense else None,
                 functions=found.functions,
             )(found.observations)

@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
-from torch import Tensor
-
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.federation import Failure, parse_observation_id
 from fl_privacy.federation.attempt import attempt
 from fl_privacy.metrics import MetricFunction, evaluate_all
 from fl_privacy.pipeline.disturbance import Disturbance
+from fl_privacy.pipeline.guesses import Guesses
 from fl_privacy.pipeline.informed import Informed
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.truth import Truth
 from fl_privacy.results import Attacker, RunFolder
-from fl_privacy.types import Observation, Reconstruction
+from fl_privacy.types import Batch, Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +38,11 @@ class AttackStage:
         folder: where scores and pictures go.
         seed: of the attack's random streams.
         knows_labels: hand the attacker the true labels first.
-        public_images: handed to the attacker as well, where there are any.
+        public: images with their classes, handed to the attacker as well, where there are any.
         monitor: told of the progress.
         disturbance: measures what the defense did to an update; ``None`` where there is no defense.
         functions: of metrics that have none of their own.
+        guesses: memory of the attacker that starts from what it made of the same examples before.
         informed: makes the adaptive attacker, which attacks each victim after the plain one; ``None`` without it.
     """
 
@@ -52,8 +52,9 @@ class AttackStage:
     seed: int
     knows_labels: bool
     monitor: Monitor
-    public_images: Tensor | None = None
+    public: Batch | None = None
     disturbance: Disturbance | None = None
+    guesses: Guesses | None = None
     informed: Informed | None = None
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
     _seen: dict[str, list[Observation]] = field(default_factory=dict, init=False)
@@ -73,8 +74,8 @@ class AttackStage:
 
     def _told(self, observation: Observation) -> Observation:
         plain = observation.told(defense=None, same_data=None)
-        if self.public_images is not None:
-            plain = plain.told(public_images=self.public_images)
+        if self.public is not None:
+            plain = plain.told(public_images=self.public.inputs, public_labels=self.public.labels)
         return plain.told(labels=self.truth(plain.id).labels) if self.knows_labels else plain
 
     def _recall(self, observations: Sequence[Observation]) -> list[Observation]:
@@ -97,6 +98,8 @@ class AttackStage:
     ) -> None:
         """Attack ``observations`` of ``round``; those of ``earlier`` rounds are there to be matched with them."""
         started = time.perf_counter()
+        if self.guesses:
+            observations = [self.guesses.tell(o, attacker) for o in observations]
         everything = [*earlier, *observations]
         with self.monitor.attacking(len(observations)) as progress:
             found = attempt(lambda: self.attack(everything, seed=self.seed, progress=progress))
@@ -105,6 +108,8 @@ class AttackStage:
             result = [Reconstruction(id=o.id, batch=None, failure=found.reason) for o in observations]
         else:
             result = found[len(earlier) :]
+        if self.guesses:
+            self.guesses.keep(result, attacker)
         self.folder.add_attack(
             round=round,
             victims=len(result),

@@ -17,7 +17,7 @@ class Informed:
 
     Attributes:
         defense: public description.
-        same_data: observation id -> name of the examples behind it, ``None`` where they change from round to round.
+        same_data: see ``data_names``.
     """
 
     defense: Mapping[str, Any]
@@ -29,7 +29,14 @@ class Informed:
 
 
 def informed_attacker(defense: Defense, participants: Mapping[int, Participant]) -> Informed | None:
-    """What can be told of ``defense`` and ``participants``; ``None`` where the defense has no public description.
+    """What can be told of ``defense`` and ``participants``; ``None`` where the defense has no public description."""
+    if not defense.description:
+        return None
+    return Informed(defense=defense.description, same_data=data_names(participants))
+
+
+def data_names(participants: Mapping[int, Participant]) -> Callable[[str], str | None]:
+    """Observation id -> name of the examples behind it, ``None`` where they change from round to round.
 
     A probe holds the same examples in every round; so does the update of a client that trains on all it has.
     """
@@ -40,7 +47,7 @@ def informed_attacker(defense: Defense, participants: Mapping[int, Participant])
             return None
         return f"client-{client}" + (f"/victim-{probe.victim}" if probe else "")
 
-    return Informed(defense=defense.description, same_data=same_data) if defense.description else None
+    return same_data
 
 
 def _trains_on_everything(participant: Participant) -> bool:

@@ -2,14 +2,14 @@
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
 
 from fl_privacy.data import Examples
 from fl_privacy.errors import UserError
+from fl_privacy.types import Batch
 
 
-def public_images(config: DictConfig, unattacked: Examples) -> Tensor | None:
-    """The first ``config.public_images`` of ``unattacked``, a split without victims, as (N, C, H, W); ``None`` for 0.
+def public_examples(config: DictConfig, unattacked: Examples) -> Batch | None:
+    """The first ``config.public_images`` of ``unattacked``, a split without victims; ``None`` for 0.
 
     Raises:
         UserError: there are not so many.
@@ -20,4 +20,4 @@ def public_images(config: DictConfig, unattacked: Examples) -> Tensor | None:
             f"public_images is expected in 0..{len(unattacked)}, the size of the split that is not attacked,"
             f" but got {count}."
         )
-    return unattacked.batch(torch.arange(count)).inputs if count else None
+    return unattacked.batch(torch.arange(count)) if count else None

@@ -15,11 +15,12 @@ from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.backend import Backend
 from fl_privacy.pipeline.calibrate import calibrated
 from fl_privacy.pipeline.disturbance import disturbance_of
+from fl_privacy.pipeline.guesses import guesses_of
 from fl_privacy.pipeline.informed import informed_attacker
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.privacy import privacy_of
-from fl_privacy.pipeline.public import public_images
+from fl_privacy.pipeline.public import public_examples
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.truth import truth_of
 from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
@@ -88,10 +89,11 @@ def _run(
             seed=config.seed,
             knows_labels=config.knows_labels,
             monitor=monitor,
-            public_images=public_images(config, dataset.test),
+            public=public_examples(config, dataset.test),
             disturbance=disturbance_of(federation.participants, config.batch_size)
             if federation.defense.public
             else None,
+            guesses=guesses_of(config, federation.participants),
             informed=informed_attacker(federation.defense, federation.participants) if config.knows_defense else None,
             functions=build_functions(config, dataset),
         )

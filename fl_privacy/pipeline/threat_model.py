@@ -33,6 +33,8 @@ def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Def
     known = ["The attacker is given the true labels."] if config.knows_labels else []
     if config.public_images:
         known.append(f"The attacker holds {config.public_images} public images of the same domain, none attacked.")
+    if config.attack.get("start") == "previous":
+        known.append("The attacker starts from its own guess at the same examples in the round it attacked before.")
     known = known or Knowledge().describe()
     if config.knows_defense and defense.public:
         known = [

@@ -20,6 +20,7 @@ from fl_privacy.attacks import (
     sapag,
 )
 from fl_privacy.attacks.optimizers import LBFGS
+from fl_privacy.attacks.space import Space
 from fl_privacy.attacks.starts import STARTS, Given
 from fl_privacy.errors import UserError
 from fl_privacy.models import ConvNet, LeNet, ResNet20
@@ -81,7 +82,7 @@ def test_group_consistency_draws_attempts_together() -> None:
 
 @pytest.mark.parametrize("name", STARTS)
 def test_starts(name: str) -> None:
-    victim = observations(smooth_net(), 1)[0].told(public_images=torch.rand(5, *SHAPE))
+    victim = observations(smooth_net(), 1)[0].told(public_images=torch.rand(5, *SHAPE), public_labels=torch.arange(5))
     assert idlg(iterations=1, start=name, dtype="float64")([victim], seed=0)[0].batch is not None
 
 
@@ -94,6 +95,26 @@ def test_an_image_of_the_attackers_own_as_start() -> None:
     torch.testing.assert_close(found.batch.inputs[0], image)
     with pytest.raises(UserError, match="resize"):
         replace(attack, start=Given(images=image[:, :4]))([victim], seed=0)
+
+
+def test_the_mean_of_the_class_as_start() -> None:
+    victim, public, classes = observations(smooth_net(), 1)[0], torch.rand(4, *SHAPE), torch.tensor([0, 2, 2, 4])
+    told = victim.told(public_images=public, public_labels=classes)
+    start, draws = STARTS["class_mean"], torch.Generator()
+    found = start(told, torch.tensor([2, 4, 3]), (3, *SHAPE), draws, Space())
+    torch.testing.assert_close(found, torch.stack([(public[1] + public[2]) / 2, public[3], public.mean(0)]))
+    with pytest.raises(UserError, match="class-mean"):
+        start(told, None, (1, *SHAPE), draws, Space())
+
+
+def test_an_earlier_guess_as_start() -> None:
+    victim, guess = observations(smooth_net(), 1)[0], torch.rand(1, *SHAPE)
+    attack = inverting_gradients(iterations=1, lr=1e-9, dtype="float64", start="previous")
+    found = attack([victim.told(guess=guess)], seed=0)[0]
+    assert found.batch is not None
+    torch.testing.assert_close(found.batch.inputs, guess)
+    unknown, normal = attack([victim], seed=0)[0], replace(attack, start=STARTS["normal"])([victim], seed=0)[0]
+    assert unknown.loss == normal.loss
 
 
 def test_wrong_choices_are_refused() -> None:

@@ -225,10 +225,11 @@ def test_unfinished_files_are_passed_over(folder: Path, observations: list[Obser
 
 
 def test_knowledge_of_images_is_kept(tmp_path: Path, observations: list[Observation]) -> None:
-    images = torch.rand(2, 1, 6, 6)
-    save_observation(replace(observations[1], knowledge=Knowledge(public_images=images)), tmp_path)
+    images, classes, guess = torch.rand(2, 1, 6, 6), torch.tensor([3, 1]), torch.rand(1, 1, 6, 6)
+    knowledge = Knowledge(public_images=images, public_labels=classes, guess=guess)
+    save_observation(replace(observations[1], knowledge=knowledge), tmp_path)
 
     (loaded,) = load_observations(tmp_path, harness.small_net())
 
-    assert loaded.knowledge.public_images is not None
-    assert torch.equal(loaded.knowledge.public_images, images)
+    for name, kept in (("public_images", images), ("public_labels", classes), ("guess", guess)):
+        assert torch.equal(getattr(loaded.knowledge, name), kept)

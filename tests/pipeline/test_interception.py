@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from fl_privacy.data import Examples
 from fl_privacy.errors import UserError
-from fl_privacy.pipeline.public import public_images
+from fl_privacy.pipeline.public import public_examples
 from tests.pipeline.runs import TINY, Run, run
 
 ATTACK = ("attack.iterations=3",)
@@ -101,12 +101,22 @@ def test_an_attacker_can_start_from_images_of_its_own(tmp_path: Path) -> None:
     assert "public images" in without.records("victim")[0]["failure"]
 
 
+def test_an_attacker_can_start_from_what_it_made_of_an_earlier_round(tmp_path: Path) -> None:
+    settings = (*TINY, "intercept.rounds=all", "attack.iterations=30", "victims=2")
+    fresh = run("run", *settings, out=tmp_path)
+    again = run("run", *settings, "attack.start=previous", out=tmp_path)
+    assert any("its own guess" in line for line in again.json("threat_model.json"))
+    losses = [{v["round"]: v["attack_loss"] for v in of.records("victim") if v["client"] == 0} for of in (fresh, again)]
+    assert losses[1][1] == losses[0][1]
+    assert losses[1][2] < losses[0][2]
+
+
 @pytest.mark.parametrize("count", [-1, 4])
 def test_there_must_be_as_many_public_images(count: int) -> None:
     unattacked = Examples(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.zeros(3).long(), ("a",))
-    assert public_images(OmegaConf.create({"public_images": 2}), unattacked).shape == (2, 1, 4, 4)
+    assert public_examples(OmegaConf.create({"public_images": 2}), unattacked).inputs.shape == (2, 1, 4, 4)
     with pytest.raises(UserError, match=r"public_images is expected in 0\.\.3"):
-        public_images(OmegaConf.create({"public_images": count}), unattacked)
+        public_examples(OmegaConf.create({"public_images": count}), unattacked)
 
 
 def test_an_attacker_who_is_told_nothing_is_said_to_know_nothing(undefended: Run) -> None:
