@@ -1,6 +1,7 @@
 """The only copy of "compute a gradient"; clients, defenses and the attackers' references call it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,10 @@ from fl_privacy.types import Batch, ModelState, Tensors
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(logits (B, K), labels (B,) or (B, K)) -> scalar."""
+
+LossChange = Callable[[nn.Module, Tensors, Batch], AbstractContextManager[Callable[[Tensor], Tensor]]]
+"""(model, values by name, batch) -> a context that spans the forward pass, in which it may watch the model's modules,
+and gives (loss) -> loss, called once after the pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +46,19 @@ def batch_loss(
     batch_norm: Literal["train", "eval"] = "train",
     loss_scale: float = 1.0,
     loss_function: LossFunction = F.cross_entropy,
+    changes: Sequence[LossChange] = (),
 ) -> tuple[Tensor, Tensors]:
     """The scaled mean loss of ``batch`` at ``state`` and the buffers after the pass; ``state`` is left as it was."""
     set_mode(model, batch_norm)
     buffers = {name: b.clone() for name, b in state.buffers.items()}
-    logits = functional_call(model, {**state.parameters, **buffers}, (batch.inputs,))
-    return loss_scale * loss_function(logits, batch.labels), buffers
+    values = {**state.parameters, **buffers}
+    with ExitStack() as spanned:
+        changed = [spanned.enter_context(change(model, values, batch)) for change in changes]
+        logits = functional_call(model, values, (batch.inputs,))
+        loss = loss_function(logits, batch.labels)
+        for change in changed:
+            loss = change(loss)
+    return loss_scale * loss, buffers
 
 
 def loss_gradients(
@@ -57,11 +69,13 @@ def loss_gradients(
     batch_norm: Literal["train", "eval"] = "train",
     loss_scale: float = 1.0,
     loss_function: LossFunction = F.cross_entropy,
+    changes: Sequence[LossChange] = (),
     create_graph: bool = False,
 ) -> GradientResult:
     """Gradient of the loss with respect to every parameter of ``state``.
 
     Args:
+        changes: of the loss, one after the other, on the same forward pass.
         create_graph: keep the graph, so that the gradient can be differentiated by the inputs
             (parameters that already require grad keep their own graph).
 
@@ -77,6 +91,7 @@ def loss_gradients(
             batch_norm=batch_norm,
             loss_scale=loss_scale,
             loss_function=loss_function,
+            changes=changes,
         )
         gradients = torch.autograd.grad(
             loss, list(leaves.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True

@@ -11,6 +11,7 @@ from fl_privacy.defenses.refiner import refiner
 from fl_privacy.defenses.selective_sharing import selective_sharing
 from fl_privacy.defenses.soteria import soteria
 from fl_privacy.defenses.soteria_mixing import soteria_mixing
+from fl_privacy.defenses.spn import spn
 
 __all__ = [
     "ClientState",
@@ -27,4 +28,5 @@ __all__ = [
     "selective_sharing",
     "soteria",
     "soteria_mixing",
+    "spn",
 ]

@@ -1,4 +1,4 @@
-"""What a defense is: plain functions at four places of a client's round."""
+"""What a defense is: plain functions at five places of a client's round."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.gradients import LossChange
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 
@@ -34,7 +35,7 @@ class LocalStep:
 
 
 Prepare = Callable[[tuple[int, ...]], None]
-ModelHook = Callable[[nn.Module, ClientState], nn.Module]
+ModelHook = Callable[[nn.Module, ClientState, torch.Generator], nn.Module]
 DataHook = Callable[[Batch, ClientState, torch.Generator], Batch]
 GradientHook = Callable[[Tensors, LocalStep], Tensors]
 UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
@@ -46,9 +47,11 @@ class Defense:
 
     Attributes:
         name: as in the configuration.
-        model: (Module, ClientState) -> Module. Parameters that the result has beyond the model sent are private:
-            they are kept in the ClientState and not uploaded.
+        model: (Module, ClientState, rng) -> Module, a new one. Parameters and buffers that the result has beyond the
+            model sent are private: they are kept in the ClientState and not uploaded. Their first values are drawn
+            from ``rng``, the client's own stream, which is the same in every round.
         data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient.
+        loss: changes of the local loss, such as extra terms, on the forward pass that the loss has anyway.
         gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step.
         upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta);
             names that it drops are withheld.
@@ -60,6 +63,7 @@ class Defense:
     name: str = "none"
     model: tuple[ModelHook, ...] = ()
     data: tuple[DataHook, ...] = ()
+    loss: tuple[LossChange, ...] = ()
     gradient: tuple[GradientHook, ...] = ()
     upload: tuple[UploadHook, ...] = ()
     prepare: tuple[Prepare, ...] = ()
@@ -78,6 +82,7 @@ def compose(*defenses: Defense) -> Defense:
         name="+".join(d.name for d in defenses) or "none",
         model=tuple(hook for d in defenses for hook in d.model),
         data=tuple(hook for d in defenses for hook in d.data),
+        loss=tuple(change for d in defenses for change in d.loss),
         gradient=tuple(hook for d in defenses for hook in d.gradient),
         upload=tuple(hook for d in defenses for hook in d.upload),
         prepare=tuple(hook for d in defenses for hook in d.prepare),

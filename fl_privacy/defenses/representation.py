@@ -45,7 +45,7 @@ def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: st
 
     The model is in evaluation mode, as in Soteria's code, so that an example's features are its own.
     """
-    with _capture_input(model.get_submodule(head)) as captured:
+    with capture_input(model.get_submodule(head)) as captured:
         _forward(model, state, inputs)
     features = captured[-1]
     if features.dim() != 2:
@@ -57,7 +57,8 @@ def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: st
 
 
 @contextmanager
-def _capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
+def capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
+    """What enters ``module`` at each of its calls within the context."""
     captured: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
     try:

@@ -59,6 +59,7 @@ def local_update(
     defense: Defense,
     state: ClientState,
     rng: torch.Generator,
+    private_rng: torch.Generator,
 ) -> LocalResult:
     """Train on ``batches``, one step each, defended, and make the upload.
 
@@ -71,10 +72,11 @@ def local_update(
         defense: whose hooks run on the model, each batch, each gradient and the upload.
         state: of this client; private parameters and what the defense keeps are written back into it.
         rng: drawn from by the defense only.
+        private_rng: likewise, for the first values of private parts; the same stream in every round.
     """
     started, timed = time.perf_counter(), _Stopwatch()
     for model_hook in defense.model:
-        model = timed(model_hook, model, state)
+        model = timed(model_hook, model, state, private_rng)
     values = join_private(model, sent, state)
     parameters = {name: p.clone().requires_grad_() for name, p in values.parameters.items()}
     buffers: Tensors = values.buffers
@@ -86,7 +88,9 @@ def local_update(
         for data_hook in defense.data:
             batch = timed(data_hook, batch, state, rng)  # noqa: PLW2901
         current = ModelState(parameters, buffers)
-        result = loss_gradients(model, current, batch, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale)
+        result = loss_gradients(
+            model, current, batch, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale, changes=defense.loss
+        )
         step = LocalStep(model=model, sent=current, batch=batch, plan=plan, state=state, rng=rng)
         shared: Tensors = result.gradients
         for gradient_hook in defense.gradient:

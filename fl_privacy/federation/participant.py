@@ -78,7 +78,7 @@ class Participant:
         """Accuracy of the model sent, joined with this client's private part, on ``examples``."""
         model = self.model
         for hook in self.defense.model:
-            model = hook(model, state)
+            model = hook(model, state, self._rng("private"))
         values = join_private(model, sent, state).to(self.device)
         return evaluate_model(model.to(self.device), values, examples, device=self.device)
 
@@ -96,6 +96,7 @@ class Participant:
                 defense=self.defense,
                 state=state,
                 rng=self._rng(purpose, "defense"),
+                private_rng=self._rng("private"),
             )
         return replace(result, upload=result.upload.to("cpu"))
 

@@ -2,7 +2,7 @@
 
 from fl_privacy.flower.adapter import numpy_client_app, participant_app
 from fl_privacy.flower.backends import run_in_process, run_on_grid, run_ray
-from fl_privacy.flower.client import DPClient, PrivacyClient, PruningClient, RefinerClient
+from fl_privacy.flower.client import DPClient, PrivacyClient, PruningClient, RefinerClient, SPNClient
 from fl_privacy.flower.defend import DefendedClient, defend
 from fl_privacy.flower.grid import LocalGrid
 from fl_privacy.flower.interception import HonestButCurious
@@ -18,6 +18,7 @@ __all__ = [
     "PrivacyClient",
     "PruningClient",
     "RefinerClient",
+    "SPNClient",
     "defend",
     "local_dp_mod",
     "numpy_client_app",

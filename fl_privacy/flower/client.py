@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from flwr.common import Scalar
 
-from fl_privacy.defenses import Defense, dp_noise, pruning, refiner
+from fl_privacy.defenses import Defense, dp_noise, pruning, refiner, spn
 from fl_privacy.errors import UserError
 from fl_privacy.federation import LocalResult, Participant
 from fl_privacy.flower.memory import load_state, save_state
@@ -127,6 +127,12 @@ class RefinerClient(PrivacyClient):
     """Uploads the gradient of robust data; ``settings`` are those of ``refiner``."""
 
     make_defense = staticmethod(refiner)
+
+
+class SPNClient(PrivacyClient):
+    """Trains a private head beside the public model; ``settings`` are those of ``spn``."""
+
+    make_defense = staticmethod(spn)
 
 
 def _reply(result: LocalResult) -> Reply:

@@ -9,6 +9,7 @@ from torch import nn
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.evaluator import EvaluatorPlan, save_evaluator, train_evaluator
+from fl_privacy.federation.local_update import join_private
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
@@ -42,11 +43,24 @@ def clean_gradient(step: LocalStep) -> Tensors:
 
 
 def run(defense: Defense, tensors: Tensors, step: LocalStep) -> Tensors:
+    """What is uploaded instead of ``tensors``, the clean gradient of ``step``."""
+    if defense.loss:
+        tensors = changed_gradient(defense, step)
     for gradient_hook in defense.gradient:
         tensors = gradient_hook(tensors, step)
     for upload_hook in defense.upload:
         tensors = upload_hook(tensors, step.state, step.rng)
     return tensors
+
+
+def changed_gradient(defense: Defense, step: LocalStep) -> Tensors:
+    """Of the defense's own loss by the public parameters."""
+    model = step.model
+    for hook in defense.model:
+        model = hook(model, step.state, derive_generator(0, "private"))
+    values = join_private(model, step.sent, step.state)
+    gradients = loss_gradients(model, values, step.batch, changes=defense.loss).gradients
+    return {name: gradients[name] for name in step.sent.parameters}
 
 
 def flat(tensors: Tensors) -> torch.Tensor:

@@ -21,6 +21,7 @@ from fl_privacy.defenses import (
     selective_sharing,
     soteria,
     soteria_mixing,
+    spn,
 )
 
 from .harness import clean_gradient, flat, local_step, run, small_evaluator
@@ -63,6 +64,13 @@ def columns_of_head_zero(share):
     return check
 
 
+def all_but_head_moved(clean, defended):
+    """What the private loss has no part in is the head of ``small_model``, 725 elements."""
+    before, head = clean.split([len(clean) - 725, 725])
+    d_before, d_head = defended.split([len(clean) - 725, 725])
+    return torch.allclose(head, d_head, atol=1e-7) and bool((before != d_before).all())
+
+
 def within(radius):
     """Every element moves, and the whole gradient by no more than ``radius``."""
 
@@ -102,6 +110,8 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     "soteria": (soteria(rate=0.75), columns_of_head_zero(0.75)),
     "soteria, estimated": (soteria(rate=0.75, scores="estimated"), columns_of_head_zero(0.75)),
     "soteria, mixing": (soteria_mixing(rate=0.5), lambda clean, d: 0 < (d != clean).double().mean() < 1),
+    "spn": (spn(alpha2=0.5), all_but_head_moved),
+    "spn without its loss": (spn(alpha2=0), unchanged),
     "1 bit": (quantization(bits=1, rounding="nearest"), lambda clean, d: torch.equal(d.sign(), clean.sign())),
     "4 bits": (quantization(bits=4), lambda clean, d: len(d.unique()) <= 6 * 15 and (d - clean).norm() > 0),
     "28 bits": (

@@ -7,7 +7,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from fl_privacy.defenses import ClientState
+from fl_privacy.defenses import ClientState, Defense, spn
 from fl_privacy.errors import UserError
 from fl_privacy.flower import LocalGrid, participant_app, run_on_grid
 from fl_privacy.flower.memory import MEMORY, load_state, save_state
@@ -18,8 +18,8 @@ from tests.federation import harness
 class RecordingGrid(LocalGrid):
     """Keeps all bytes that a wire would have seen."""
 
-    def __init__(self, clients: Sequence[int]) -> None:
-        super().__init__(clients, participant_app(harness.participants(defense=harness.HEAD)))
+    def __init__(self, clients: Sequence[int], defense: Defense) -> None:
+        super().__init__(clients, participant_app(harness.participants(defense=defense)))
         self.wire = bytearray()
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
@@ -30,8 +30,16 @@ class RecordingGrid(LocalGrid):
         return replies
 
 
-def test_private_values_are_in_no_message() -> None:
-    grid, recording = RecordingGrid(range(harness.CLIENTS)), harness.Recording()
+PRIVATE = {
+    "head": (harness.HEAD, ("private/private.weight", "private/private.bias"), {"memory/rounds"}),
+    "spn": (spn(), tuple(f"private/out.spn.{name}" for name in ("weight", "bias", "codes")), set()),
+}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_private_values_are_in_no_message(name: str) -> None:
+    defense, values, rest = PRIVATE[name]
+    grid, recording = RecordingGrid(range(harness.CLIENTS), defense), harness.Recording()
 
     run_on_grid(
         grid,
@@ -47,11 +55,11 @@ def test_private_values_are_in_no_message() -> None:
     assert b"conv.weight" in grid.wire
     for context in grid.contexts.values():
         private = load_state(context.state).tensors
-        assert {"private/private.weight", "private/private.bias", "memory/rounds"} <= private.keys()
-        assert private["private/private.weight"].numpy().tobytes() not in grid.wire
-        assert private["private/private.bias"].numpy().tobytes() not in grid.wire
-    assert b"private" not in grid.wire
-    assert b"memory" not in grid.wire
+        assert private.keys() == {*values, *rest}
+        for value in values:
+            assert private[value].numpy().tobytes() not in grid.wire
+    for word in (b"private", b"memory", b"spn"):
+        assert word not in grid.wire
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""SPN: gradients perturbed by a private loss."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy.defenses.base import ClientState, Defense
+from fl_privacy.defenses.checks import expect_number
+from fl_privacy.defenses.polarization import PolarizationHead, polarization_loss
+from fl_privacy.defenses.representation import capture_input
+from fl_privacy.errors import UserError
+from fl_privacy.types import Batch, Tensors
+
+HEAD = "spn"
+"""Name of the private head within the linear layer whose input it shares."""
+
+
+def spn(
+    *,
+    alpha1: float = 1.0,
+    alpha2: float = 0.1,
+    bits: int = 64,
+    margin: float = 1.0,
+    layer: str | None = None,
+) -> Defense:
+    """Train backbone and public head with alpha1 CE + alpha2 LP (secret polarization network, Fan et al. 2020, Eq. 4).
+
+    LP draws the output of a private head on the backbone's features to random codes of the classes. Head and codes are
+    the client's own and stay with it; its gradient by the backbone is the secret perturbation of what is uploaded. The
+    public head's gradient is that of alpha1 CE alone. ``alpha2=0`` trains as without the defense, bit for bit.
+    The paper's body has alpha1 + alpha2 = 1, its experiments alpha1 = 1.
+
+    Args:
+        alpha1: factor of the cross entropy, above 0.
+        alpha2: factor of the polarization loss, at least 0.
+        bits: K, length of the codes (32, 64 or 128 in the paper).
+        margin: m, at least 1.
+        layer: name of the linear layer whose input are the features; ``None`` takes the last linear layer, whose
+            outputs are the classes.
+    """
+    expect_number("defense.alpha1", alpha1, above=0, example=1.0)
+    expect_number("defense.alpha2", alpha2, at_least=0, example=0.1)
+    expect_number("defense.bits", bits, at_least=1, example=64)
+    expect_number("defense.margin", margin, at_least=1, example=1.0)
+
+    def on_model(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
+        private = copy.deepcopy(model)
+        last, host = _linear_layers(private, layer)
+        head = PolarizationHead(features=host.in_features, bits=bits, classes=last.out_features, rng=rng)
+        host.add_module(HEAD, head.to(host.weight))
+        return private
+
+    @contextmanager
+    def on_loss(model: nn.Module, values: Tensors, batch: Batch) -> Iterator[Callable[[Tensor], Tensor]]:
+        path, head = next((name, m) for name, m in model.named_modules() if isinstance(m, PolarizationHead))
+        own = {name: values[f"{path}.{name}"] for name in ("weight", "bias", "codes")}
+        with capture_input(model.get_submodule(path.rpartition(".")[0])) as seen:
+
+            def polarize(loss: Tensor) -> Tensor:
+                if alpha2 == 0:
+                    return alpha1 * loss
+                outputs = functional_call(head, own, (_features(seen),))
+                return alpha1 * loss + alpha2 * polarization_loss(outputs, own["codes"], batch.labels, margin)
+
+            yield polarize
+
+    return Defense(
+        name="spn",
+        model=(on_model,),
+        loss=(on_loss,),
+        public={"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer},
+    )
+
+
+def _linear_layers(model: nn.Module, name: str | None) -> tuple[nn.Linear, nn.Linear]:
+    """The last linear layer, which makes the logits, and the one called ``name``."""
+    linear = {path: m for path, m in model.named_modules() if isinstance(m, nn.Linear)}
+    if not linear:
+        raise UserError("SPN expects a model that ends in a linear layer, but got one without; choose another model.")
+    last = list(linear)[-1]
+    if name is not None and name not in linear:
+        raise UserError(f"defense.layer is expected to be one of {', '.join(linear)}, but got {name!r}.")
+    return linear[last], linear[name or last]
+
+
+def _features(seen: list[Tensor]) -> Tensor:
+    if not seen or seen[-1].dim() != 2:
+        got = f"of the shape {tuple(seen[-1].shape)}" if seen else "not called"
+        raise UserError(
+            "SPN expects one vector of features an example to enter the linear layer of its private head, but that"
+            f" layer is {got}; name another one by defense.layer."
+        )
+    return seen[-1]
