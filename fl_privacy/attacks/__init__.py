@@ -1,5 +1,6 @@
 """Attacks on intercepted updates."""
 
+from fl_privacy.attacks.analytic import AnalyticInversion, analytic
 from fl_privacy.attacks.base import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.engine import GradientInversion
 from fl_privacy.attacks.presets import (
@@ -14,10 +15,12 @@ from fl_privacy.attacks.presets import (
 )
 
 __all__ = [
+    "AnalyticInversion",
     "GradientInversion",
     "Progress",
     "ReconstructionAttack",
     "adam_dlg",
+    "analytic",
     "ats",
     "dlg",
     "grad_inversion",

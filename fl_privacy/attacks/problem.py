@@ -14,6 +14,7 @@ from fl_privacy.attacks.space import Projection, Space, project
 from fl_privacy.attacks.statistics import Explicit, LayerStatistics, Target
 from fl_privacy.attacks.victim_gradients import VictimGradients, differentiable_twice
 from fl_privacy.attacks.victim_gradients.layered import Layered
+from fl_privacy.types import Tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,10 @@ _roughness = TotalVariation(weight=1.0)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """The objective as a function of the variables (V, N): pixels, then label logits where labels are optimized.
+    """The objective as a function of the variables (V, N).
+
+    Variables are the pixels, then label logits where labels are optimized, then what a private loss sends back into the
+    features in each round, where there is one.
 
     Attributes:
         gradients: of the victims' losses.
@@ -60,6 +64,9 @@ class Problem:
         attempts: so many neighboring victims are attempts at the same one.
         clip: what the client did to its gradient, done to the guessed one too.
         smoothness: (V,) weight of the images' total variation, beside the priors.
+        secret_features: F, how many features a private loss sends gradients into; 0 where there is none. With them
+            ``gradients`` is :class:`Layered`.
+        secret_unit: of these gradients.
         others: the same victims in other rounds, whose objectives are added.
     """
 
@@ -76,6 +83,8 @@ class Problem:
     attempts: int
     clip: Clip | None = None
     smoothness: Tensor | None = None
+    secret_features: int = 0
+    secret_unit: float = 1.0
     others: Sequence["Problem"] = ()
 
     @property
@@ -91,35 +100,54 @@ class Problem:
         """Fixed labels (V, B) or probabilities (V, B, K)."""
         if self.labels is not None:
             return self.labels
-        return variables[:, self.pixels :].reshape(-1, self.shape[0], self.num_classes).softmax(-1)
+        logits = variables[:, self.pixels : self._known]
+        return logits.reshape(-1, self.shape[0], self.num_classes).softmax(-1)
+
+    def secrets(self, variables: Tensor) -> Sequence[Tensor | None]:
+        """What a private loss sends back into the features, (V, B, F) for each round; ``None`` where there is none."""
+        if not self.secret_features:
+            return [None] * (1 + len(self.others))
+        rounds = (1 + len(self.others), self.shape[0], self.secret_features)
+        return (self.secret_unit * variables[:, self._known :].reshape(-1, *rounds)).unbind(1)
+
+    @property
+    def _known(self) -> int:
+        """Number of the first variable that is neither pixel nor label."""
+        return self.pixels + (self.shape[0] * self.num_classes if self.labels is None else 0)
 
     def loss(self, variables: Tensor) -> Tensor:
         """(V,)."""
         images = self.images(variables)
-        loss = self.mismatch(images, self.guessed_labels(variables))
+        loss = self.mismatch(images, self.guessed_labels(variables), self.secrets(variables))
         guess = Guess(images, self.attempts, lambda: batch_statistics(self.observer, images))
         for prior in self.priors:
             loss = loss + prior(guess)
         return loss if self.smoothness is None else loss + self.smoothness * _roughness(guess)
 
-    def mismatch(self, images: Tensor, labels: Tensor) -> Tensor:
+    def mismatch(self, images: Tensor, labels: Tensor, secrets: Sequence[Tensor | None]) -> Tensor:
         """The objective (V,), added up over the rounds."""
-        rounds = [self, *self.others]
-        return torch.stack([r.objective(r._statistics(images, labels)) for r in rounds]).sum(0)
+        rounds = zip([self, *self.others], secrets, strict=True)
+        return torch.stack([r.objective(r._statistics(images, labels, secret)) for r, secret in rounds]).sum(0)
 
-    def _statistics(self, images: Tensor, labels: Tensor) -> dict[str, LayerStatistics]:
+    def _statistics(self, images: Tensor, labels: Tensor, secret: Tensor | None) -> dict[str, LayerStatistics]:
         if not self.factors:
-            gradients = self.gradients(images, labels)
+            gradients = self._gradients(images, labels, secret)
             gradients = self.clip(gradients) if self.clip else gradients
             return {name: Explicit(gradients[name], target) for name, target in self.targets.items()}
         assert isinstance(self.gradients, Layered)
-        gradients, products = self.gradients.gradients_and_products(images, labels, self.factors.keys())
+        gradients, products = self.gradients.gradients_and_products(images, labels, self.factors.keys(), secret)
         return {
             name: Products(*products[name], self.factors[name], target)
             if name in self.factors
             else Explicit(gradients[name], target)
             for name, target in self.targets.items()
         }
+
+    def _gradients(self, images: Tensor, labels: Tensor, secret: Tensor | None) -> Tensors:
+        if secret is None:
+            return self.gradients(images, labels)
+        assert isinstance(self.gradients, Layered)
+        return self.gradients(images, labels, secret)
 
     def zero_loss(self) -> Tensor:
         """The objective (V,) of a gradient that is zero everywhere: what the other losses are measured by."""

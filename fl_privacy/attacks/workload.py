@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_privacy.attacks import labels as labeling
 from fl_privacy.attacks.adaptive.counter import counter
@@ -67,9 +67,12 @@ class Workload:
         self._setting = Setting(model, self._names, first.plan)
         evaluating = replace(first.plan, batch_norm="eval")
         self._observer = frozen_copy(first.model, first.sent, evaluating, device=self._device, dtype=self._dtype)
-        self._counter = counter(first, Scene.of(first, attack, self._names, unrolls=self._unrolls))
         self._ranks: dict[str, int] = {}
         self._gradients = self._choose()
+        scene = Scene.of(first, attack, self._names, unrolls=self._unrolls, learnable=self._learnable())
+        self._counter = counter(first, scene)
+        self._secret_features, self._secret_unit = 0, 1.0
+        self._adapt()
         self._observations = dict(group.members)
         self._earlier = [Workload(attack, earlier, seed) for earlier in group.earlier]
         told = [self._label(*member) for member in group.members]
@@ -105,6 +108,25 @@ class Workload:
         if isinstance(chosen, Layered) and not self._attack.objective.elementwise:
             self._ranks = chosen.ranks(trial, labels)
         return chosen
+
+    def _learnable(self) -> list[str]:
+        """Weights of the linear layers into whose input unknown gradients can be guessed."""
+        if not isinstance(self._gradients, Layered):
+            return []
+        linear = [path for path, module in self._setting.model.named_modules() if isinstance(module, nn.Linear)]
+        return [weight for path in linear if (weight := f"{path}.weight") in self._names]
+
+    def _adapt(self) -> None:
+        """Take the clients' loss for what is known of it."""
+        plan, secret, factor = self._setting.plan, self._counter.secret, self._counter.loss_factor
+        if secret is None and factor == 1:
+            return
+        plan = replace(plan, loss_scale=plan.loss_scale * factor)
+        self._setting = replace(self._setting, plan=plan, secret=secret.weight if secret else None)
+        if secret:
+            self._secret_features = self._setting.model.get_parameter(secret.weight).shape[1]
+            self._secret_unit = secret.norm / math.sqrt(self._secret_features)
+        self._gradients = self._gradients.under(self._setting)
 
     def _label(self, position: int, observation: Observation) -> tuple[int, Member | str]:
         told, policy = observation.knowledge.labels, self._attack.labels
@@ -158,6 +180,8 @@ class Workload:
             observer=self._observer,
             attempts=attempts,
             clip=told.clip,
+            secret_features=self._secret_features,
+            secret_unit=self._secret_unit,
             others=[
                 earlier.problem([replace(m, observation=earlier._observations[m.position]) for m in members])
                 for earlier in self._earlier
@@ -180,6 +204,8 @@ class Workload:
             row = [pixels.to(self._dtype).flatten()]
             if member.labels is None:
                 row.append(torch.randn(self._shape[0] * self._num_classes, generator=generator).to(self._dtype))
+            secrets = (1 + len(self._earlier)) * self._shape[0] * self._secret_features
+            row.append(torch.zeros(secrets, dtype=self._dtype))
             rows.append(torch.cat(row))
         return torch.stack(rows).to(self._device), generators
 

@@ -6,11 +6,13 @@ from fl_privacy.models.convnet import ConvNet
 from fl_privacy.models.initialize import INITIALIZERS, initialize
 from fl_privacy.models.layers import ACTIVATIONS, InputNormalization
 from fl_privacy.models.lenet import DLNet, LeNet
+from fl_privacy.models.mlp import MLP
 from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
 
 __all__ = [
     "ACTIVATIONS",
     "INITIALIZERS",
+    "MLP",
     "VGG16",
     "AlexNet",
     "ConvNet",

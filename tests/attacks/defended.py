@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
-from fl_privacy.types import Batch, LocalPlan, ModelState, Observation
+from fl_privacy.federation.local_update import join_private
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
 from tests.attacks.victims import CLASSES, observe, smooth_net
 
 
@@ -23,6 +25,8 @@ def protected(observation: Observation, batch: Batch, defense: Defense, *, seed:
     rng, state = torch.Generator().manual_seed(seed), ClientState()
     step = LocalStep(observation.model, observation.sent, batch, observation.plan, state, rng)
     tensors = observation.upload.tensors
+    if defense.loss:
+        tensors = _own_gradient(observation, batch, defense, state)
     for on_gradient in defense.gradient:
         tensors = on_gradient(tensors, step)
     if observation.plan.shares != "gradient":
@@ -32,6 +36,17 @@ def protected(observation: Observation, batch: Batch, defense: Defense, *, seed:
     if observation.plan.shares == "weights":
         tensors = {name: observation.sent.parameters[name] + delta for name, delta in tensors.items()}
     return replace(observation, upload=replace(observation.upload, tensors=tensors))
+
+
+def _own_gradient(observation: Observation, batch: Batch, defense: Defense, state: ClientState) -> Tensors:
+    """Of the client's own loss, by what it was sent."""
+    model, rng = observation.model, torch.Generator().manual_seed(1)
+    for on_model in defense.model:
+        model = on_model(model, state, rng)
+    values = join_private(model, observation.sent, state)
+    plan = observation.plan
+    found = loss_gradients(model, values, batch, loss_scale=plan.loss_scale, changes=defense.loss).gradients
+    return {name: found[name] for name in observation.sent.parameters}
 
 
 def victims(defense: Defense, *, count: int = 2, rounds: int = 1, plan: LocalPlan | None = None) -> list[Observation]:

@@ -9,13 +9,24 @@ from torch.func import functional_call
 
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.models import VGG16, AlexNet, ConvNet, DLNet, InputNormalization, LeNet, ResNet10, ResNet18, ResNet20
+from fl_privacy.models import (
+    MLP,
+    VGG16,
+    AlexNet,
+    ConvNet,
+    DLNet,
+    InputNormalization,
+    LeNet,
+    ResNet10,
+    ResNet18,
+    ResNet20,
+)
 from fl_privacy.types import Batch, ModelState
 
 SMALL = {model: {"width": 4} for model in (AlexNet, VGG16, ConvNet)} | {
     model: {"width": 8} for model in (ResNet10, ResNet18, ResNet20)
 }
-MODELS = [LeNet, DLNet, AlexNet, VGG16, ConvNet, ResNet10, ResNet18, ResNet20]
+MODELS = [MLP, LeNet, DLNet, AlexNet, VGG16, ConvNet, ResNet10, ResNet18, ResNet20]
 
 
 @pytest.mark.parametrize("model_class", MODELS)
@@ -130,6 +141,8 @@ def test_lenet_is_a_plain_stack():
         (ConvNet, {"image_size": 8}, "9x9"),
         (AlexNet, {"image_size": 7}, "8x8"),
         (VGG16, {"hidden": 0}, "hidden"),
+        (MLP, {"widths": 64}, "widths"),
+        (MLP, {"widths": [64, 0]}, "widths"),
         (ResNet10, {"width": -1}, "width"),
     ],
 )

@@ -75,6 +75,19 @@ def shared_columns(weight: str) -> Rule:
     return rule
 
 
+def only_layer(layer: str) -> Rule:
+    """All tensors but those of ``layer`` may have been anything."""
+
+    def rule(update: Tensors) -> Bounds:
+        return {
+            name: (torch.full_like(t, -torch.inf), torch.full_like(t, torch.inf))
+            for name, t in update.items()
+            if name.rpartition(".")[0] != layer
+        }
+
+    return rule
+
+
 def widest(bounds: Iterable[Bounds]) -> Bounds:
     """What all of ``bounds`` allow together: the least low and the largest high."""
     result: dict[str, tuple[Tensor, Tensor]] = {}

@@ -1,6 +1,7 @@
 """Which measures are taken against a defense that is known, and what they say of each victim."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from fl_privacy.attacks.adaptive.clip import Clip
 from fl_privacy.attacks.adaptive.description import parts
 from fl_privacy.attacks.adaptive.measures import MEASURES, Measure
 from fl_privacy.attacks.adaptive.scene import Scene
+from fl_privacy.attacks.adaptive.secret import Secret
 from fl_privacy.types import Observation, Tensors
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,16 @@ class Counter:
     def sentences(self) -> tuple[str, ...]:
         """What is done, for the report."""
         return tuple(dict.fromkeys(measure.sentence for measure in self.measures))
+
+    @property
+    def secret(self) -> Secret | None:
+        """What is guessed of a private loss; ``None`` where there is none."""
+        return next((measure.secret for measure in self.measures if measure.secret), None)
+
+    @property
+    def loss_factor(self) -> float:
+        """Of the cross entropy in the clients' loss."""
+        return math.prod(measure.loss_factor for measure in self.measures)
 
     def told(self, observations: Sequence[Observation], matched: Matched) -> Told:
         """What the measures say of ``observations``."""

@@ -1,12 +1,14 @@
 """What can be done against each defense."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fl_privacy.attacks.adaptive.bounds import Rule, shared_columns, where_shared, within_bins
+from fl_privacy.attacks.adaptive.bounds import Rule, only_layer, shared_columns, where_shared, within_bins
 from fl_privacy.attacks.adaptive.clip import Clipping, Scope
 from fl_privacy.attacks.adaptive.scene import Scene
+from fl_privacy.attacks.adaptive.secret import Secret
 from fl_privacy.attacks.targets import matched_per_uploaded
 
 Settings = Mapping[str, Any]
@@ -22,12 +24,16 @@ class Measure:
         rule: where the undefended update must have been.
         clipping: how the guess is to be clipped.
         smoothness: weight of total variation as a share of the loss of a zero gradient.
+        secret: what a private loss sends back, which is guessed as well.
+        loss_factor: of the cross entropy in the clients' loss.
     """
 
     sentence: str
     rule: Rule | None = None
     clipping: Clipping | None = None
     smoothness: float = 0.0
+    secret: Secret | None = None
+    loss_factor: float = 1.0
 
 
 HIDDEN, BLURRED = 1e-3, 3e-3
@@ -100,6 +106,41 @@ def against_dp_sgd(settings: Settings, scene: Scene) -> list[Measure]:
     return [*clipping, *_prefer_smooth(scene, BLURRED)]
 
 
+def against_spn(settings: Settings, scene: Scene) -> list[Measure]:
+    """SPN, whose private loss acts on the public model through one vector of features an example.
+
+    Whatever head and codes are, their gradient by the backbone is that of <q, features>, with one unknown vector q an
+    example. This is the surrogate that is learned: F unknowns in place of the (F + 1) K weights and K bits that make
+    them. Weights drawn from U(-1, 1) / sqrt(F) give q a length of about alpha2 sqrt(K / 3), in whose unit it has to be
+    guessed. The output layer is not perturbed at all; it is all that is matched where an update is of several steps,
+    each with another q.
+    """
+    strength = settings.get("alpha2", 0.1) * math.sqrt(settings.get("bits", 64) / 3)
+    if strength == 0:
+        return []
+    layer = settings.get("layer")
+    weight = f"{layer}.weight" if layer else scene.head
+    factor = settings.get("alpha1", 1.0)
+    if weight is not None and weight in scene.learnable:
+        return [
+            Measure(
+                sentence="It learns what the private head sends back into the features, jointly with the image.",
+                secret=Secret(weight=weight, norm=strength),
+                loss_factor=factor,
+            )
+        ]
+    if scene.head is None:
+        return []
+    return [
+        Measure(
+            sentence="It matches only the output layer, where the private loss has no part.",
+            rule=only_layer(scene.head.rpartition(".")[0]),
+            loss_factor=factor,
+        ),
+        *_prefer_smooth(scene, HIDDEN),
+    ]
+
+
 def _clip(norm: float | None, std: float | None, settings: Settings, scene: Scene) -> list[Measure]:
     """``norm``: ``None`` where nothing is clipped, 0 where it is not known."""
     scope: Scope = settings.get("clip_scope", "global") if norm else "global"
@@ -131,5 +172,6 @@ MEASURES: Mapping[str, Callable[[Settings, Scene], list[Measure]]] = {
     "selective_sharing": against_sparsity,
     "soteria": against_soteria,
     "soteria_mixing": against_mixing,
+    "spn": against_spn,
 }
 """By the name of the defense."""

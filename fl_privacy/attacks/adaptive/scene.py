@@ -24,6 +24,7 @@ class Scene:
         scales: whether the objective sees how large the whole gradient is.
         complete: whether every parameter is matched.
         smooths: whether the attack prefers smooth images anyway.
+        learnable: weights of the linear layers into whose input unknown gradients can be guessed.
     """
 
     head: str | None
@@ -33,10 +34,17 @@ class Scene:
     scales: bool
     complete: bool
     smooths: bool
+    learnable: Sequence[str]
 
     @classmethod
     def of(
-        cls, observation: Observation, attack: "GradientInversion", names: Sequence[str], *, unrolls: bool
+        cls,
+        observation: Observation,
+        attack: "GradientInversion",
+        names: Sequence[str],
+        *,
+        unrolls: bool,
+        learnable: Sequence[str],
     ) -> "Scene":
         """The scene of ``attack`` on ``observation``, in which it matches the tensors ``names``."""
         layer = output_layer(observation.model, observation.num_classes)
@@ -48,4 +56,5 @@ class Scene:
             scales=attack.objective.elementwise,
             complete=set(names) == set(observation.sent.parameters),
             smooths=any(isinstance(prior, TotalVariation) for prior in attack.priors),
+            learnable=learnable,
         )

@@ -23,6 +23,10 @@ class VictimGradients(Protocol):
         """Gradients by name."""
         ...
 
+    def under(self, setting: "Setting") -> "VictimGradients":
+        """The same way of computing, for the same model in another setting."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Setting:
@@ -32,11 +36,13 @@ class Setting:
         model: frozen, in the mode of the plan, with the values sent.
         names: the tensors that were uploaded and are to be matched.
         plan: of the clients.
+        secret: weight of the linear layer into whose input a loss that nobody else knows sends gradients.
     """
 
     model: nn.Module
     names: Sequence[str]
     plan: LocalPlan
+    secret: str | None = None
 
 
 @contextmanager

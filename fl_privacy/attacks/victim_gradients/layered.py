@@ -42,20 +42,24 @@ class Layered:
         names = {id(parameters[separated.names[name]]): name for name in setting.names}
         self._layers = list(_layers(self._model, names))
 
-    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Gradients by name."""
-        return self.gradients_and_products(inputs, labels, ())[0]
+    def under(self, setting: Setting) -> "Layered":
+        """The same for another setting."""
+        return Layered(setting)
+
+    def __call__(self, inputs: Tensor, labels: Tensor, secrets: Tensor | None = None) -> Tensors:
+        """Gradients by name; ``secrets`` as in :meth:`calls`."""
+        return self.gradients_and_products(inputs, labels, (), secrets)[0]
 
     def gradients_and_products(
-        self, inputs: Tensor, labels: Tensor, factored: Collection[str]
+        self, inputs: Tensor, labels: Tensor, factored: Collection[str], secrets: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
         """Gradients by name, but for the weights ``factored``: output gradients (V, O, P) and inputs (V, D, P).
 
-        The names are among those of :meth:`ranks`.
+        The names are among those of :meth:`ranks`; ``secrets`` as in :meth:`calls`.
         """
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}
-        for layer, call in self.calls(inputs, labels):
+        for layer, call in self.calls(inputs, labels, secrets):
             own = layer.names
             if own.get("weight") in factored:
                 products[own["weight"]] = weight_factors(layer.module, call)
@@ -78,13 +82,18 @@ class Layered:
                 found[weight] = deltas.shape[2]
         return found
 
-    def calls(self, inputs: Tensor, labels: Tensor) -> list[tuple[_Layer, Call]]:
-        """Inputs of each call of a layer and the loss's gradient by its outputs, (V, B, ...) each."""
+    def calls(self, inputs: Tensor, labels: Tensor, secrets: Tensor | None = None) -> list[tuple[_Layer, Call]]:
+        """Inputs of each call of a layer and the loss's gradient by its outputs, (V, B, ...) each.
+
+        With ``secrets`` (V, B, F), another loss sends them back into what enters the layer ``setting.secret``.
+        """
         count, size = inputs.shape[:2]
         with torch.enable_grad(), self._recording() as tape:
             self._victims.count = count
             logits = self._model(inputs.flatten(0, 1))
             loss = F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
+            if secrets is not None:
+                loss = loss + (secrets.flatten(0, 1) * self._features(tape)).sum()
             loss = self._setting.plan.loss_scale / size * loss
             if unseen := set(self._setting.names) - {name for layer, _, _ in tape for name in layer.names.values()}:
                 raise NotLayeredError(f"{min(unseen)} belongs to no layer that was called")
@@ -95,6 +104,10 @@ class Layered:
             (layer, Call(given.reshape(count, size, *given.shape[1:]), delta.reshape(count, size, *delta.shape[1:])))
             for (layer, given, _), delta in zip(tape, deltas, strict=True)
         ]
+
+    def _features(self, tape: Sequence[tuple[_Layer, Tensor, Tensor]]) -> Tensor:
+        """(V B, F) what enters the layer ``setting.secret``."""
+        return next(given for layer, given, _ in tape if layer.names.get("weight") == self._setting.secret)
 
     @contextmanager
     def _recording(self) -> Iterator[list[tuple[_Layer, Tensor, Tensor]]]:

@@ -15,6 +15,10 @@ class OneByOne:
         self._setting = setting
         self._state = ModelState(dict(setting.model.named_parameters()), dict(setting.model.named_buffers()))
 
+    def under(self, setting: Setting) -> "OneByOne":
+        """The same for another setting."""
+        return OneByOne(setting)
+
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
         """Gradients by name."""
         victims = [self._gradient(Batch(x, y)) for x, y in zip(inputs, labels, strict=True)]

@@ -29,6 +29,10 @@ class Unrolled:
         self._loss = VictimLoss(setting)
         self._sent = self._loss.parameters()
 
+    def under(self, setting: Setting) -> "Unrolled":
+        """The same for another setting."""
+        return Unrolled(setting)
+
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
         """Accumulated gradients by name."""
         updates: Tensors = vmap(self._train)(inputs, labels)

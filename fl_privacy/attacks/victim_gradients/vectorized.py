@@ -36,6 +36,10 @@ class Vectorized:
         parameters = self._loss.parameters()
         self._parameters = {name: parameters[name] for name in setting.names}
 
+    def under(self, setting: Setting) -> "Vectorized":
+        """The same for another setting."""
+        return Vectorized(setting)
+
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
         """Gradients by name."""
         gradients: Tensors = vmap(grad(self._loss), in_dims=(None, 0, 0))(self._parameters, inputs, labels)
