@@ -5,6 +5,7 @@ from fl_privacy.defenses.dp_noise import dp_noise
 from fl_privacy.defenses.dp_sgd import dp_sgd
 from fl_privacy.defenses.local_dp import local_dp
 from fl_privacy.defenses.none import none
+from fl_privacy.defenses.ppdl import ppdl
 from fl_privacy.defenses.pruning import pruning
 from fl_privacy.defenses.quantization import quantization
 from fl_privacy.defenses.refiner import refiner
@@ -22,6 +23,7 @@ __all__ = [
     "dp_sgd",
     "local_dp",
     "none",
+    "ppdl",
     "pruning",
     "quantization",
     "refiner",

@@ -34,6 +34,7 @@ from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.public import public_examples
 from fl_privacy.pipeline.run import CAPTURES
 from fl_privacy.pipeline.threat_model import threat_model
+from fl_privacy.pipeline.tracing import tracing_participants
 from fl_privacy.pipeline.truth import truth_of
 from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.report import write_report
@@ -87,6 +88,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 guesses=guesses_of(config, participants),
                 informed=informed_attacker(defense, participants) if config.knows_defense else None,
                 functions=found.functions,
+                tracing=tracing_participants(config),
             )(found.observations)
             folder.finish()
         write_report([folder.path])

@@ -10,11 +10,12 @@ from itertools import groupby
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.federation import Failure, parse_observation_id
 from fl_privacy.federation.attempt import attempt
-from fl_privacy.metrics import MetricFunction, evaluate_all
+from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all
 from fl_privacy.pipeline.disturbance import Disturbance
 from fl_privacy.pipeline.guesses import Guesses
 from fl_privacy.pipeline.informed import Informed
 from fl_privacy.pipeline.monitor import Monitor
+from fl_privacy.pipeline.tracing import PARTICIPANTS, traced
 from fl_privacy.pipeline.truth import Truth
 from fl_privacy.results import Attacker, RunFolder
 from fl_privacy.types import Batch, Observation, Reconstruction
@@ -43,6 +44,7 @@ class AttackStage:
         disturbance: measures what the defense did to an update; ``None`` where there is no defense.
         functions: of metrics that have none of their own.
         guesses: memory of the attacker that starts from what it made of the same examples before.
+        tracing: among so many participants the victims of a single client are dealt for the tracing attack.
         informed: makes the adaptive attacker, which attacks each victim after the plain one; ``None`` without it.
     """
 
@@ -57,20 +59,25 @@ class AttackStage:
     guesses: Guesses | None = None
     informed: Informed | None = None
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
+    tracing: int = PARTICIPANTS
     _seen: dict[str, list[Observation]] = field(default_factory=dict, init=False)
 
     def __call__(self, observations: Sequence[Observation]) -> None:
         """Attack ``observations``, round by round."""
         for round, of_round in groupby(observations, key=lambda o: parse_observation_id(o.id)[0]):
             waiting = [self._told(o) for o in of_round]
+            plain: list[VictimScore] = []
+            adaptive: list[VictimScore] = []
             for start in range(0, len(waiting), VICTIMS_PER_CALL):
                 some = waiting[start : start + VICTIMS_PER_CALL]
-                self._attack_some(round, some)
+                plain += self._attack_some(round, some)
                 if self.disturbance:
                     self._measure(round, some, self.disturbance)
                 if self.informed:
                     some = [self.informed(o) for o in some]
-                    self._attack_some(round, some, earlier=self._recall(some), attacker="adaptive")
+                    adaptive += self._attack_some(round, some, earlier=self._recall(some), attacker="adaptive")
+            self._trace(round, plain, "plain")
+            self._trace(round, adaptive, "adaptive")
 
     def _told(self, observation: Observation) -> Observation:
         plain = observation.told(defense=None, same_data=None)
@@ -95,7 +102,7 @@ class AttackStage:
         *,
         earlier: Sequence[Observation] = (),
         attacker: Attacker = "plain",
-    ) -> None:
+    ) -> list[VictimScore]:
         """Attack ``observations`` of ``round``; those of ``earlier`` rounds are there to be matched with them."""
         started = time.perf_counter()
         if self.guesses:
@@ -122,6 +129,12 @@ class AttackStage:
             client = parse_observation_id(score.id)[1]
             self.folder.add_victim(score, round=round, client=client, attacker=attacker)
         self.folder.save_reconstructions(round, scores, attacker=attacker)
+        return scores
+
+    def _trace(self, round: int, scores: Sequence[VictimScore], attacker: Attacker) -> None:
+        tracing = traced(scores, participants=self.tracing) if scores else None
+        if tracing:
+            self.folder.add_tracing(tracing, round=round, attacker=attacker)
 
     def _measure(self, round: int, observations: Sequence[Observation], disturbance: Disturbance) -> None:
         for observation in observations:
@@ -129,5 +142,5 @@ class AttackStage:
             if isinstance(measured, Failure):
                 logger.warning("The defense of %s could not be measured: %s", observation.id, measured.reason)
             else:
-                client = parse_observation_id(observation.id)[1]
-                self.folder.add_perturbation(observation.id, measured, round=round, client=client)
+                client, (moved, solving) = parse_observation_id(observation.id)[1], measured
+                self.folder.add_perturbation(observation.id, moved, round=round, client=client, solving=solving)

@@ -2,27 +2,57 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 
+from torch import nn
+
+from fl_privacy.attacks.first_layer import NotFullyConnectedError, first_layer
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.federation import Participant, parse_observation_id
+from fl_privacy.metrics.linear_system import linear_system
 from fl_privacy.metrics.perturbation import Perturbation, perturbation
-from fl_privacy.types import Observation
+from fl_privacy.types import ModelState, Observation, Tensors
 
-Disturbance = Callable[[Observation], Perturbation]
-"""Compares an intercepted update with the one its client would have uploaded without defense."""
+Disturbance = Callable[[Observation], tuple[Perturbation, Mapping[str, float]]]
+"""Compares an intercepted update with the one its client would have uploaded without defense. Where the model's first
+layer is fully connected, also figures of the equations for its input: ``condition`` of them all, and ``contraction``,
+``error_bound`` and ``solvable`` (1 or 0) of the row that an attacker would trust most."""
 
 
 def disturbance_of(participants: Mapping[int, Participant], batch_size: int) -> Disturbance:
     """Computes the undefended update anew from the simulated client's data; the attacker never sees it."""
 
-    def measure(observation: Observation) -> Perturbation:
+    @cache
+    def layer(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
+        try:
+            found = first_layer(model, ModelState.of(model), input_shape)
+        except NotFullyConnectedError:
+            return None
+        return found.weight, found.bias
+
+    def measure(observation: Observation) -> tuple[Perturbation, Mapping[str, float]]:
         round, client, probe = parse_observation_id(observation.id)
         undefended, state = replace(participants[client], defense=Defense()), ClientState()
         if probe is None:
             result = undefended.update(observation.sent, state, round=round)
         else:
             result = undefended.probe(observation.sent, state, round=round, victim=probe.victim, batch_size=batch_size)
-        clean = replace(observation, upload=result.upload)
-        return perturbation(clean.update(), observation.update())
+        clean, seen = replace(observation, upload=result.upload).update(), observation.update()
+        names = layer(observation.model, observation.input_shape)
+        return perturbation(clean, seen), _solving(clean, seen, names) if names else {}
 
     return measure
+
+
+def _solving(clean: Tensors, seen: Tensors, names: tuple[str, str]) -> dict[str, float]:
+    weight, bias = names
+    if weight not in seen or bias not in seen:
+        return {}
+    tensors = (clean[weight], clean[bias]), (seen[weight], seen[bias])
+    trusted = linear_system(*tensors, rows=1)
+    return {
+        "condition": linear_system(*tensors).condition,
+        "contraction": trusted.contraction,
+        "error_bound": trusted.error_bound,
+        "solvable": float(trusted.solvable),
+    }

@@ -22,6 +22,7 @@ from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.privacy import privacy_of
 from fl_privacy.pipeline.public import public_examples
 from fl_privacy.pipeline.threat_model import threat_model
+from fl_privacy.pipeline.tracing import tracing_participants
 from fl_privacy.pipeline.truth import truth_of
 from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
 from fl_privacy.pipeline.weights import MODEL, write_weights
@@ -96,6 +97,7 @@ def _run(
             guesses=guesses_of(config, federation.participants),
             informed=informed_attacker(federation.defense, federation.participants) if config.knows_defense else None,
             functions=build_functions(config, dataset),
+            tracing=tracing_participants(config),
         )
         if attack
         else None

@@ -72,6 +72,35 @@ FIGURES = (
         show=percent,
     ),
     Figure(
+        section="perturbation",
+        name="contraction",
+        title="‖B⁻¹E‖",
+        meaning="Of a fully connected first layer, whose input solves B x = W: what the defense changed over the bias"
+        " gradient, in the row where that is largest. Below 1 the input can be determined (SPN, Theorem 2.2).",
+        show=ratio,
+    ),
+    Figure(
+        section="perturbation",
+        name="error_bound",
+        title="Error bound",
+        meaning="On the relative error of that input by the theorem, infinite where its condition does not hold.",
+        show=ratio,
+    ),
+    Figure(
+        section="perturbation",
+        name="condition",
+        title="κ(B)",
+        meaning="Condition number of that system with all rows: the largest over the smallest bias gradient.",
+        show=ratio,
+    ),
+    Figure(
+        section="perturbation",
+        name="solvable",
+        title="Solvable",
+        meaning="Share of the updates for which that condition holds.",
+        show=percent,
+    ),
+    Figure(
         section="upload",
         name="bytes",
         title="Upload",

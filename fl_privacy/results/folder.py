@@ -9,6 +9,7 @@ from typing import Any
 from fl_privacy.files import write_whole
 from fl_privacy.metrics import VictimScore
 from fl_privacy.metrics.perturbation import Perturbation
+from fl_privacy.metrics.tracing import Tracing
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
 from fl_privacy.results.lock import hold, release
@@ -186,9 +187,30 @@ class RunFolder:
         if score.history:
             self._append(kind="history", attacker=attacker, id=score.id, round=round, loss=list(score.history))
 
-    def add_perturbation(self, id: str, perturbation: Perturbation, *, round: int, client: int) -> None:
-        """What the defense did to the update behind the observation ``id``."""
-        self._append(kind="perturbation", id=id, round=round, client=client, **asdict(perturbation))
+    def add_perturbation(
+        self,
+        id: str,
+        perturbation: Perturbation,
+        *,
+        round: int,
+        client: int,
+        solving: Mapping[str, float] | None = None,
+    ) -> None:
+        """What the defense did to the update behind the observation ``id``.
+
+        Args:
+            id: of the observation.
+            perturbation: of the whole update.
+            round: it is of.
+            client: it is from.
+            solving: further figures by name, on how a fully connected first layer can be solved for its input.
+        """
+        figures = {**asdict(perturbation), **(solving or {})}
+        self._append(kind="perturbation", id=id, round=round, client=client, **figures)
+
+    def add_tracing(self, tracing: Tracing, *, round: int, attacker: Attacker = "plain") -> None:
+        """To whom the images attacked in ``round`` were traced by what ``attacker`` reconstructed."""
+        self._append(kind="tracing", attacker=attacker, round=round, **asdict(tracing))
 
     def add_attack(
         self,

@@ -35,11 +35,12 @@ ATTACK_KEYS = (
     "captured",
     "split",
     "evaluator",
+    "tracing",
 )
 """Settings of an attacker that only listens: the training comes out the same."""
 
 
-NULL_AS_ABSENT = ("evaluator",)
+NULL_AS_ABSENT = ("evaluator", "tracing")
 """Settings that came later: where they are null, a run is the same as before."""
 
 

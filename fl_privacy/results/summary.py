@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fl_privacy.metrics import THRESHOLDS, Statistic, aggregate, pmm
-from fl_privacy.results.records import records_of
+from fl_privacy.results.records import Attacker, records_of
 
 NOT_METRICS = frozenset(
     {"kind", "attacker", "id", "round", "client", "image", "label_source", "attack_loss", "failure"}
@@ -47,7 +47,7 @@ def summarize(
     accuracy = tested[-1]["accuracy"] if tested else None
     return {
         "status": "finished" if finished else "interrupted",
-        **_leakage(records_of(records, "victim", "plain")),
+        **_leakage(records, "plain"),
         "adaptive": _adaptive(records),
         "perturbation": _statistics(changed),
         "upload": _statistics(upload),
@@ -75,8 +75,9 @@ def _privacy(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str,
     return {"epsilon": spent, **{key: stated[key] for key in ("delta", "accountant", "missing")}}
 
 
-def _leakage(victims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What one attacker achieved."""
+def _leakage(records: Sequence[Mapping[str, Any]], attacker: Attacker) -> dict[str, Any]:
+    """What ``attacker`` achieved; ``tracing`` is over the rounds."""
+    victims, traced = (records_of(records, kind, attacker) for kind in ("victim", "tracing"))
     columns = metric_columns(victims)
     sources = Counter(v["label_source"] for v in victims if v.get("label_source") and not v["failure"])
     return {
@@ -93,6 +94,7 @@ def _leakage(victims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for t in THRESHOLDS
             if columns.get(t.metric)
         ],
+        "tracing": _statistics({"distance": [r["distance"] for r in traced]}).get("distance"),
         "label_sources": dict(sources),
         "images": len(victims),
         "failures": sum(r.get("failure") is not None for r in victims),
@@ -100,11 +102,11 @@ def _leakage(victims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _adaptive(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    victims, attacks = (records_of(records, kind, "adaptive") for kind in ("victim", "attack"))
-    if not victims:
+    attacks = records_of(records, "attack", "adaptive")
+    if not records_of(records, "victim", "adaptive"):
         return None
     return {
-        **_leakage(victims),
+        **_leakage(records, "adaptive"),
         "countermeasures": list(dict.fromkeys(sentence for a in attacks for sentence in a["countermeasures"])),
         "seconds": _total(attacks, "seconds"),
     }

@@ -35,9 +35,24 @@ def test_only_the_defense_makes_a_difference(federation, audit):
     defended = build_federation(compose([*options, "defense=pruning", "defense.rate=0.6"]))
     measure = disturbance_of(defended.participants, 2)
     for observation in observations(defended, audit):
-        found = measure(observation)
+        found, solving = measure(observation)
+        assert solving == {}
         assert found.zeros == pytest.approx(0.6, abs=0.02)
         assert found.cosine**2 + found.signal_to_perturbation**-2 == pytest.approx(1, abs=1e-4)
     undefended = build_federation(compose(options))
     for observation in observations(undefended, audit):
-        assert measure(observation).signal_to_perturbation == float("inf")
+        assert measure(observation)[0].signal_to_perturbation == float("inf")
+
+
+def test_the_equations_of_a_fully_connected_layer_are_measured():
+    audit = Audit(probes=(Probe(0, 0),), batch_size=2)
+    options = ["model=mlp", "model.widths=[16]", "federation.clients=4", "defense=dp_noise"]
+    figures = []
+    for scale in ("1e-6", "10"):
+        federation = build_federation(compose([*options, f"defense.scale={scale}"]))
+        (observation,) = observations(federation, audit)
+        figures.append(disturbance_of(federation.participants, 2)(observation)[1])
+    weak, strong = figures
+    assert weak["condition"] == strong["condition"] > 1
+    assert weak["solvable"] == 1 and weak["contraction"] < 1e-3 and weak["error_bound"] < 1e-2
+    assert strong["solvable"] == 0 and strong["error_bound"] == float("inf")

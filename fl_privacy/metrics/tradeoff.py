@@ -1,0 +1,58 @@
+"""Privacy-preserving characteristics of a mechanism: SPN's PPC curves and CAP."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fl_privacy.errors import UserError
+
+Region = Literal["green", "white", "red"]
+"""``green``: the perturbation exceeds the gradient, reconstruction is expected to fail (Theorem 2.2); ``red``: it is so
+small that images are restored; ``white``: between."""
+
+GREEN_BELOW, RED_ABOVE = 1.0, 40.0
+"""Ratios ||B|| / ||E|| that part the regions; the second is where Figure 5 puts it, roughly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PpcPoint:
+    """A mechanism at one control value.
+
+    Attributes:
+        accuracy: of the model trained with it, in [0, 1].
+        distance: of an attack's findings from the truth, at least 0.
+        signal_to_perturbation: ||B|| / ||E||, norm of the gradient over that of what the mechanism adds to it.
+    """
+
+    accuracy: float
+    distance: float
+    signal_to_perturbation: float
+
+    @property
+    def calibrated(self) -> float:
+        """Acc * dist (SPN, Definition 1)."""
+        return self.accuracy * self.distance
+
+    @property
+    def abscissa(self) -> float:
+        """log10(||B|| / ||E|| + 1)."""
+        return math.log10(self.signal_to_perturbation + 1)
+
+    @property
+    def region(self) -> Region:
+        """Of the curve in which the point lies."""
+        if self.signal_to_perturbation < GREEN_BELOW:
+            return "green"
+        return "white" if self.signal_to_perturbation <= RED_ABOVE else "red"
+
+
+def cap(points: Sequence[PpcPoint]) -> float:
+    """Calibrated averaged performance, the mean of Acc * dist (SPN, Eq. 1); higher is better.
+
+    Raises:
+        UserError: there are no points.
+    """
+    if not points:
+        raise UserError("CAP is expected to be of at least one point of a mechanism, but there are none.")
+    return sum(point.calibrated for point in points) / len(points)
