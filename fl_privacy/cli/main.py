@@ -65,7 +65,7 @@ def attack(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowCon
 
 @app.command("trade-off")
 def trade_off(
-    grid: Annotated[str, typer.Argument(help="papers, quick, refiner, tiny, or your own YAML file.")],
+    grid: Annotated[str, typer.Argument(help="A name that `fl-privacy list` shows, or your own YAML file.")],
     overrides: Overrides = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each.")] = 1,
     only_report: Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")] = False,
@@ -101,11 +101,14 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that runs have written.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
     psnr_below: PsnrBelow = 15.0,
+    cap: Annotated[
+        bool, typer.Option("--cap", help="Compare defenses, each at several strengths, by PPC curves and CAP.")
+    ] = False,
 ) -> None:
     """One HTML page over one or many runs, finished or not."""
     from fl_privacy.report import write_report  # noqa: PLC0415
 
-    print(write_report(runs, out, psnr_below=psnr_below))
+    print(write_report(runs, out, psnr_below=psnr_below, cap=cap))
 
 
 @app.command("list")

@@ -15,6 +15,7 @@ from fl_privacy.report.charts import Curve, Point, line_chart, scatter_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import render
+from fl_privacy.report.ppc_view import PpcView
 from fl_privacy.report.settings import differences, names
 from fl_privacy.results import Run
 from fl_privacy.results.identity import attacked_hash
@@ -62,10 +63,10 @@ class Row:
         return found
 
 
-def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float) -> str:
+def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc: PpcView | None = None) -> str:
     """The HTML that compares ``runs``, with links to their own pages relative to the file ``out``.
 
-    It names the most accurate training whose mean PSNR is below ``psnr_below`` dB.
+    It names the most accurate training whose mean PSNR is below ``psnr_below`` dB, and shows ``ppc`` if given.
     """
     own, shared = names(runs)
     rows = [
@@ -90,6 +91,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float) -> s
         shared=shared,
         figures=figures_of(*(run.summary for run in runs)),
         charts=_charts(rows),
+        ppc=ppc,
         unfinished=[row.letter for row in rows if not row.run.finished],
         has_epsilon=any(row.privacy["epsilon"] is not None for row in rows),
         has_bound=any(row.bound for row in rows),

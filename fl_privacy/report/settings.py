@@ -27,7 +27,7 @@ def overview(run: Run) -> list[tuple[str, str]]:
     rows = []
     for group in GROUPS:
         section = run.identity.config.get(group)
-        settings = dict(_flat(section)) if isinstance(section, Mapping) else {}
+        settings = dict(flat_settings(section)) if isinstance(section, Mapping) else {}
         shown = [f"{key} {value}" for key, value in settings.items() if key not in UNSAID and value is not None]
         if words := ": ".join(filter(None, [chosen(run, group), ", ".join(shown)])):
             rows.append((group.capitalize(), words))
@@ -39,7 +39,7 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
 
     First those with several values, then those that only some runs have; at most ``DIFFERENCES_SHOWN``.
     """
-    flat = [{k: str(v) for k, v in _flat(run.identity.config) if _is_telling(k)} for run in runs]
+    flat = [{k: str(v) for k, v in flat_settings(run.identity.config) if _is_telling(k)} for run in runs]
     values = {key: {settings.get(key) for settings in flat} for key in dict.fromkeys(k for s in flat for k in s)}
     keys = sorted((k for k, found in values.items() if len(found) > 1), key=lambda k: len(values[k] - {None}) == 1)
     return [_shorten([f"{k}={settings[k]}" for k in keys if k in settings]) for settings in flat]
@@ -66,10 +66,10 @@ def _shorten(words: list[str]) -> list[str]:
     return [*words[:DIFFERENCES_SHOWN], f"and {left} more"] if left > 0 else words
 
 
-def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_settings(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted key -> value of everything in ``section``."""
     for key, value in section.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat_settings(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

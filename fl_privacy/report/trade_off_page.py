@@ -11,6 +11,8 @@ from fl_privacy.report.answer import answer, best_below
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric
 from fl_privacy.report.page import render
+from fl_privacy.report.ppc import samples_of_rows
+from fl_privacy.report.ppc_view import ppc_view
 from fl_privacy.report.trade_off import SHOWN, Row, Versus
 from fl_privacy.report.trade_off_chart import CurvePoint, FamilyCurve, trade_off_chart
 
@@ -33,6 +35,7 @@ def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> st
         series=_series(rows),
         charts={attack: _charts(rows, attack, chosen) for attack in attacks},
         has_adaptive=any(v.attacker == "adaptive" for v in versus),
+        ppc=ppc_view(samples_of_rows(rows)),
         missing=[row.name for row in rows if not row.complete],
         links={row.outcome.training: _link(row.outcome.training, out) for row in rows},
         attack_links={path: _link(path, out) for row in rows for path in row.outcome.attacks.values()},

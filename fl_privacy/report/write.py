@@ -5,9 +5,13 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
+from fl_privacy.report import ppc
 from fl_privacy.report.answer import RECOGNIZABLE
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.images import grid_picture
+from fl_privacy.report.mechanisms import samples_of_runs
+from fl_privacy.report.ppc import Sample, samples_of_rows
+from fl_privacy.report.ppc_view import ppc_view
 from fl_privacy.report.single import render_run
 from fl_privacy.report.trade_off import Outcome, as_plain, read_rows
 from fl_privacy.report.trade_off_page import render_trade_off
@@ -19,7 +23,9 @@ PICTURED = 16
 """Pairs in ``pictures/reconstructions.png``: from the best to the worst, evenly spread."""
 
 
-def write_report(run_dirs: Sequence[Path], out: Path | None = None, *, psnr_below: float = RECOGNIZABLE) -> Path:
+def write_report(
+    run_dirs: Sequence[Path], out: Path | None = None, *, psnr_below: float = RECOGNIZABLE, cap: bool = False
+) -> Path:
     """One self-contained HTML page over one or many runs, finished or not.
 
     A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get a comparison
@@ -29,28 +35,40 @@ def write_report(run_dirs: Sequence[Path], out: Path | None = None, *, psnr_belo
         run_dirs: folders that runs have written.
         out: where to write the page instead; its folder is created if need be.
         psnr_below: in dB; a comparison names the most accurate training below.
+        cap: compare mechanisms, runs that differ in the strength of their defense, by PPC curves and CAP; the figures
+            are also in ``<page>_cap.json``.
 
     Returns:
         Path of the page.
 
     Raises:
-        UserError: a folder is not that of a run, or ``out`` can't be written.
+        UserError: a folder is not that of a run, ``out`` can't be written, or no run has what ``cap`` needs.
     """
     if not run_dirs:
         raise UserError("The folders of one or more runs are expected, but got none; name what `fl-privacy run` wrote.")
     runs = [read_run(Path(path)) for path in dict.fromkeys(Path(p).resolve() for p in run_dirs)]
-    single = runs[0] if len(runs) == 1 else None
+    single = runs[0] if len(runs) == 1 and not cap else None
+    samples = samples_of_runs(runs) if cap else []
+    if cap and not samples:
+        raise UserError(
+            "CAP is expected to be of runs that defended, trained and were attacked, but none of these did all three;"
+            " name runs with defense=... and attack=... that `fl-privacy run` wrote."
+        )
     page = out or (single.path / "report.html" if single else runs[0].path.parent / "comparison.html")
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(page, _single(single) if single else render_comparison(runs, page, psnr_below=psnr_below))
+        if single:
+            write_whole(page, _single(single))
+        else:
+            write_whole(page, render_comparison(runs, page, psnr_below=psnr_below, ppc=ppc_view(samples)))
+        _write_caps(page, samples)
     except OSError as error:
         raise UserError(f"{page} can't be written ({error.strerror}); choose another place with --out.") from error
     return page
 
 
 def write_trade_off(outcomes: Sequence[Outcome], page: Path, *, psnr_below: float = RECOGNIZABLE) -> Path:
-    """The page of a sweep over defenses, and its table as ``trade_off.json`` beside it.
+    """The page of a sweep over defenses, and its tables as ``trade_off.json`` and ``trade_off_cap.json`` beside it.
 
     Args:
         outcomes: where the results are, as far as there are any.
@@ -65,9 +83,16 @@ def write_trade_off(outcomes: Sequence[Outcome], page: Path, *, psnr_below: floa
         page.parent.mkdir(parents=True, exist_ok=True)
         write_whole(page, render_trade_off(rows, page, psnr_below=psnr_below))
         write_whole(page.with_suffix(".json"), dump_json([as_plain(row) for row in rows], indent=1))
+        _write_caps(page, samples_of_rows(rows))
     except OSError as error:
         raise UserError(f"{page} can't be written ({error.strerror}); choose another place with out=FOLDER.") from error
     return page
+
+
+def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
+    if samples:
+        found = [ppc.as_plain(entry) for entry in ppc.caps(samples)]
+        write_whole(page.with_name(f"{page.stem}_cap.json"), dump_json(found, indent=1))
 
 
 def _single(run: Run) -> str:

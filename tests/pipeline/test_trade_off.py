@@ -62,7 +62,7 @@ def test_every_point_is_trained_and_attacked(page: Path) -> None:
         assert row["perturbation"]["zeros"]["mean"] == pytest.approx(rate, abs=0.03)
     assert strong["bytes_per_upload"] < weak["bytes_per_upload"] < undefended["bytes_per_upload"]
     text = page.read_text()
-    assert text.count("<svg") == 3
+    assert text.count("<svg") == 3 + 4, "PSNR, SSIM, LPIPS; CAP and three curves"
     assert "Pruning" in text and "adaptive attacker" in text
 
 

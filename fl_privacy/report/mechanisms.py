@@ -1,0 +1,67 @@
+"""Which runs are one mechanism at several strengths."""
+
+from collections.abc import Mapping, Sequence
+
+from fl_privacy.report.ppc import Sample, sample_of
+from fl_privacy.report.settings import UNSAID, chosen, flat_settings
+from fl_privacy.report.trade_off import Versus
+from fl_privacy.results import Run
+
+
+def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
+    """A sample for each defended run that trained and was attacked, and one more for the adaptive attacker.
+
+    Of the settings of a defense, that with the most values is its strength; others that differ make other mechanisms.
+    """
+    defended = [run for run in runs if not run.identity.undefended]
+    names = _mechanisms(defended)
+    found = []
+    for run in defended:
+        mechanism, strength = names[run.path.as_posix()]
+        for attacker in ("plain", "adaptive"):
+            leakage = run.summary if attacker == "plain" else run.summary.get("adaptive")
+            sample = leakage and sample_of(
+                leakage,
+                mechanism=mechanism,
+                strength=strength,
+                versus=Versus(_attack(run, runs), "plain" if attacker == "plain" else "adaptive"),
+                accuracy=run.summary["final_accuracy"],
+                perturbation=run.summary.get("perturbation") or {},
+            )
+            found += [sample] if sample else []
+    return found
+
+
+def _mechanisms(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
+    """Path of a run -> mechanism and strength."""
+    of_defense: dict[str, list[Run]] = {}
+    for run in runs:
+        of_defense.setdefault(chosen(run, "defense"), []).append(run)
+    return {
+        run.path.as_posix(): _in_words(defense, _settings(run), [_settings(other) for other in alike])
+        for defense, alike in of_defense.items()
+        for run in alike
+    }
+
+
+def _in_words(defense: str, own: Mapping[str, str], all_settings: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+    values = {key: {settings.get(key) for settings in all_settings} for key in own}
+    varying = sorted((key for key, taken in values.items() if len(taken) > 1), key=lambda key: -len(values[key]))
+    rest = ", ".join(f"{key} {own[key]}" for key in varying[1:])
+    return f"{defense} ({rest})" if rest else defense, f"{varying[0]} {own[varying[0]]}" if varying else ""
+
+
+def _settings(run: Run) -> dict[str, str]:
+    section = run.identity.config.get("defense")
+    found = flat_settings(section) if isinstance(section, Mapping) else ()
+    return {key: str(value) for key, value in found if key not in UNSAID}
+
+
+def _attack(run: Run, runs: Sequence[Run]) -> str:
+    """The attack and what else tells attacks apart: data, model and batch size, where they differ."""
+    words = [chosen(run, "attack")]
+    for group in ("data", "model"):
+        words += [chosen(run, group)] if len({chosen(other, group) for other in runs}) > 1 else []
+    sizes = {str(other.identity.config.get("batch_size", 1)) for other in runs}
+    words += [f"batch {run.identity.config.get('batch_size', 1)}"] if len(sizes) > 1 else []
+    return " · ".join(words)

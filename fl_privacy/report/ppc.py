@@ -1,0 +1,137 @@
+"""PPC curves and CAP over any mechanisms that were trained and attacked at several strengths."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fl_privacy.metrics.tradeoff import PpcPoint, cap
+from fl_privacy.report.trade_off import Row, Versus
+
+DISTANCES: Mapping[str, str] = {
+    "reconstruction": "Reconstruction: rMSE",
+    "label": "Label: share wrong",
+    "tracing": "Tracing: share wrong",
+}
+"""Of SPN's three attacks -> title. What the paper calls membership is the label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A mechanism at one strength under one attack.
+
+    Attributes:
+        mechanism: samples of one mechanism make a curve.
+        strength: in words.
+        versus: who attacked.
+        accuracy: of the training, in [0, 1].
+        ratio: ||B|| / ||E||, mean over the attacked updates.
+        distances: by name in ``DISTANCES``, as far as they were measured.
+    """
+
+    mechanism: str
+    strength: str
+    versus: Versus
+    accuracy: float
+    ratio: float
+    distances: Mapping[str, float]
+
+    def point(self, distance: str) -> PpcPoint | None:
+        """On the curve of ``distance``; ``None`` if that was not measured."""
+        if distance not in self.distances:
+            return None
+        return PpcPoint(accuracy=self.accuracy, distance=self.distances[distance], signal_to_perturbation=self.ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cap:
+    """Calibrated averaged performance of a mechanism.
+
+    Attributes:
+        mechanism: whose.
+        distance: name in ``DISTANCES``.
+        versus: who attacked.
+        value: higher is better.
+        points: strengths that it is the mean of.
+    """
+
+    mechanism: str
+    distance: str
+    versus: Versus
+    value: float
+    points: int
+
+
+def samples_of_rows(rows: Sequence[Row]) -> list[Sample]:
+    """Of a trade-off sweep, in its order; those of jobs that did not finish are left out."""
+    found = []
+    for row in rows:
+        for versus, leakage in row.leakage.items():
+            plain = row.leakage.get(Versus(versus.attack, "plain"), leakage)
+            sample = sample_of(
+                leakage,
+                mechanism=row.outcome.family,
+                strength=row.outcome.strength,
+                versus=versus,
+                accuracy=row.accuracy,
+                perturbation=plain.get("perturbation", {}),
+            )
+            found += [sample] if sample and row.outcome.strength else []
+    return found
+
+
+def sample_of(
+    leakage: Mapping[str, Any],
+    *,
+    mechanism: str,
+    strength: str,
+    versus: Versus,
+    accuracy: float | None,
+    perturbation: Mapping[str, Any],
+) -> Sample | None:
+    """From one attacker's part of a summary; ``None`` where the accuracy or the perturbation is not known."""
+    ratio = (perturbation.get("signal_to_perturbation") or {}).get("mean")
+    distances = distances_of(leakage)
+    if accuracy is None or ratio is None or math.isinf(ratio) or not distances:
+        return None
+    return Sample(
+        mechanism=mechanism, strength=strength, versus=versus, accuracy=accuracy, ratio=ratio, distances=distances
+    )
+
+
+def distances_of(leakage: Mapping[str, Any]) -> dict[str, float]:
+    """Mean distances of the three attacks by name."""
+    metrics = leakage["metrics"]
+    found = {}
+    if "rmse" in metrics and not math.isinf(metrics["rmse"]["mean"]):
+        found["reconstruction"] = metrics["rmse"]["mean"]
+    if "label_correct" in metrics:
+        found["label"] = 1 - metrics["label_correct"]["mean"]
+    if leakage.get("tracing"):
+        found["tracing"] = leakage["tracing"]["mean"]
+    return found
+
+
+def caps(samples: Sequence[Sample]) -> list[Cap]:
+    """Of every mechanism under every attack."""
+    curves: dict[tuple[str, str, Versus], list[PpcPoint]] = {}
+    for distance in DISTANCES:
+        for sample in samples:
+            if (point := sample.point(distance)) is not None:
+                curves.setdefault((sample.mechanism, distance, sample.versus), []).append(point)
+    return [
+        Cap(mechanism=mechanism, distance=distance, versus=versus, value=cap(points), points=len(points))
+        for (mechanism, distance, versus), points in curves.items()
+    ]
+
+
+def as_plain(found: Cap) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "mechanism": found.mechanism,
+        "distance": found.distance,
+        "attack": found.versus.attack,
+        "attacker": found.versus.attacker,
+        "cap": found.value,
+        "points": found.points,
+    }

@@ -1,0 +1,93 @@
+"""CAP of a sweep and of any runs, from the figures in their summaries."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.errors import UserError
+from fl_privacy.report import write_report
+from fl_privacy.report.ppc import caps, samples_of_rows
+from fl_privacy.report.ppc_view import ppc_view
+from fl_privacy.report.trade_off import Outcome, Row, Versus
+from tests.pipeline.runs import run
+from tests.results.runs import defended, record
+
+PLAIN, ADAPTIVE = Versus("DLG", "plain"), Versus("DLG", "adaptive")
+
+
+def leakage(rmse: float, labels: float, tracing: float | None, ratio: float | None = None):
+    found = {
+        "metrics": {"rmse": {"mean": rmse}, "label_correct": {"mean": labels}},
+        "tracing": None if tracing is None else {"mean": tracing},
+    }
+    return found if ratio is None else found | {"perturbation": {"signal_to_perturbation": {"mean": ratio}}}
+
+
+def row(family: str, strength: str, accuracy: float | None, found) -> Row:
+    outcome = Outcome(family=family, strength=strength, training=Path(f"{family}{strength}"), attacks={})
+    training = None if accuracy is None else {"final_accuracy": accuracy}
+    return Row(outcome=outcome, training=training, pmm=None, leakage=found, perturbation={})
+
+
+ROWS = [
+    row("Undefended", "", 0.9, {PLAIN: leakage(0.0, 1.0, 0.0, 5.0)}),
+    row("DP", "scale 1", 0.5, {PLAIN: leakage(1.2, 0.4, 0.8, 0.3), ADAPTIVE: leakage(1.0, 0.5, 0.6)}),
+    row("DP", "scale 0.1", 0.8, {PLAIN: leakage(0.3, 1.0, 0.1, 3.0), ADAPTIVE: leakage(0.1, 1.0, 0.0)}),
+    row("SPN", "alpha2 1", 0.85, {PLAIN: leakage(0.9, 0.8, None, 0.9)}),
+    row("SPN", "alpha2 2", None, {PLAIN: leakage(0.9, 0.8, None, 0.9)}),
+    row("SPN", "alpha2 0", 0.9, {PLAIN: leakage(0.9, 0.8, None, float("inf"))}),
+]
+
+
+def test_cap_is_the_mean_of_accuracy_times_distance():
+    found = {(c.mechanism, c.distance, c.versus): c for c in caps(samples_of_rows(ROWS))}
+    expected = {
+        ("DP", "reconstruction", PLAIN): (0.5 * 1.2 + 0.8 * 0.3) / 2,
+        ("DP", "label", PLAIN): 0.5 * 0.6 / 2,
+        ("DP", "tracing", PLAIN): (0.5 * 0.8 + 0.8 * 0.1) / 2,
+        ("DP", "reconstruction", ADAPTIVE): (0.5 * 1.0 + 0.8 * 0.1) / 2,
+        ("DP", "label", ADAPTIVE): 0.5 * 0.5 / 2,
+        ("DP", "tracing", ADAPTIVE): 0.5 * 0.6 / 2,
+        ("SPN", "reconstruction", PLAIN): 0.85 * 0.9,
+        ("SPN", "label", PLAIN): 0.85 * 0.2,
+    }
+    assert {key: entry.value for key, entry in found.items()} == pytest.approx(expected)
+    assert found["DP", "label", ADAPTIVE].points == 2 and found["SPN", "label", PLAIN].points == 1
+
+
+def test_the_adaptive_attacker_meets_the_same_perturbation():
+    ratios = {(s.strength, s.versus.attacker): s.ratio for s in samples_of_rows(ROWS) if s.mechanism == "DP"}
+    assert ratios["scale 1", "adaptive"] == ratios["scale 1", "plain"] == 0.3
+
+
+def test_a_chart_for_each_mechanism_and_distance():
+    view = ppc_view(samples_of_rows(ROWS))
+    assert view is not None and view.mechanisms == ["DP", "SPN"]
+    assert list(view.curves["DLG"]) == [
+        "DP · Reconstruction", "SPN · Reconstruction", "DP · Label", "SPN · Label", "DP · Tracing",
+    ]  # fmt: skip
+    assert all(str(svg).startswith("<svg") for svg in [*view.curves["DLG"].values(), view.bars["DLG"]])
+    assert ppc_view([]) is None
+
+
+def test_runs_are_sorted_into_mechanisms(tmp_path: Path):
+    common = ("federation.clients=2", "federation.rounds=1", "victims=3", "attack=dlg", "attack.iterations=1",
+              "intercept.rounds=first", "twin=false", "attack.start=pattern", "knows_defense=true")  # fmt: skip
+    done = run("run", "-m", *common, "defense=ppdl", "defense.share=0.05,0.3", "defense.scale=1,0.1,0.01", out=tmp_path)
+    assert done.status == 0
+    folders = sorted(path for path in tmp_path.iterdir() if path.is_dir())
+    page = write_report(folders, cap=True)
+    text = page.read_text()
+    assert "Privacy-preserving characteristics" in text
+    found = json.loads(page.with_name("comparison_cap.json").read_text())
+    assert {(c["mechanism"], c["points"]) for c in found} == {("ppdl (share 0.05)", 3), ("ppdl (share 0.3)", 3)}
+    assert {c["distance"] for c in found} == {"reconstruction", "label", "tracing"}
+    assert {c["attacker"] for c in found} == {"plain", "adaptive"}
+    assert "Privacy-preserving" not in write_report(folders).read_text()
+
+
+def test_runs_without_a_perturbation_have_no_cap(tmp_path: Path):
+    paths = [record(tmp_path, changes=defended(scale=scale), undefended=False) for scale in (0.1, 0.2)]
+    with pytest.raises(UserError, match="CAP is expected to be of runs that defended"):
+        write_report(paths, cap=True)
