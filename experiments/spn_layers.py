@@ -1,0 +1,73 @@
+"""SPN's private gradient beside that of the cross entropy, layer by layer (Fan et al. 2020, Figures 4 and 27).
+
+    python experiments/spn_layers.py --data cifar10
+
+At the initial values of DLNet: cosine of both gradients for each weight, their norms, and ||B|| / ||E|| of the whole
+update for codes of 32, 64 and 128 bits.
+"""
+
+import argparse
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import cosine_similarity
+
+from fl_privacy.data import load_data
+from fl_privacy.defenses import ClientState, none, spn
+from fl_privacy.federation import Participant
+from fl_privacy.metrics.perturbation import perturbation
+from fl_privacy.models import DLNet, build_model
+from fl_privacy.types import LocalPlan, ModelState, Tensors
+
+
+def gradients(participant: Participant, batches: int, batch_size: int) -> tuple[list[Tensors], list[Tensors]]:
+    """Of the cross entropy and of the whole loss, for each batch."""
+    sent, plain = ModelState.of(participant.model), replace(participant, defense=none())
+    pairs = [
+        [
+            p.probe(sent, ClientState(), round=1, victim=k, batch_size=batch_size).upload.tensors
+            for p in (plain, participant)
+        ]
+        for k in range(batches)
+    ]
+    return [clean for clean, _ in pairs], [whole for _, whole in pairs]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--batches", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--alpha2", type=float, default=0.1)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    examples = load_data(options.data).train
+    channels, size, _ = examples.input_shape
+    shape = {"in_channels": channels, "image_size": size, "num_classes": examples.num_classes}
+    participant = Participant(
+        id=0,
+        examples=examples,
+        indices=torch.arange(options.batches * options.batch_size),
+        model=build_model(DLNet, seed=options.seed, init="uniform_0.3", **shape),
+        plan=LocalPlan(),
+        defense=spn(alpha2=options.alpha2),
+        seed=options.seed,
+    )
+    clean, whole = gradients(participant, options.batches, options.batch_size)
+    print("| tensor | cosine | norm, cross entropy | norm, private |\n|---|---|---|---|")
+    for name in clean[0]:
+        b = torch.stack([g[name].flatten() for g in clean])
+        e = torch.stack([g[name].flatten() for g in whole]) - b
+        cosine = float(cosine_similarity(b, e, dim=1).mean())
+        print(f"| {name} | {cosine:.4f} | {b.norm(dim=1).mean():.3g} | {e.norm(dim=1).mean():.3g} |")
+    print("\n| bits | norm of B over norm of E |\n|---|---|")
+    for bits in (32, 64, 128):
+        longer = replace(participant, defense=spn(alpha2=options.alpha2, bits=bits))
+        found = [
+            perturbation(b, g) for b, g in zip(*gradients(longer, options.batches, options.batch_size), strict=True)
+        ]
+        print(f"| {bits} | {sum(p.signal_to_perturbation for p in found) / len(found):.3f} |")
+
+
+if __name__ == "__main__":
+    main()
