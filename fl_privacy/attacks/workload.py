@@ -124,8 +124,9 @@ class Workload:
         plan = replace(plan, loss_scale=plan.loss_scale * factor)
         self._setting = replace(self._setting, plan=plan, secret=secret.weight if secret else None)
         if secret:
-            self._secret_features = self._setting.model.get_parameter(secret.weight).shape[1]
-            self._secret_unit = secret.norm / math.sqrt(self._secret_features)
+            weight = self._setting.model.get_parameter(secret.weight)
+            self._secret_features = weight.shape[1]
+            self._secret_unit = secret.strength * (secret.weight_rms or float(weight.square().mean().sqrt()))
         self._gradients = self._gradients.under(self._setting)
 
     def _label(self, position: int, observation: Observation) -> tuple[int, Member | str]:

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 class PolarizationHead(nn.Module):
     """A fully connected layer on the features, and the codes that its outputs are drawn to (SPN, section 3.1).
 
-    Its weights start as those of ``torch.nn.Linear``.
-
     Attributes:
         weight: (K, F).
         bias: (K,).
@@ -18,14 +16,14 @@ class PolarizationHead(nn.Module):
         features: F.
         bits: K.
         classes: C.
+        bound: weights and bias start from U(-bound, bound).
         rng: the only source of its values.
     """
 
     codes: Tensor
 
-    def __init__(self, *, features: int, bits: int, classes: int, rng: torch.Generator) -> None:
+    def __init__(self, *, features: int, bits: int, classes: int, bound: float, rng: torch.Generator) -> None:
         super().__init__()
-        bound = features**-0.5
         self.weight = nn.Parameter(nn.init.uniform_(torch.empty(bits, features), -bound, bound, generator=rng))
         self.bias = nn.Parameter(nn.init.uniform_(torch.empty(bits), -bound, bound, generator=rng))
         self.register_buffer("codes", 2.0 * torch.randint(2, (classes, bits), generator=rng) - 1.0)

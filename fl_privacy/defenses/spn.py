@@ -1,6 +1,7 @@
 """SPN: gradients perturbed by a private loss."""
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -26,6 +27,7 @@ def spn(
     bits: int = 64,
     margin: float = 1.0,
     layer: str | None = None,
+    bound: float | None = None,
 ) -> Defense:
     """Train backbone and public head with alpha1 CE + alpha2 LP (secret polarization network, Fan et al. 2020, Eq. 4).
 
@@ -41,16 +43,21 @@ def spn(
         margin: m, at least 1.
         layer: name of the linear layer whose input are the features; ``None`` takes the last linear layer, whose
             outputs are the classes.
+        bound: first weights of the private head are from U(-bound, bound), above 0; ``None`` gives them the spread of
+            that layer's, as in the paper, which draws both alike. The perturbation grows with it.
     """
     expect_number("defense.alpha1", alpha1, above=0, example=1.0)
     expect_number("defense.alpha2", alpha2, at_least=0, example=0.1)
     expect_number("defense.bits", bits, at_least=1, example=64)
+    if bound is not None:
+        expect_number("defense.bound", bound, above=0, example=0.3)
     expect_number("defense.margin", margin, at_least=1, example=1.0)
 
     def on_model(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
         private = copy.deepcopy(model)
         last, host = _linear_layers(private, layer)
-        head = PolarizationHead(features=host.in_features, bits=bits, classes=last.out_features, rng=rng)
+        spread = bound or math.sqrt(3) * float(host.weight.detach().square().mean().sqrt())
+        head = PolarizationHead(features=host.in_features, bits=bits, classes=last.out_features, bound=spread, rng=rng)
         host.add_module(HEAD, head.to(host.weight))
         return private
 
@@ -72,7 +79,7 @@ def spn(
         name="spn",
         model=(on_model,),
         loss=(on_loss,),
-        public={"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer},
+        public={"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer, "bound": bound},
     )
 
 

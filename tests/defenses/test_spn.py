@@ -131,6 +131,16 @@ def test_it_finds_the_features_of_any_model(model_class, options, layer, feature
     assert any(not torch.allclose(moved[name], clean[name]) for name in clean)
 
 
+@pytest.mark.parametrize("bound", [None, 0.05])
+def test_the_head_starts_like_the_layer_beside_it_or_as_told(bound):
+    model = DLNet(in_channels=3, image_size=16, num_classes=5, init="uniform_0.3")
+    private = spn(bits=64, bound=bound).model[0](model, ClientState(), derive_generator(0))
+    head = next(m for m in private.modules() if isinstance(m, PolarizationHead))
+    expected = (bound or 0.3) / 3**0.5
+    assert head.weight.std().item() == pytest.approx(expected, rel=0.05)
+    assert head.weight.abs().max().item() <= (bound or 0.32)
+
+
 def test_the_public_head_is_not_perturbed():
     step = local_step()
     moved, clean = changed_gradient(spn(alpha2=5.0), step), clean_gradient(step)
@@ -150,7 +160,7 @@ def test_wrong_models_and_settings_are_named():
     step: LocalStep = local_step(spatial)
     with pytest.raises(UserError, match="one vector of features"):
         changed_gradient(spn(layer="0"), step)
-    for options in ({"alpha1": 0}, {"alpha2": -1}, {"bits": 0}, {"margin": 0.5}):
+    for options in ({"alpha1": 0}, {"alpha2": -1}, {"bits": 0}, {"margin": 0.5}, {"bound": 0}):
         with pytest.raises(UserError, match=next(iter(options))):
             spn(**options)
 

@@ -111,13 +111,14 @@ def against_spn(settings: Settings, scene: Scene) -> list[Measure]:
 
     Whatever head and codes are, their gradient by the backbone is that of <q, features>, with one unknown vector q an
     example. This is the surrogate that is learned: F unknowns in place of the (F + 1) K weights and K bits that make
-    them. Weights drawn from U(-1, 1) / sqrt(F) give q a length of about alpha2 sqrt(K / 3), in whose unit it has to be
-    guessed. The output layer is not perturbed at all; it is all that is matched where an update is of several steps,
-    each with another q.
+    them. The K weights of a feature, which all have a part where no output is beyond the margin yet, give an element of
+    q a size of about alpha2 sqrt(K) times theirs, in whose unit it has to be guessed. The output layer is not perturbed
+    at all; it is all that is matched where an update is of several steps, each with another q.
     """
-    strength = settings.get("alpha2", 0.1) * math.sqrt(settings.get("bits", 64) / 3)
+    strength = settings.get("alpha2", 0.1) * math.sqrt(settings.get("bits", 64))
     if strength == 0:
         return []
+    bound = settings.get("bound")
     layer = settings.get("layer")
     weight = f"{layer}.weight" if layer else scene.head
     factor = settings.get("alpha1", 1.0)
@@ -125,7 +126,7 @@ def against_spn(settings: Settings, scene: Scene) -> list[Measure]:
         return [
             Measure(
                 sentence="It learns what the private head sends back into the features, jointly with the image.",
-                secret=Secret(weight=weight, norm=strength),
+                secret=Secret(weight=weight, strength=strength, weight_rms=bound and bound / math.sqrt(3)),
                 loss_factor=factor,
             )
         ]

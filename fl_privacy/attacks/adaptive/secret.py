@@ -9,8 +9,11 @@ class Secret:
 
     Attributes:
         weight: of the linear layer that the features enter.
-        norm: expected length of an example's vector of them, above 0; sets the unit in which they are guessed.
+        strength: expected size of one of them over the root mean square of the private head's weights, above 0; sets
+            the unit in which they are guessed.
+        weight_rms: of the private head's weights; ``None`` where it is that of the layer's own.
     """
 
     weight: str
-    norm: float
+    strength: float
+    weight_rms: float | None
