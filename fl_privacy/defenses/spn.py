@@ -34,7 +34,8 @@ def spn(
     LP draws the output of a private head on the backbone's features to random codes of the classes. Head and codes are
     the client's own and stay with it; its gradient by the backbone is the secret perturbation of what is uploaded. The
     public head's gradient is that of alpha1 CE alone. ``alpha2=0`` trains as without the defense, bit for bit.
-    The paper's body has alpha1 + alpha2 = 1, its experiments alpha1 = 1.
+    The paper's body has alpha1 + alpha2 = 1, its experiments alpha1 = 1. Defenses that compute the gradient anew
+    (``dp_sgd``, ``refiner``) leave the private loss out of it.
 
     Args:
         alpha1: factor of the cross entropy, above 0.

@@ -71,5 +71,5 @@ def test_a_wrong_grid_is_one_line(tmp_path, text, expected):
 
 
 def test_an_unknown_grid_names_the_known_ones():
-    with pytest.raises(UserError, match="papers, quick, refiner, tiny"):
+    with pytest.raises(UserError, match="papers, quick, refiner"):
         load_grid("paper")

@@ -12,7 +12,8 @@ from flwr.common import FitIns, Status, ndarrays_to_parameters, parameters_to_nd
 
 from fl_privacy.defenses import ClientState, Defense, dp_noise, pruning
 from fl_privacy.errors import UserError
-from fl_privacy.flower import DPClient, LocalGrid, PrivacyClient, PruningClient, defend, numpy_client_app
+from fl_privacy.flower import DPClient, LocalGrid, PrivacyClient, PruningClient, SPNClient, defend, numpy_client_app
+from fl_privacy.flower.memory import load_state
 from fl_privacy.types import LocalPlan, ModelState
 from tests.federation import harness
 
@@ -68,6 +69,21 @@ def test_a_subclass_is_its_defense() -> None:
     arrays, _, metrics = sparse.fit(sparse.get_parameters({}), {"server-round": 1})
     update = dict(zip(json.loads(str(metrics["names"])), arrays, strict=True))
     assert (update["out.weight"] == 0).mean() == 0.75
+
+
+def test_a_private_head_survives_in_the_client_s_memory_alone() -> None:
+    memory = RecordDict()
+    client = SPNClient(participant(), memory, alpha2=0.5, bits=8)
+    arrays, _, metrics = client.fit(client.get_parameters({}), {"server-round": 1})
+    first = load_state(memory).tensors
+    client.fit(client.get_parameters({}), {"server-round": 2})
+    second = load_state(memory).tensors
+
+    assert "out.weight" in json.loads(str(metrics["names"])) and len(arrays) == len(client.get_parameters({}))
+    assert "spn" not in str(metrics)
+    assert first.keys() == {f"private/out.spn.{name}" for name in ("weight", "bias", "codes")}
+    assert torch.equal(first["private/out.spn.codes"], second["private/out.spn.codes"])
+    assert not torch.equal(first["private/out.spn.weight"], second["private/out.spn.weight"])
 
 
 def test_settings_without_a_defense_are_refused() -> None:
