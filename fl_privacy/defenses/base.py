@@ -1,6 +1,6 @@
 """What a defense is: plain functions at five places of a client's round."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,17 @@ class ClientState:
 
 @dataclass(frozen=True, eq=False)
 class LocalStep:
-    """Where a gradient was computed: all that a defense of the gradient may look at."""
+    """Where a gradient was computed: all that a defense of the gradient may look at.
+
+    Attributes:
+        model: with private parts.
+        sent: its values at this step, private ones with them.
+        batch: of this step.
+        plan: of the client.
+        state: of the client.
+        rng: of the defense.
+        changes: of the loss, which a defense that computes the gradient anew has to make as well.
+    """
 
     model: nn.Module
     sent: ModelState
@@ -32,6 +42,7 @@ class LocalStep:
     plan: LocalPlan
     state: ClientState
     rng: torch.Generator
+    changes: Sequence[LossChange] = ()
 
 
 Prepare = Callable[[tuple[int, ...]], None]
@@ -52,7 +63,8 @@ class Defense:
             from ``rng``, the client's own stream, which is the same in every round.
         data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient.
         loss: changes of the local loss, such as extra terms, on the forward pass that the loss has anyway.
-        gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step.
+        gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step by the parameters that were
+            sent. Private ones take the gradient that they have, unless the result has another for them.
         upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta);
             names that it drops are withheld.
         prepare: (C, H, W) -> None, once before anything is trained: gets what the defense needs, or says in a

@@ -10,7 +10,8 @@ from fl_privacy.types import Tensors
 def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
     """Clip each example's gradient, add Gaussian noise to the sum, divide by the batch size (Abadi et al. 2016).
 
-    It computes the gradient anew from the batch, so compose it before other defenses of the gradient.
+    It computes the gradient anew from the batch, so compose it before other defenses of the gradient. Private
+    parameters are clipped and noised with the others: what they know of an example shapes the uploads to come.
     ``accounting.guarantee`` turns the noise multiplier into epsilon.
 
     Args:
@@ -25,7 +26,7 @@ def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
         std = noise_multiplier * clip_norm
         return {
             name: (total[name] + sample_noise(total[name], "gaussian", std, step.rng)) / len(step.batch)
-            for name in tensors
+            for name in total
         }
 
     return Defense(

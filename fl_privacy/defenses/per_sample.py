@@ -37,7 +37,10 @@ def clipped_gradient_sum(step: LocalStep, clip_norm: float) -> Tensors:
     def loss(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
         one = Batch(image.unsqueeze(0), label.unsqueeze(0))
         state = ModelState(values, step.sent.buffers)
-        return batch_loss(step.model, state, one, batch_norm=step.plan.batch_norm, loss_scale=step.plan.loss_scale)[0]
+        plan = step.plan
+        return batch_loss(
+            step.model, state, one, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale, changes=step.changes
+        )[0]
 
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     chunk = max(1, _CHUNK_ELEMENTS // max(1, sum(p.numel() for p in parameters.values())))

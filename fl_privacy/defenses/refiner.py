@@ -136,6 +136,7 @@ def refiner(
             Batch(images, step.batch.labels),
             batch_norm=step.plan.batch_norm,
             loss_scale=step.plan.loss_scale,
+            changes=step.changes,
         ).gradients
         return project({name: robust[name].detach() for name in tensors}, tensors, epsilon)
 

@@ -1,6 +1,6 @@
 """What enters the last linear layer of a model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -20,6 +20,24 @@ def find_head(model: nn.Module, state: ModelState, inputs: Tensor) -> str:
     Raises:
         UserError: no linear layer is called.
     """
+    with torch.no_grad(), watch_linear(model) as called:
+        logits = _forward(model, state, inputs)
+    if not called:
+        raise UserError(
+            "Soteria expects a model that ends in a linear layer, but no torch.nn.Linear is called;"
+            " choose another model or defense."
+        )
+    return maker_of(logits, called)
+
+
+def maker_of(logits: Tensor, called: Sequence[tuple[str, Tensor]]) -> str:
+    """Name of the layer of ``called``, at least one, that made ``logits``; the last where it is none of their own."""
+    return next((name for name, output in reversed(called) if output is logits), called[-1][0])
+
+
+@contextmanager
+def watch_linear(model: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
+    """Name and output of each call of a linear layer within the context."""
     called: list[tuple[str, Tensor]] = []
     handles = [
         module.register_forward_hook(lambda _, __, output, name=name: called.append((name, output)))
@@ -27,17 +45,10 @@ def find_head(model: nn.Module, state: ModelState, inputs: Tensor) -> str:
         if isinstance(module, nn.Linear)
     ]
     try:
-        with torch.no_grad():
-            logits = _forward(model, state, inputs)
+        yield called
     finally:
         for handle in handles:
             handle.remove()
-    if not called:
-        raise UserError(
-            "Soteria expects a model that ends in a linear layer, but no torch.nn.Linear is called;"
-            " choose another model or defense."
-        )
-    return next((name for name, output in reversed(called) if output is logits), called[-1][0])
 
 
 def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: str) -> Tensor:
@@ -61,6 +72,17 @@ def capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
     """What enters ``module`` at each of its calls within the context."""
     captured: list[Tensor] = []
     handle = module.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
+    try:
+        yield captured
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def capture_output(module: nn.Module) -> Iterator[list[Tensor]]:
+    """What ``module`` returns at each of its calls within the context."""
+    captured: list[Tensor] = []
+    handle = module.register_forward_hook(lambda _, __, output: captured.append(output))
     try:
         yield captured
     finally:

@@ -51,6 +51,7 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors) -> Gap:
             Batch(images, step.batch.labels),
             batch_norm=step.plan.batch_norm,
             loss_scale=step.plan.loss_scale,
+            changes=step.changes,
             create_graph=True,
         ).gradients
         terms = [(weights[name] * (found[name] - t)).square().sum() for name, t in target.items()]
@@ -78,9 +79,14 @@ def example_gradients(step: LocalStep, images: Tensor) -> Tensors:
         one = Batch(image.unsqueeze(0), label.unsqueeze(0))
         values_and_buffers = ModelState(values, state.buffers)
         plan = step.plan
-        return batch_loss(step.model, values_and_buffers, one, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale)[
-            0
-        ]
+        return batch_loss(
+            step.model,
+            values_and_buffers,
+            one,
+            batch_norm=plan.batch_norm,
+            loss_scale=plan.loss_scale,
+            changes=step.changes,
+        )[0]
 
     per_example = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
     gradients: Tensors = per_example(state.parameters, images, step.batch.labels)

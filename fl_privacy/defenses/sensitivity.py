@@ -20,7 +20,9 @@ def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generat
     def loss(values: Tensors, inputs: Tensor) -> Tensor:
         state = ModelState(values, step.sent.buffers)
         batch = Batch(inputs, step.batch.labels)
-        return batch_loss(step.model, state, batch, batch_norm="eval", loss_scale=step.plan.loss_scale)[0]
+        return batch_loss(
+            step.model, state, batch, batch_norm="eval", loss_scale=step.plan.loss_scale, changes=step.changes
+        )[0]
 
     def gradient(inputs: Tensor) -> Tensors:
         result: Tensors = grad(loss)(parameters, inputs)

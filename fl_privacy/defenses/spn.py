@@ -12,7 +12,7 @@ from torch.func import functional_call
 from fl_privacy.defenses.base import ClientState, Defense
 from fl_privacy.defenses.checks import expect_number
 from fl_privacy.defenses.polarization import PolarizationHead, polarization_loss
-from fl_privacy.defenses.representation import capture_input
+from fl_privacy.defenses.representation import capture_input, capture_output, maker_of, watch_linear
 from fl_privacy.errors import UserError
 from fl_privacy.types import Batch, Tensors
 
@@ -34,11 +34,13 @@ def spn(
     LP draws the output of a private head on the backbone's features to random codes of the classes. Head and codes are
     the client's own and stay with it; its gradient by the backbone is the secret perturbation of what is uploaded. The
     public head's gradient is that of alpha1 CE alone. ``alpha2=0`` trains as without the defense, bit for bit.
-    The paper's body has alpha1 + alpha2 = 1, its experiments alpha1 = 1. Defenses that compute the gradient anew
-    (``dp_sgd``, ``refiner``) leave the private loss out of it.
+    The paper's body has alpha1 + alpha2 = 1, its experiments alpha1 = 1.
+
+    Head and codes come from the client's seed: a seed that others know, or one for all clients, gives them away.
 
     Args:
-        alpha1: factor of the cross entropy, above 0.
+        alpha1: factor of the cross entropy, above 0. Where it is not 1, what the defense is measured to change holds
+            (alpha1 - 1) times the gradient of the cross entropy as well.
         alpha2: factor of the polarization loss, at least 0.
         bits: K, length of the codes (32, 64 or 128 in the paper).
         margin: m, at least 1.
@@ -49,6 +51,8 @@ def spn(
     """
     expect_number("defense.alpha1", alpha1, above=0, example=1.0)
     expect_number("defense.alpha2", alpha2, at_least=0, example=0.1)
+    if not isinstance(bits, int) or isinstance(bits, bool):
+        raise UserError(f"defense.bits is expected to be a whole number from 1, but got {bits!r}; try 64.")
     expect_number("defense.bits", bits, at_least=1, example=64)
     if bound is not None:
         expect_number("defense.bound", bound, above=0, example=0.3)
@@ -66,12 +70,16 @@ def spn(
     def on_loss(model: nn.Module, values: Tensors, batch: Batch) -> Iterator[Callable[[Tensor], Tensor]]:
         path, head = next((name, m) for name, m in model.named_modules() if isinstance(m, PolarizationHead))
         own = {name: values[f"{path}.{name}"] for name in ("weight", "bias", "codes")}
-        with capture_input(model.get_submodule(path.rpartition(".")[0])) as seen:
+        host = path.rpartition(".")[0]
+        entered, returned = capture_input(model.get_submodule(host)), capture_output(model)
+        with entered as seen, returned as logits, watch_linear(model) as called:
 
             def polarize(loss: Tensor) -> Tensor:
                 if alpha2 == 0:
                     return alpha1 * loss
-                outputs = functional_call(head, own, (_features(seen),))
+                output_layer = maker_of(logits[-1], called) if called else host
+                _expect_fitting(host, layer, output_layer, logits[-1], own["codes"])
+                outputs = functional_call(head, own, (_features(host, seen),))
                 return alpha1 * loss + alpha2 * polarization_loss(outputs, own["codes"], batch.labels, margin)
 
             yield polarize
@@ -95,11 +103,30 @@ def _linear_layers(model: nn.Module, name: str | None) -> tuple[nn.Linear, nn.Li
     return linear[last], linear[name or last]
 
 
-def _features(seen: list[Tensor]) -> Tensor:
+def _features(host: str, seen: list[Tensor]) -> Tensor:
     if not seen or seen[-1].dim() != 2:
-        got = f"of the shape {tuple(seen[-1].shape)}" if seen else "not called"
+        got = f"gets the shape {tuple(seen[-1].shape)}" if seen else "is not called"
         raise UserError(
-            "SPN expects one vector of features an example to enter the linear layer of its private head, but that"
-            f" layer is {got}; name another one by defense.layer."
+            "SPN expects one vector of features an example to enter the linear layer of its private head, but"
+            f" {host} {got}; name another one by defense.layer."
+        )
+    if not seen[-1].requires_grad:
+        raise UserError(
+            f"SPN expects public layers before its private head, but none lies before {host}, whose input is the data;"
+            " name another layer by defense.layer, or choose a deeper model."
         )
     return seen[-1]
+
+
+def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Tensor, codes: Tensor) -> None:
+    """The head sits where it was meant to, and there is a code for each class."""
+    if layer is None and host != output_layer:
+        raise UserError(
+            f"SPN expects the last linear layer of the model, {host}, to make the logits, but {output_layer} makes"
+            f" them; set defense.layer={output_layer}."
+        )
+    if logits.shape[-1] > len(codes):
+        raise UserError(
+            f"SPN expects the last linear layer of the model to have an output for each of {logits.shape[-1]} classes,"
+            f" but it has {len(codes)}; define the output layer after the others."
+        )

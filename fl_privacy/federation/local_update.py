@@ -27,7 +27,7 @@ class LocalResult:
         upload: all that leaves the client.
         train_loss: mean over the local steps.
         seconds: of the whole update.
-        defense_seconds: of the defense's hooks within it.
+        defense_seconds: of the defense's hooks within it; changes of the loss are a part of the pass, not of these.
     """
 
     upload: Upload
@@ -91,11 +91,12 @@ def local_update(
         result = loss_gradients(
             model, current, batch, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale, changes=defense.loss
         )
-        step = LocalStep(model=model, sent=current, batch=batch, plan=plan, state=state, rng=rng)
-        shared: Tensors = result.gradients
+        step = LocalStep(model=model, sent=current, batch=batch, plan=plan, state=state, rng=rng, changes=defense.loss)
+        shared: Tensors = {name: g for name, g in result.gradients.items() if name in sent.parameters}
+        private = {name: g for name, g in result.gradients.items() if name not in sent.parameters}
         for gradient_hook in defense.gradient:
             shared = timed(gradient_hook, shared, step)
-        gradients = dict(shared)
+        gradients = {**private, **shared}
         for name, parameter in parameters.items():
             parameter.grad = gradients.get(name)
         if optimizer is not None:

@@ -76,9 +76,9 @@ class Participant:
 
     def evaluate(self, sent: ModelState, state: ClientState, examples: Examples) -> Evaluation:
         """Accuracy of the model sent, joined with this client's private part, on ``examples``."""
-        model = self.model
+        model, private_rng = self.model, self._rng("private")
         for hook in self.defense.model:
-            model = hook(model, state, self._rng("private"))
+            model = hook(model, state, private_rng)
         values = join_private(model, sent, state).to(self.device)
         return evaluate_model(model.to(self.device), values, examples, device=self.device)
 

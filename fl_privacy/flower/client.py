@@ -130,7 +130,11 @@ class RefinerClient(PrivacyClient):
 
 
 class SPNClient(PrivacyClient):
-    """Trains a private head beside the public model; ``settings`` are those of ``spn``."""
+    """Trains a private head beside the public model; ``settings`` are those of ``spn``.
+
+    Its head and codes are drawn from the participant's seed, which is 0 unless told: fit for simulations. Who deploys
+    it gives each client a seed of its own that nobody else knows (``secrets.randbits(63)``), the same in every round.
+    """
 
     make_defense = staticmethod(spn)
 

@@ -75,8 +75,9 @@ FIGURES = (
         section="perturbation",
         name="contraction",
         title="‖B⁻¹E‖",
-        meaning="Of a fully connected first layer, whose input solves B x = W: what the defense changed over the bias"
-        " gradient, in the row where that is largest. Below 1 the input can be determined (SPN, Theorem 2.2).",
+        meaning="Of updates of one example and a fully connected first layer, whose input solves B x = W: what the"
+        " defense changed over the bias gradient, in the row with the largest bias gradient that was uploaded. Below 1"
+        " the input can be determined (SPN, Theorem 2.2).",
         show=ratio,
     ),
     Figure(
@@ -111,7 +112,8 @@ FIGURES = (
         section="upload",
         name="defense_seconds",
         title="Defense",
-        meaning="Time that the defense took one client in one round of training.",
+        meaning="Time that the defense took one client in one round of training, beside the pass that the training"
+        " has anyway, which further terms of the loss are part of.",
         show=seconds,
     ),
 )

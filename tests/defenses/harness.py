@@ -1,6 +1,8 @@
 """A small client step, and a defense run on it the way a client runs it."""
 
 import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -44,23 +46,31 @@ def clean_gradient(step: LocalStep) -> Tensors:
 
 def run(defense: Defense, tensors: Tensors, step: LocalStep) -> Tensors:
     """What is uploaded instead of ``tensors``, the clean gradient of ``step``."""
+    public = step.sent.parameters
     if defense.loss:
-        tensors = changed_gradient(defense, step)
+        step = private_step(defense, step)
+        tensors = changed_gradient(defense, step, public)
     for gradient_hook in defense.gradient:
         tensors = gradient_hook(tensors, step)
+    tensors = {name: t for name, t in tensors.items() if name in public}
     for upload_hook in defense.upload:
         tensors = upload_hook(tensors, step.state, step.rng)
     return tensors
 
 
-def changed_gradient(defense: Defense, step: LocalStep) -> Tensors:
-    """Of the defense's own loss by the public parameters."""
+def private_step(defense: Defense, step: LocalStep) -> LocalStep:
+    """``step`` of the client's own model and loss."""
     model = step.model
     for hook in defense.model:
         model = hook(model, step.state, derive_generator(0, "private"))
-    values = join_private(model, step.sent, step.state)
-    gradients = loss_gradients(model, values, step.batch, changes=defense.loss).gradients
-    return {name: gradients[name] for name in step.sent.parameters}
+    return replace(step, model=model, sent=join_private(model, step.sent, step.state), changes=defense.loss)
+
+
+def changed_gradient(defense: Defense, step: LocalStep, names: Iterable[str] | None = None) -> Tensors:
+    """Of the defense's own loss by the parameters ``names``, those of ``step`` if not told."""
+    own = step if step.changes else private_step(defense, step)
+    gradients = loss_gradients(own.model, own.sent, own.batch, changes=own.changes).gradients
+    return {name: gradients[name] for name in names or step.sent.parameters}
 
 
 def flat(tensors: Tensors) -> torch.Tensor:

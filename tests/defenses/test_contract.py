@@ -114,6 +114,10 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     "soteria, mixing": (soteria_mixing(rate=0.5), lambda clean, d: 0 < (d != clean).double().mean() < 1),
     "spn": (spn(alpha2=0.5), all_but_head_moved),
     "spn without its loss": (spn(alpha2=0), unchanged),
+    "spn, dp_sgd that does not clip": (
+        compose(spn(alpha2=0.5), dp_sgd(clip_norm=1e3, noise_multiplier=0)),
+        all_but_head_moved,
+    ),
     "1 bit": (quantization(bits=1, rounding="nearest"), lambda clean, d: torch.equal(d.sign(), clean.sign())),
     "4 bits": (quantization(bits=4), lambda clean, d: len(d.unique()) <= 6 * 15 and (d - clean).norm() > 0),
     "28 bits": (

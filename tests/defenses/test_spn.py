@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.defenses import ClientState, Defense, LocalStep, none, spn
+from fl_privacy.defenses import ClientState, Defense, LocalStep, compose, dp_noise, dp_sgd, none, refiner, spn
 from fl_privacy.defenses.polarization import PolarizationHead, polarization_loss
+from fl_privacy.defenses.sensitivity import gradient_sensitivity
 from fl_privacy.errors import UserError
 from fl_privacy.federation import run_rounds
 from fl_privacy.gradients import loss_gradients
@@ -16,7 +17,7 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState
 from tests.federation import harness as federation
 
-from .harness import changed_gradient, clean_gradient, local_step, small_model
+from .harness import changed_gradient, clean_gradient, local_step, private_step, run, small_evaluator, small_model
 
 
 def sample(classes: int = 5, bits: int = 7, examples: int = 4):
@@ -160,9 +161,75 @@ def test_wrong_models_and_settings_are_named():
     step: LocalStep = local_step(spatial)
     with pytest.raises(UserError, match="one vector of features"):
         changed_gradient(spn(layer="0"), step)
-    for options in ({"alpha1": 0}, {"alpha2": -1}, {"bits": 0}, {"margin": 0.5}, {"bound": 0}):
+    for options in ({"alpha1": 0}, {"alpha2": -1}, {"bits": 0}, {"bits": 1.5}, {"margin": 0.5}, {"bound": 0}):
         with pytest.raises(UserError, match=next(iter(options))):
             spn(**options)
+
+
+class OutFirst(nn.Module):
+    """Its output layer is registered before the layer in front of it, which has ``width`` outputs."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out, self.body = nn.Linear(width, 5), nn.Linear(768, width)
+
+    def forward(self, x):
+        return self.out(self.body(x.flatten(1)).sigmoid())
+
+
+def test_the_head_is_at_the_layer_that_makes_the_logits_or_the_user_is_told():
+    with pytest.raises(UserError, match=r"body, to make the logits.* set defense.layer=out"):
+        changed_gradient(spn(), local_step(OutFirst(8)))
+    step = local_step(OutFirst(8))
+    moved, clean = changed_gradient(spn(layer="out"), step), clean_gradient(step)
+    assert not torch.allclose(moved["body.weight"], clean["body.weight"])
+    with pytest.raises(UserError, match="each of 5 classes, but it has 3"):
+        changed_gradient(spn(layer="out"), local_step(OutFirst(3)))
+
+
+@pytest.mark.parametrize("others", [none(), dp_sgd()], ids=["alone", "per sample"])
+def test_a_head_on_the_pixels_that_would_protect_nothing_is_refused(others):
+    step = local_step(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)))
+    with pytest.raises(UserError, match="public layers before its private head, but none lies before 1"):
+        run(compose(spn(), others), clean_gradient(step), step)
+
+
+RECOMPUTING = {
+    "per sample": dp_sgd(clip_norm=1e3, noise_multiplier=0),
+    "robust batch": refiner(epsilon=1e3, alpha=0.0, beta=0.0, iterations=1, lr=1e-9, evaluator=small_evaluator()),
+    "robust examples": refiner(
+        epsilon=1e3, alpha=0.0, beta=0.0, iterations=1, lr=1e-9, match="example", evaluator=small_evaluator()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECOMPUTING)
+def test_defenses_that_compute_the_gradient_anew_keep_the_private_loss(name):
+    step = local_step()
+    expected = changed_gradient(spn(alpha2=0.5), step)
+    found = run(compose(spn(alpha2=0.5), RECOMPUTING[name]), clean_gradient(step), local_step())
+    for tensor, value in expected.items():
+        torch.testing.assert_close(found[tensor], value, atol=1e-5, rtol=1e-4)
+
+
+def test_the_sensitivity_is_that_of_the_own_loss():
+    step = private_step(spn(alpha2=50.0), local_step())
+    loud, quiet = (
+        gradient_sensitivity(s, directions=2, rng=derive_generator(0, "signs"))["0.weight"]
+        for s in (step, replace(step, changes=()))
+    )
+    assert loud > 2 * quiet
+
+
+def test_only_what_is_uploaded_is_clipped():
+    """The private head's gradient, which is large here, takes no part of the norm, and none of the noise."""
+    participant = replace(
+        federation.participants(defense=compose(spn(alpha2=100.0), dp_noise(at="gradient", scale=0, clip_norm=0.1)))[0],
+        plan=federation.FEDSGD,
+    )
+    upload = participant.probe(ModelState.of(participant.model), ClientState(), round=1, victim=0, batch_size=2).upload
+    norm = torch.cat([t.flatten() for t in upload.tensors.values()]).norm()
+    assert norm.item() == pytest.approx(0.1, rel=1e-4)
 
 
 def test_labels_may_be_probabilities():
@@ -182,7 +249,7 @@ def test_changes_of_the_loss_run_in_order_on_one_pass():
             calls.append(1)
             return super().forward(inputs)
 
-    model = nn.Sequential(nn.Flatten(), Counting(3 * 16 * 16, 5))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), Counting(8, 5))
     step = local_step(model)
     defense = spn()
     private = defense.model[0](model, ClientState(), derive_generator(0))

@@ -21,9 +21,11 @@ class RecordingGrid(LocalGrid):
     def __init__(self, clients: Sequence[int], defense: Defense) -> None:
         super().__init__(clients, participant_app(harness.participants(defense=defense)))
         self.wire = bytearray()
+        self.private: list[ClientState] = []
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
         replies = super().deliver(messages)
+        self.private += [load_state(context.state) for context in self.contexts.values()]
         for message in [*messages, *replies]:
             for part in get_all_nested_objects(message).values():
                 self.wire += part.deflate()
@@ -53,8 +55,9 @@ def test_private_values_are_in_no_message(name: str) -> None:
     sent = recording.observations[0].sent.parameters["conv.weight"]
     assert sent.numpy().tobytes() in grid.wire, "the search finds what is sent"
     assert b"conv.weight" in grid.wire
-    for context in grid.contexts.values():
-        private = load_state(context.state).tensors
+    kept = [state.tensors for state in grid.private if state.tensors]
+    assert len(kept) >= 2 * harness.CLIENTS, "of every round"
+    for private in kept:
         assert private.keys() == {*values, *rest}
         for value in values:
             assert private[value].numpy().tobytes() not in grid.wire
