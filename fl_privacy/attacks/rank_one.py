@@ -19,22 +19,21 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
 
     Args:
         weights: (V, M, N).
-        biases: (V, M).
+        biases: (V, M), of each victim at least one not zero.
         count: how many.
         smallest: rows whose |b_i| is below this share of the largest are left out.
-        alike: ratios whose distance is below this share of the longer one's length are the same.
+        alike: ratios whose distance is below this share of the longer one's length are the same; at least 1e-6.
     """
     w, b = weights.double(), biases.double()
     sound = b.abs() > smallest * b.abs().amax(1, keepdim=True)
     ratios = (w / b[..., None]).masked_fill(~sound[..., None], 0.0)
     lengths = ratios.norm(dim=2)
-    same = torch.cdist(ratios, ratios, compute_mode="donot_use_mm_for_euclid_dist") <= alike * torch.maximum(
-        lengths[:, :, None], lengths[:, None]
-    )
+    apart = torch.cdist(ratios, ratios, compute_mode="use_mm_for_euclid_dist")
+    same = apart <= alike * torch.maximum(lengths[:, :, None], lengths[:, None])
     same &= sound[:, :, None] & sound[:, None]
     # of ratios with the same number of rows, the one of the largest gradient
     score = same.sum(2) + b.abs() / (2 * b.abs().amax(1, keepdim=True))
-    score = score.masked_fill(~sound, -1.0)
+    score = score.masked_fill(~sound, -torch.inf)
     victims, chosen = torch.arange(len(w), device=w.device), []
     for _ in range(count):
         best = score.argmax(1)

@@ -19,6 +19,11 @@ def needs_unrolling(plan: LocalPlan, num_examples: int, local_steps: LocalSteps)
     return plan.optimizer != "sgd" or len(step_slices(num_examples, plan)) > 1
 
 
+def is_sum_of_gradients(plan: LocalPlan) -> bool:
+    """Whether the update is a sum of gradients with known factors, or one of them."""
+    return plan.shares == "gradient" or (plan.optimizer == "sgd" and not plan.weight_decay)
+
+
 def accumulated_gradient(observation: Observation) -> Tensors:
     """The gradient shared, or the sum ``-delta / lr`` of what the local steps subtracted."""
     if observation.plan.shares == "gradient":

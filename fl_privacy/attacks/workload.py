@@ -141,7 +141,7 @@ class Workload:
         if layer is None:
             return position, "The model has no linear output layer to infer labels from; use labels=optimize."
         gradient = {
-            name: g.to(device=self._device, dtype=self._dtype) / observation.plan.loss_scale
+            name: g.to(device=self._device, dtype=self._dtype) / self._setting.plan.loss_scale
             for name, g in as_gradient(observation).items()
             if name in layer
         }

@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from fl_privacy.attacks import GradientInversion, dlg
+from fl_privacy.attacks.adaptive.measures import against_spn
+from fl_privacy.attacks.adaptive.scene import Scene
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.victim_gradients.base import Setting
 from fl_privacy.attacks.victim_gradients.layered import Layered
 from fl_privacy.defenses import ClientState, compose, pruning, spn
 from fl_privacy.defenses.polarization import PolarizationHead
 from fl_privacy.types import LocalPlan
-from tests.attacks.defended import informed, smooth_images, victims
-from tests.attacks.victims import error, smooth_net
+from tests.attacks.defended import informed, protected, smooth_images, victims
+from tests.attacks.victims import error, observe, smooth_net
 
 BY_VALUE = GradientInversion(optimizer=LBFGS(), iterations=15, dtype="float64", labels="known", compile="off")
 LEARNS = "It learns what the private head sends back into the features, jointly with the image."
@@ -106,3 +108,36 @@ def test_without_a_private_loss_nothing_is_guessed():
     attack = replace(BY_VALUE, iterations=2)
     (plain, _, _), (adaptive, _, measures) = guesses(attack, seen), guesses(attack, informed(seen, defense))
     assert torch.equal(plain, adaptive) and measures == ()
+
+
+def test_the_factor_of_the_cross_entropy_is_known_without_a_private_loss_too():
+    defense = spn(alpha1=0.25, alpha2=0)
+    seen = victims(defense)
+    adaptive = informed(seen, defense)
+    assert guesses(BY_VALUE, adaptive)[2] == ("It weights the cross entropy as the clients do.",)
+    assert mean_error(BY_VALUE, adaptive) < 0.1 * mean_error(BY_VALUE, seen)
+
+
+def scene(**changes):
+    settings = {
+        "head": "5.weight", "batch_size": 1, "plan": LocalPlan(), "unrolls": False, "scales": True, "complete": True,
+        "smooths": False, "learnable": ["5.weight"],
+    }  # fmt: skip
+    return Scene(**settings | changes)
+
+
+def test_the_unit_of_what_is_sent_back_is_relative_to_the_cross_entropy():
+    plain, scaled = (
+        against_spn({"alpha1": alpha1, "alpha2": 0.2 * alpha1, "bits": 16}, scene())[0] for alpha1 in (1.0, 0.25)
+    )
+    assert plain.secret.strength == pytest.approx(scaled.secret.strength) == pytest.approx(0.2 * 4)
+
+
+def test_labels_are_inferred_under_the_factor_that_is_known():
+    """Where the loss is a quarter, gradients of a batch hold a quarter of each example's share."""
+    defense = spn(alpha1=0.25, alpha2=0)
+    truth = smooth_images(6, seed=3)
+    seen = protected(observe(smooth_net(), truth, name="round-0/victim-0"), truth, defense)
+    attack = replace(BY_VALUE, labels="infer", iterations=1)
+    (found,) = attack(informed([seen], defense), seed=0)
+    assert sorted(found.batch.labels.tolist()) == sorted(truth.labels.tolist())

@@ -1,6 +1,7 @@
 """A fully connected first layer gives its input away."""
 
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,10 +9,13 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks import analytic
+from fl_privacy.attacks.rank_one import distinct_ratios
 from fl_privacy.errors import UserError
 from fl_privacy.models import MLP, LeNet
 from fl_privacy.types import Batch, LocalPlan
 from tests.attacks.victims import CLASSES, SHAPE, error, examples, observations, observe
+
+analytic_module = sys.modules["fl_privacy.attacks.analytic"]
 
 
 def mlp(activation: str = "relu", widths: tuple[int, ...] = (96, 32), **options) -> nn.Module:
@@ -112,6 +116,44 @@ def test_labels_that_are_known_are_taken():
     seen, truth = single(mlp(), 1, told=True)
     found = analytic()(seen, seed=0)[0]
     assert found.label_source == "known" and found.batch.labels.tolist() == truth.labels.tolist()
+
+
+def test_steps_of_adam_are_refused():
+    plan = LocalPlan(shares="delta", optimizer="adam", lr=0.01)
+    (found,) = analytic()(single(mlp(), 1, plan=plan)[0], seed=0)
+    assert found.batch is None and "of Adam" in found.failure
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_a_layer_without_gradient_is_named_and_others_go_on(images):
+    truth = examples(2 * images)
+    parts = [slice(k * images, (k + 1) * images) for k in range(2)]
+    model = mlp()
+    seen = [
+        observe(model, Batch(truth.inputs[p].float(), truth.labels[p]), name=f"victim-{k}") for k, p in enumerate(parts)
+    ]
+    silent = {n: t * (not n.startswith("features.0")) for n, t in seen[0].upload.tensors.items()}
+    found = analytic()([replace(seen[0], upload=replace(seen[0].upload, tensors=silent)), seen[1]], seed=0)
+    assert found[0].failure == "A gradient of features.0.bias is expected, but all of it is zero."
+    assert found[1].batch is not None and found[1].batch.inputs.isfinite().all()
+
+
+def test_rows_without_gradient_are_never_taken():
+    """One row that counts for two images: it is taken twice, rather than a row of nothing."""
+    x = torch.rand(5, generator=torch.Generator().manual_seed(0))
+    biases = torch.tensor([[0.0, 2.0, 0.0]])
+    found = distinct_ratios(biases[..., None] * x, biases, count=2, smallest=1e-4, alike=1e-2)
+    torch.testing.assert_close(found[0], torch.stack([x, x]).double())
+
+
+def test_many_victims_are_solved_in_parts(monkeypatch):
+    seen, truth = single(mlp(), 3)
+    weight = seen[0].upload.tensors["features.0.weight"].numel()
+    monkeypatch.setattr(analytic_module, "_CHUNK_ELEMENTS", 2 * weight)
+    told = []
+    found = analytic()(seen, seed=0, progress=lambda done, total: told.append(done))
+    assert told == [2, 3] and [r.id for r in found] == [f"victim-{k}" for k in range(3)]
+    torch.testing.assert_close(torch.cat([r.batch.inputs for r in found]), truth.inputs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"smallest": 1.0}, {"alike": 0.0}])

@@ -113,15 +113,17 @@ def against_spn(settings: Settings, scene: Scene) -> list[Measure]:
     example. This is the surrogate that is learned: F unknowns in place of the (F + 1) K weights and K bits that make
     them. The K weights of a feature, which all have a part where no output is beyond the margin yet, give an element of
     q a size of about alpha2 sqrt(K) times theirs, in whose unit it has to be guessed. The output layer is not perturbed
-    at all; it is all that is matched where an update is of several steps, each with another q.
+    at all; it is all that is matched where an update is of several steps, each with another q. In a batch q is free for
+    each example, more than the attacker might know: as long as no output is beyond the margin, it is one per class.
     """
-    strength = settings.get("alpha2", 0.1) * math.sqrt(settings.get("bits", 64))
+    factor = settings.get("alpha1", 1.0)
+    strength = settings.get("alpha2", 0.1) * math.sqrt(settings.get("bits", 64)) / factor
     if strength == 0:
-        return []
+        sentence = "It weights the cross entropy as the clients do."
+        return [] if factor == 1 else [Measure(sentence=sentence, loss_factor=factor)]
     bound = settings.get("bound")
     layer = settings.get("layer")
     weight = f"{layer}.weight" if layer else scene.head
-    factor = settings.get("alpha1", 1.0)
     if weight is not None and weight in scene.learnable:
         return [
             Measure(

@@ -9,8 +9,8 @@ class Secret:
 
     Attributes:
         weight: of the linear layer that the features enter.
-        strength: expected size of one of them over the root mean square of the private head's weights, above 0; sets
-            the unit in which they are guessed.
+        strength: expected size of one of them, relative to the factor of the cross entropy, over the root mean square
+            of the private head's weights, above 0; sets the unit in which they are guessed.
         weight_rms: of the private head's weights; ``None`` where it is that of the layer's own.
     """
 
