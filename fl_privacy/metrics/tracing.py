@@ -44,7 +44,10 @@ def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
             f" {tuple(guesses.shape)} with {len(owners)} owners and {tuple(queries.shape)}."
         )
     flat = guesses.flatten(1).float()
-    nearest = [torch.cdist(some.flatten(1).float(), flat).argmin(1) for some in torch.split(queries, CHUNK)]
+    # without matrix products, whose rounding depends on the chunk, so that equal guesses are equally far
+    exact = "donot_use_mm_for_euclid_dist"
+    chunks = [some.flatten(1).float() for some in torch.split(queries, CHUNK)]
+    nearest = [torch.cdist(some, flat, compute_mode=exact).argmin(1) for some in chunks]
     return owners[torch.cat(nearest)] if nearest else owners[:0]
 
 

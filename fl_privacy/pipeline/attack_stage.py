@@ -44,7 +44,7 @@ class AttackStage:
         disturbance: measures what the defense did to an update; ``None`` where there is no defense.
         functions: of metrics that have none of their own.
         guesses: memory of the attacker that starts from what it made of the same examples before.
-        tracing: among so many participants the victims of a single client are dealt for the tracing attack.
+        tracing: among so many participants the images of a single client are dealt for the tracing attack.
         informed: makes the adaptive attacker, which attacks each victim after the plain one; ``None`` without it.
     """
 

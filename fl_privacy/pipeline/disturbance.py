@@ -7,6 +7,7 @@ from functools import cache
 from torch import nn
 
 from fl_privacy.attacks.first_layer import NotFullyConnectedError, first_layer
+from fl_privacy.attacks.targets import is_sum_of_gradients
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.federation import Participant, parse_observation_id
 from fl_privacy.metrics.linear_system import linear_system
@@ -15,8 +16,9 @@ from fl_privacy.types import ModelState, Observation, Tensors
 
 Disturbance = Callable[[Observation], tuple[Perturbation, Mapping[str, float]]]
 """Compares an intercepted update with the one its client would have uploaded without defense. Where the model's first
-layer is fully connected, also figures of the equations for its input: ``condition`` of them all, and ``contraction``,
-``error_bound`` and ``solvable`` (1 or 0) of the row that an attacker would trust most."""
+layer is fully connected and the update is of one example, also figures of the equations for its input: ``condition`` of
+them all, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row whose uploaded bias gradient is
+largest, which an attacker would trust most."""
 
 
 def disturbance_of(participants: Mapping[int, Participant], batch_size: int) -> Disturbance:
@@ -38,7 +40,8 @@ def disturbance_of(participants: Mapping[int, Participant], batch_size: int) -> 
         else:
             result = undefended.probe(observation.sent, state, round=round, victim=probe.victim, batch_size=batch_size)
         clean, seen = replace(observation, upload=result.upload).update(), observation.update()
-        names = layer(observation.model, observation.input_shape)
+        alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
+        names = layer(observation.model, observation.input_shape) if alone else None
         return perturbation(clean, seen), _solving(clean, seen, names) if names else {}
 
     return measure

@@ -12,37 +12,36 @@ from fl_privacy.metrics import VictimScore
 from fl_privacy.metrics.tracing import Tracing, tracing_distance
 
 PARTICIPANTS = 10
-"""Among so many the victims of a single client are dealt, as in SPN's Algorithm 6."""
+"""Among so many the images of a single client are dealt, as in SPN's Algorithm 6."""
 
 
 def traced(scores: Sequence[VictimScore], *, participants: int) -> Tracing | None:
     """How often the images behind ``scores`` are traced to somebody else by their nearest reconstruction.
 
     Every image that was attacked is asked for. Its owner is the client that it was attacked at; where all are of one
-    client, they are dealt to ``participants`` in order.
+    client, the images are dealt to ``participants`` in order, also those of one batch, so that batches of any size are
+    traced among as many. Fewer images than participants are one each.
 
     Returns:
-        ``None`` where there is only one owner, or nothing was reconstructed.
+        ``None`` where there is only one owner. Where nothing was reconstructed, all are traced wrongly.
     """
-    clients = [parse_observation_id(score.id)[1] for score in scores]
-    if len(set(clients)) == 1:
-        clients = [k * participants // len(scores) for k in range(len(scores))]
-    guesses = [score.guesses[_guessed(score)] for score in scores]
-    owners = [torch.full((len(found),), client) for found, client in zip(guesses, clients, strict=True)]
-    if len(set(clients)) < 2 or not sum(map(len, guesses)):
+    owners = torch.cat([torch.full((len(s.originals),), parse_observation_id(s.id)[1]) for s in scores])
+    if len(owners.unique()) == 1:
+        owners = torch.arange(len(owners)) * participants // len(owners)
+    number = len(owners.unique())
+    if number < 2:
         return None
-    distance = tracing_distance(
-        torch.cat(guesses),
-        torch.cat(owners),
-        torch.cat([score.originals for score in scores]),
-        torch.cat([torch.full((len(s.originals),), c) for s, c in zip(scores, clients, strict=True)]),
-    )
-    queries = sum(len(score.originals) for score in scores)
-    return Tracing(distance=distance, participants=len(set(clients)), queries=queries)
+    guessed = torch.cat([_guessed(score) for score in scores])
+    distance = 1.0
+    if guessed.any():
+        guesses = torch.cat([score.guesses[_guessed(score)] for score in scores])
+        queries = torch.cat([score.originals for score in scores])
+        distance = tracing_distance(guesses, owners[guessed], queries, owners)
+    return Tracing(distance=distance, participants=number, queries=len(owners))
 
 
 def tracing_participants(config: DictConfig) -> int:
-    """Among how many the victims of a single client are dealt, by ``config``."""
+    """Among how many the images of a single client are dealt, by ``config``."""
     return PARTICIPANTS if config.tracing is None else positive(config.tracing, "tracing")
 
 

@@ -3,15 +3,22 @@
 from collections.abc import Mapping, Sequence
 
 from fl_privacy.report.ppc import Sample, sample_of
-from fl_privacy.report.settings import UNSAID, chosen, flat_settings
+from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, telling_settings
 from fl_privacy.report.trade_off import Versus
 from fl_privacy.results import Run
+from fl_privacy.results.identity import DEFENSE_KEYS
+
+STRENGTHS = ("alpha2", "scale", "noise_multiplier", "rate")
+"""Settings of a defense that are taken for its strength rather than others with as many values."""
+
+NO_CIRCUMSTANCES = ("seed", *DEFENSE_KEYS)
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     """A sample for each defended run that trained and was attacked, and one more for the adaptive attacker.
 
     Of the settings of a defense, that with the most values is its strength; others that differ make other mechanisms.
+    Runs that differ in anything else but the seed are compared under attacks of their own.
     """
     defended = [run for run in runs if not run.identity.undefended]
     names = _mechanisms(defended)
@@ -24,7 +31,7 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
                 leakage,
                 mechanism=mechanism,
                 strength=strength,
-                versus=Versus(_attack(run, runs), "plain" if attacker == "plain" else "adaptive"),
+                versus=Versus(_attack(run, defended), "plain" if attacker == "plain" else "adaptive"),
                 accuracy=run.summary["final_accuracy"],
                 perturbation=run.summary.get("perturbation") or {},
             )
@@ -46,7 +53,10 @@ def _mechanisms(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
 
 def _in_words(defense: str, own: Mapping[str, str], all_settings: Sequence[Mapping[str, str]]) -> tuple[str, str]:
     values = {key: {settings.get(key) for settings in all_settings} for key in own}
-    varying = sorted((key for key, taken in values.items() if len(taken) > 1), key=lambda key: -len(values[key]))
+    varying = sorted(
+        (key for key, taken in values.items() if len(taken) > 1),
+        key=lambda key: (-len(values[key]), key not in STRENGTHS),
+    )
     rest = ", ".join(f"{key} {own[key]}" for key in varying[1:])
     return f"{defense} ({rest})" if rest else defense, f"{varying[0]} {own[varying[0]]}" if varying else ""
 
@@ -58,10 +68,22 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _attack(run: Run, runs: Sequence[Run]) -> str:
-    """The attack and what else tells attacks apart: data, model and batch size, where they differ."""
+    """The attack and what else tells attacks apart: all but seed and defense, where that differs."""
+    groups = [group for group in GROUPS if group != "defense"]
+    options = {group: {chosen(other, group) for other in runs} for group in groups}
     words = [chosen(run, "attack")]
-    for group in ("data", "model"):
-        words += [chosen(run, group)] if len({chosen(other, group) for other in runs}) > 1 else []
-    sizes = {str(other.identity.config.get("batch_size", 1)) for other in runs}
-    words += [f"batch {run.identity.config.get('batch_size', 1)}"] if len(sizes) > 1 else []
+    words += [chosen(run, group) for group in groups if group != "attack" and len(options[group]) > 1]
+    alike = [other for other in runs if all(chosen(other, group) == chosen(run, group) for group in groups)]
+    settings, others = _circumstances(run), [_circumstances(other) for other in alike]
+    for key in dict.fromkeys(key for found in others for key in found):
+        if len({found.get(key) for found in others}) > 1:
+            words.append(f"{_WORDS.get(key, key)} {settings.get(key)}")
     return " · ".join(words)
+
+
+_WORDS = {"batch_size": "batch"}
+
+
+def _circumstances(run: Run) -> dict[str, str]:
+    """Settings beside those of the defense."""
+    return {k: v for k, v in telling_settings(run).items() if k.partition(".")[0] not in NO_CIRCUMSTANCES}

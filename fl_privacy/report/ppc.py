@@ -25,7 +25,7 @@ class Sample:
         strength: in words.
         versus: who attacked.
         accuracy: of the training, in [0, 1].
-        ratio: ||B|| / ||E||, mean over the attacked updates.
+        ratio: ||B|| / ||E||, mean over the attacked updates; infinite where the defense changed nothing.
         distances: by name in ``DISTANCES``, as far as they were measured.
     """
 
@@ -92,7 +92,7 @@ def sample_of(
     """From one attacker's part of a summary; ``None`` where the accuracy or the perturbation is not known."""
     ratio = (perturbation.get("signal_to_perturbation") or {}).get("mean")
     distances = distances_of(leakage)
-    if accuracy is None or ratio is None or math.isinf(ratio) or not distances:
+    if accuracy is None or ratio is None or not distances:
         return None
     return Sample(
         mechanism=mechanism, strength=strength, versus=versus, accuracy=accuracy, ratio=ratio, distances=distances

@@ -17,7 +17,7 @@ def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distan
     """Accuracy (orange), distance (blue) and their product over log10(||B|| / ||E|| + 1), as in SPN's Figure 5.
 
     Args:
-        plain: under the plain attacker, in any order.
+        plain: under the plain attacker, in any order; points without perturbation have no place on the axis.
         adaptive: under the one that knows the mechanism, dashed.
         distance: what the right axis shows.
         alt: the chart in words.
@@ -25,11 +25,12 @@ def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distan
 
     def draw(axes: Axes) -> None:
         right = axes.twinx()
-        everything = [*plain, *adaptive]
+        shown = [[p for p in points if math.isfinite(p.abscissa)] for points in (plain, adaptive)]
+        everything = [*shown[0], *shown[1]]
         end = max([point.abscissa for point in everything] + [math.log10(RED_ABOVE + 1)]) * 1.05
         axes.axvspan(0, math.log10(GREEN_BELOW + 1), color=PRIVATE, alpha=0.12, linewidth=0)
         axes.axvspan(math.log10(RED_ABOVE + 1), end, color=LEAK, alpha=0.12, linewidth=0)
-        for points, line, face in ((plain, "-o", None), (adaptive, "--o", "none")):
+        for points, line, face in ((shown[0], "-o", None), (shown[1], "--o", "none")):
             ordered = sorted(points, key=lambda point: point.abscissa)
             x = [point.abscissa for point in ordered]
             style: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.4, "markerfacecolor": face}

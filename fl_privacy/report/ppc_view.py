@@ -20,7 +20,6 @@ class PpcView:
         values: CAP by row and column.
         bars: a chart for each attack.
         curves: attack -> title -> chart.
-        distances: name -> title.
     """
 
     mechanisms: Sequence[str]
@@ -28,7 +27,6 @@ class PpcView:
     values: dict[tuple[str, str, Versus], Cap]
     bars: dict[str, Markup]
     curves: dict[str, dict[str, Markup]]
-    distances = DISTANCES
 
 
 def ppc_view(samples: Sequence[Sample]) -> PpcView | None:

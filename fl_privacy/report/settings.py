@@ -39,10 +39,15 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
 
     First those with several values, then those that only some runs have; at most ``DIFFERENCES_SHOWN``.
     """
-    flat = [{k: str(v) for k, v in flat_settings(run.identity.config) if _is_telling(k)} for run in runs]
+    flat = [telling_settings(run) for run in runs]
     values = {key: {settings.get(key) for settings in flat} for key in dict.fromkeys(k for s in flat for k in s)}
     keys = sorted((k for k, found in values.items() if len(found) > 1), key=lambda k: len(values[k] - {None}) == 1)
     return [_shorten([f"{k}={settings[k]}" for k in keys if k in settings]) for settings in flat]
+
+
+def telling_settings(run: Run) -> dict[str, str]:
+    """Dotted key -> value of all that may tell the run's results from those of another."""
+    return {key: str(value) for key, value in flat_settings(run.identity.config) if _is_telling(key)}
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:

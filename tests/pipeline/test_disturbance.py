@@ -6,7 +6,7 @@ from fl_privacy.federation import Audit, Interceptor, Probe
 from fl_privacy.pipeline.disturbance import disturbance_of
 
 
-def observations(federation, audit):
+def observations(federation, audit, batch_size=2):
     seen = []
     interceptor = Interceptor(
         model=federation.model,
@@ -18,7 +18,7 @@ def observations(federation, audit):
     sent = federation.server.state
     for probe in audit.probes:
         client = federation.participants[probe.client]
-        result = client.probe(sent, ClientState(), round=1, victim=probe.victim, batch_size=2)
+        result = client.probe(sent, ClientState(), round=1, victim=probe.victim, batch_size=batch_size)
         interceptor.capture(round=1, client=probe.client, sent=sent, upload=result.upload, probe=probe)
     for number in audit.clients:
         result = federation.participants[number].update(sent, ClientState(), round=1)
@@ -45,14 +45,32 @@ def test_only_the_defense_makes_a_difference(federation, audit):
 
 
 def test_the_equations_of_a_fully_connected_layer_are_measured():
-    audit = Audit(probes=(Probe(0, 0),), batch_size=2)
+    audit = Audit(probes=(Probe(0, 0),), batch_size=1)
     options = ["model=mlp", "model.widths=[16]", "federation.clients=4", "defense=dp_noise"]
     figures = []
     for scale in ("1e-6", "10"):
         federation = build_federation(compose([*options, f"defense.scale={scale}"]))
-        (observation,) = observations(federation, audit)
-        figures.append(disturbance_of(federation.participants, 2)(observation)[1])
+        (observation,) = observations(federation, audit, 1)
+        figures.append(disturbance_of(federation.participants, 1)(observation)[1])
     weak, strong = figures
     assert weak["condition"] == strong["condition"] > 1
     assert weak["solvable"] == 1 and weak["contraction"] < 1e-3 and weak["error_bound"] < 1e-2
     assert strong["solvable"] == 0 and strong["error_bound"] == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size", "measured"),
+    [
+        ([], 2, False),
+        (["federation=fedavg"], 1, True),
+        (["federation=fedavg", "federation.plan.optimizer=adam"], 1, False),
+    ],
+    ids=["batch", "steps of SGD", "steps of Adam"],
+)
+def test_the_equations_are_those_of_one_example_and_of_gradients(options, batch_size, measured):
+    common = ["model=mlp", "model.widths=[16]", "federation.clients=4", "defense=dp_noise", "defense.scale=1e-7"]
+    federation = build_federation(compose([*common, *options]))
+    audit = Audit(probes=(Probe(0, 0),), batch_size=batch_size)
+    (observation,) = observations(federation, audit, batch_size)
+    figures = disturbance_of(federation.participants, batch_size)(observation)[1]
+    assert (figures["solvable"] == 1 and figures["error_bound"] < 0.1) if measured else figures == {}

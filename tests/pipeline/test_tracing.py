@@ -1,6 +1,7 @@
 """Tracing over what was attacked, and where it is recorded."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,22 @@ def test_clients_are_told_apart_where_there_are_several() -> None:
 def test_one_owner_cannot_be_told_from_others() -> None:
     assert traced([score(0)], participants=10) is None
     assert traced([score(0), score(1)], participants=1) is None
+
+
+@pytest.mark.parametrize(("victims", "images"), [(12, 1), (3, 4), (2, 8)])
+def test_batches_of_any_size_are_traced_among_as_many(victims: int, images: int) -> None:
+    found = traced([score(k, images=images) for k in range(victims)], participants=10)
+    assert found is not None and (found.participants, found.distance) == (10, 0.0)
+    useless = traced([score(k, exact=False, images=images) for k in range(1, 1 + victims)], participants=10)
+    assert useless is not None and useless.distance > 0.8
+
+
+def test_nothing_reconstructed_traces_nobody() -> None:
+    failed = [
+        replace(score(k), images=(ImageScore(image=0, guess=None, values={}, failure="failed"),)) for k in range(3)
+    ]
+    found = traced(failed, participants=10)
+    assert found is not None and (found.distance, found.participants, found.queries) == (1.0, 3, 3)
 
 
 def test_failed_victims_are_asked_for_but_answer_nobody() -> None:

@@ -1,15 +1,18 @@
 """CAP of a sweep and of any runs, from the figures in their summaries."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fl_privacy.errors import UserError
 from fl_privacy.report import write_report
+from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import caps, samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view
 from fl_privacy.report.trade_off import Outcome, Row, Versus
+from fl_privacy.results import read_run
 from tests.pipeline.runs import run
 from tests.results.runs import defended, record
 
@@ -36,7 +39,7 @@ ROWS = [
     row("DP", "scale 0.1", 0.8, {PLAIN: leakage(0.3, 1.0, 0.1, 3.0), ADAPTIVE: leakage(0.1, 1.0, 0.0)}),
     row("SPN", "alpha2 1", 0.85, {PLAIN: leakage(0.9, 0.8, None, 0.9)}),
     row("SPN", "alpha2 2", None, {PLAIN: leakage(0.9, 0.8, None, 0.9)}),
-    row("SPN", "alpha2 0", 0.9, {PLAIN: leakage(0.9, 0.8, None, float("inf"))}),
+    row("SPN", "alpha2 0", 0.9, {PLAIN: leakage(0.3, 0.8, None, float("inf"))}),
 ]
 
 
@@ -49,16 +52,51 @@ def test_cap_is_the_mean_of_accuracy_times_distance():
         ("DP", "reconstruction", ADAPTIVE): (0.5 * 1.0 + 0.8 * 0.1) / 2,
         ("DP", "label", ADAPTIVE): 0.5 * 0.5 / 2,
         ("DP", "tracing", ADAPTIVE): 0.5 * 0.6 / 2,
-        ("SPN", "reconstruction", PLAIN): 0.85 * 0.9,
-        ("SPN", "label", PLAIN): 0.85 * 0.2,
+        ("SPN", "reconstruction", PLAIN): (0.85 * 0.9 + 0.9 * 0.3) / 2,
+        ("SPN", "label", PLAIN): (0.85 * 0.2 + 0.9 * 0.2) / 2,
     }
     assert {key: entry.value for key, entry in found.items()} == pytest.approx(expected)
-    assert found["DP", "label", ADAPTIVE].points == 2 and found["SPN", "label", PLAIN].points == 1
+    assert found["DP", "label", ADAPTIVE].points == 2 and found["SPN", "label", PLAIN].points == 2
 
 
 def test_the_adaptive_attacker_meets_the_same_perturbation():
     ratios = {(s.strength, s.versus.attacker): s.ratio for s in samples_of_rows(ROWS) if s.mechanism == "DP"}
     assert ratios["scale 1", "adaptive"] == ratios["scale 1", "plain"] == 0.3
+
+
+def test_a_strength_that_changes_nothing_counts_but_has_no_place_in_the_chart():
+    samples = [s for s in samples_of_rows(ROWS) if s.mechanism == "SPN"]
+    assert [s.ratio for s in samples] == [0.9, float("inf")]
+    curve, alone = (ppc_view(some).curves["DLG"]["SPN · Reconstruction"] for some in (samples, samples[1:]))
+    assert str(curve).startswith("<svg") and str(alone).startswith("<svg")
+
+
+def runs_of(tmp_path: Path, *changes):
+    perturbed = {"summary": {"perturbation": {"signal_to_perturbation": {"mean": 2.0}}}}
+    found = []
+    for change in changes:
+        run = read_run(record(tmp_path, changes=change, undefended=False))
+        found.append(replace(run, summary={**run.summary, **perturbed["summary"]}))
+    return found
+
+
+def test_of_settings_with_as_many_values_the_strength_is_that_of_the_noise(tmp_path: Path):
+    runs = runs_of(tmp_path, *(defended(at=at, scale=s) for at in ("gradient", "upload") for s in (0.1, 0.2)))
+    found = samples_of_runs(runs)
+    assert {(s.mechanism, s.strength) for s in found} == {
+        (f"dp_noise (at {at})", f"scale {s}") for at in ("gradient", "upload") for s in (0.1, 0.2)
+    }
+
+
+def test_runs_in_other_circumstances_make_curves_of_their_own(tmp_path: Path):
+    few = {"federation": {"clients": 4, "rounds": 3, "lr": 0.1}}
+    short = {"attack": {"name": "inverting_gradients", "iterations": 7}}
+    changes = [defended(scale=s) | other for s in (0.1, 0.2) for other in ({}, few, short, {"seed": 1})]
+    found = samples_of_runs(runs_of(tmp_path, *changes))
+    assert {s.versus.attack for s in found} == {
+        f"inverting_gradients · federation.rounds {rounds} · attack.iterations {iterations}"
+        for rounds, iterations in ((12, 4800), (3, 4800), (12, 7))
+    }
 
 
 def test_a_chart_for_each_mechanism_and_distance():
