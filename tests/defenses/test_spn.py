@@ -17,7 +17,7 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState
 from tests.federation import harness as federation
 
-from .harness import changed_gradient, clean_gradient, local_step, private_step, run, small_evaluator, small_model
+from .harness import changed_gradient, clean_gradient, flat, local_step, private_step, run, small_evaluator, small_model
 
 
 def sample(classes: int = 5, bits: int = 7, examples: int = 4):
@@ -230,6 +230,15 @@ def test_only_what_is_uploaded_is_clipped():
     upload = participant.probe(ModelState.of(participant.model), ClientState(), round=1, victim=0, batch_size=2).upload
     norm = torch.cat([t.flatten() for t in upload.tensors.values()]).norm()
     assert norm.item() == pytest.approx(0.1, rel=1e-4)
+
+
+def test_dp_sgd_clips_private_parameters_with_the_others():
+    """They see single examples and shape the uploads to come: unclipped, they would break the bound."""
+    step = private_step(spn(alpha2=100.0), local_step(examples=2))
+    public = {name: t for name, t in step.sent.parameters.items() if "spn" not in name}
+    found = dp_sgd(clip_norm=0.1, noise_multiplier=0).gradient[0](public, step)
+    assert found.keys() == step.sent.parameters.keys() > public.keys()
+    assert flat(found).norm() <= 0.1 * (1 + 1e-6) and found["5.spn.weight"].any()
 
 
 def test_labels_may_be_probabilities():

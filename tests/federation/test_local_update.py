@@ -11,7 +11,7 @@ from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.errors import UserError
 from fl_privacy.federation import LocalResult, local_update
 from fl_privacy.gradients import set_mode
-from fl_privacy.types import Batch, LocalPlan, ModelState
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 from tests.federation import harness
 
 
@@ -170,3 +170,18 @@ def test_a_model_hook_may_not_rename_public_parameters() -> None:
 
     with pytest.raises(UserError, match="keep the parameter names it was sent"):
         run(harness.FEDAVG, 1, defense=defense)
+
+
+def test_gradient_hooks_get_what_is_uploaded_and_private_parameters_go_their_own_way() -> None:
+    net, seen = harness.NetWithPrivateHead(), []
+
+    def silence(tensors: Tensors, step: LocalStep) -> Tensors:
+        seen.append(tensors.keys())
+        return {name: torch.zeros_like(t) for name, t in tensors.items()}
+
+    defense = Defense(model=(lambda model, state, rng: net,), gradient=(silence,))
+    result, state = run(harness.FEDAVG, 2, defense=defense)
+
+    assert seen == [ModelState.of(harness.small_net()).parameters.keys()] * 2
+    assert not any(t.any() for t in result.upload.tensors.values())
+    assert not torch.equal(state.tensors["private/private.weight"], net.private.weight)
