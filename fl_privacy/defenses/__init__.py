@@ -1,5 +1,6 @@
 """Client-side defenses: each is a ``Defense`` of hooks."""
 
+from fl_privacy.defenses.ats import ats
 from fl_privacy.defenses.base import ClientState, Defense, LocalStep, compose
 from fl_privacy.defenses.dp_noise import dp_noise
 from fl_privacy.defenses.dp_sgd import dp_sgd
@@ -16,6 +17,7 @@ __all__ = [
     "ClientState",
     "Defense",
     "LocalStep",
+    "ats",
     "compose",
     "dp_noise",
     "dp_sgd",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F  # noqa: N812
+from torchvision.transforms.v2 import functional as F
 
 from fl_privacy.transformations.sampling import rotate, shear_vertically, translate
 
@@ -86,8 +86,29 @@ def _posterize(images: Tensor, bits: float) -> Tensor:
 
 
 def _solarize(images: Tensor, threshold: float) -> Tensor:
-    bound = threshold / 255 if images.is_floating_point() else math.ceil(threshold)
-    return torch.where(images < bound, images, F.invert(images))
+    levels = images * 255 if images.is_floating_point() else images.short()
+    return torch.where(levels < threshold, images, F.invert(images))
+
+
+def _autocontrast(images: Tensor) -> Tensor:
+    if not images.is_floating_point():
+        return F.autocontrast(images)
+    low, high = images.amin((-2, -1), keepdim=True), images.amax((-2, -1), keepdim=True)
+    varies = high > low
+    return torch.where(varies, (images - low) / torch.where(varies, high - low, 1), images)
+
+
+def _sharpness(images: Tensor, change: float) -> Tensor:
+    if not images.is_floating_point():
+        return F.adjust_sharpness(images, 1 + change)
+    kernel = images.new_tensor([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
+    stacked = images.reshape(-1, 1, *images.shape[-2:])
+    smooth = torch.nn.functional.conv2d(stacked, kernel[None, None]).reshape(
+        *images.shape[:-2], -1, images.shape[-1] - 2
+    )
+    inner = images[..., 1:-1, 1:-1]
+    frame = torch.nn.functional.pad(change * (inner - smooth), (1, 1, 1, 1))
+    return (images + frame).clamp(0, 1)
 
 
 def _contrast(images: Tensor, change: float) -> Tensor:
@@ -109,13 +130,13 @@ KINDS: Mapping[str, Kind] = {
     "rotate": Kind(rotate, high=30.0),
     "color": Kind(lambda images, change: F.adjust_saturation(images, 1 + change), high=0.9, signed=True),
     "contrast": Kind(_contrast, high=0.9, signed=True),
-    "sharpness": Kind(lambda images, change: F.adjust_sharpness(images, 1 + change), high=0.9, signed=True),
+    "sharpness": Kind(_sharpness, high=0.9, signed=True),
     "brightness": Kind(lambda images, change: F.adjust_brightness(images, 1 + change), high=0.9, signed=True),
     "posterize": Kind(_posterize, low=8.0, high=4.0),
     "solarize": Kind(_solarize, low=256.0, high=0.0),
     "invert": Kind(lambda images, _: F.invert(images)),
     "equalize": Kind(lambda images, _: _equalize(images)),
-    "autocontrast": Kind(lambda images, _: F.autocontrast(images)),
+    "autocontrast": Kind(lambda images, _: _autocontrast(images)),
 }
 """Magnitudes: slope, share of the side, degrees, change of a factor that leaves the image alone at 1, bits, level."""
 

@@ -41,16 +41,14 @@ def shear_vertically(images: Tensor, slope: float) -> Tensor:
     part = (at - 0.5 - below).to(images.dtype if images.is_floating_point() else torch.float64)
     rows = [(below.long() + k).clamp(0, height - 1) for k in (-1, 0, 1, 2)]
     taps = [_take(images, x, row).to(part.dtype) for row in rows]
-    values = sum(tap * weight for tap, weight in zip(taps, _cubic(part), strict=True))
-    assert isinstance(values, Tensor)
+    values = _cubic(taps[0], taps[1], taps[2], taps[3], part)
     inside = (at >= 0) & (at < height)
     return torch.where(inside, _like(values, images), _grey(images))
 
 
-def _cubic(t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Weights of the four neighbors: the cubic convolution with a = -1 that the library uses."""
-    t2, t3 = t**2, t**3
-    return -t + 2 * t2 - t3, 1 - 2 * t2 + t3, t + t2 - t3, t3 - t2
+def _cubic(v1: Tensor, v2: Tensor, v3: Tensor, v4: Tensor, t: Tensor) -> Tensor:
+    """Cubic convolution with a = -1 at ``t`` between ``v2`` and ``v3``, evaluated in the library's order."""
+    return v2 + t * (v3 - v1 + t * (2 * (v1 - v2) + v3 - v4 + t * (v2 - v1 + v4 - v3)))
 
 
 def _fixed_point(row: Sequence[float], x: Tensor, y: Tensor) -> Tensor:

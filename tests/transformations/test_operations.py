@@ -49,7 +49,9 @@ def by_pil(name, image, level, sign):
 def pictures(channels, height=32, width=32):
     """A smooth one of few levels, a noisy one, one of a single color."""
     rng = derive_generator(0, "pictures", channels)
-    smooth = torch.nn.functional.interpolate(torch.rand(1, channels, 4, 4, generator=rng), (height, width), mode="bicubic")
+    smooth = torch.nn.functional.interpolate(
+        torch.rand(1, channels, 4, 4, generator=rng), (height, width), mode="bicubic"
+    )
     noisy = torch.rand(1, channels, height, width, generator=rng)
     plain = torch.full((1, channels, height, width), 0.4)
     return (torch.cat([0.2 + 0.6 * smooth.clamp(0, 1), noisy, plain]) * 255).to(torch.uint8)
