@@ -1,7 +1,7 @@
 """Client-side defenses: each is a ``Defense`` of hooks."""
 
 from fl_privacy.defenses.ats import ats
-from fl_privacy.defenses.base import ClientState, Defense, LocalStep, compose
+from fl_privacy.defenses.base import ClientState, Defense, LocalData, LocalStep, compose
 from fl_privacy.defenses.dp_noise import dp_noise
 from fl_privacy.defenses.dp_sgd import dp_sgd
 from fl_privacy.defenses.local_dp import local_dp
@@ -16,6 +16,7 @@ from fl_privacy.defenses.soteria_mixing import soteria_mixing
 __all__ = [
     "ClientState",
     "Defense",
+    "LocalData",
     "LocalStep",
     "ats",
     "compose",

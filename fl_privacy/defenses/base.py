@@ -1,4 +1,4 @@
-"""What a defense is: plain functions at four places of a client's round."""
+"""What a defense is: plain functions at five places of a client's round."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,8 +33,24 @@ class LocalStep:
     rng: torch.Generator
 
 
+@dataclass(frozen=True, eq=False)
+class LocalData:
+    """Whose examples are to be exchanged: all that a defense of a client's data may look at.
+
+    Attributes:
+        num_classes: K.
+        state: of the client; what is kept there need not be made again.
+        rng: in the same state in every round, so that what is made of the same examples is the same.
+    """
+
+    num_classes: int
+    state: ClientState
+    rng: torch.Generator
+
+
 Prepare = Callable[[tuple[int, ...]], None]
 ModelHook = Callable[[nn.Module, ClientState], nn.Module]
+ExamplesHook = Callable[[Batch, LocalData], Batch]
 DataHook = Callable[[Batch, ClientState, torch.Generator], Batch]
 GradientHook = Callable[[Tensors, LocalStep], Tensors]
 UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
@@ -48,7 +64,9 @@ class Defense:
         name: as in the configuration.
         model: (Module, ClientState) -> Module. Parameters that the result has beyond the model sent are private:
             they are kept in the ClientState and not uploaded.
-        data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient.
+        examples: (Batch, LocalData) -> Batch, on all that the client has, before it is cut into batches: what it
+            trains on, and is probed with, instead. The number of examples may change.
+        data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient; as many examples, in their order.
         gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step.
         upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta);
             names that it drops are withheld.
@@ -59,6 +77,7 @@ class Defense:
 
     name: str = "none"
     model: tuple[ModelHook, ...] = ()
+    examples: tuple[ExamplesHook, ...] = ()
     data: tuple[DataHook, ...] = ()
     gradient: tuple[GradientHook, ...] = ()
     upload: tuple[UploadHook, ...] = ()
@@ -77,6 +96,7 @@ def compose(*defenses: Defense) -> Defense:
     return Defense(
         name="+".join(d.name for d in defenses) or "none",
         model=tuple(hook for d in defenses for hook in d.model),
+        examples=tuple(hook for d in defenses for hook in d.examples),
         data=tuple(hook for d in defenses for hook in d.data),
         gradient=tuple(hook for d in defenses for hook in d.gradient),
         upload=tuple(hook for d in defenses for hook in d.upload),

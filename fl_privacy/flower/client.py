@@ -77,13 +77,16 @@ class PrivacyClient(NumPyClient):
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
         """The upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
+        state = load_state(self.memory, self.participant.device)
         result = self.participant.probe(
             self._sent(parameters, config),
-            load_state(self.memory, self.participant.device),
+            state,
             round=_integer(config, ROUND),
             victim=_integer(config, VICTIM),
             batch_size=_integer(config, BATCH_SIZE),
         )
+        if self.participant.defense.examples:
+            save_state(self.memory, state)
         return _reply(result)
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:

@@ -33,7 +33,7 @@ from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.public import public_images
 from fl_privacy.pipeline.run import CAPTURES
 from fl_privacy.pipeline.threat_model import threat_model
-from fl_privacy.pipeline.truth import truth_of
+from fl_privacy.pipeline.truth import transformed_of, truth_of
 from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.report import write_report
 from fl_privacy.types import ModelState, Observation
@@ -85,6 +85,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 disturbance=disturbance_of(participants, batch_size) if defense.public else None,
                 informed=informed_attacker(defense, participants) if config.knows_defense else None,
                 functions=found.functions,
+                transformed=transformed_of(participants, batch_size) if defense.examples or defense.data else None,
             )(found.observations)
             folder.finish()
         write_report([folder.path])
@@ -126,8 +127,9 @@ def _fresh(config: DictConfig) -> _Intercepted:
         num_classes=examples.num_classes,
         sink=observations.append,
     )
+    state = ClientState()
     for probe in audit.probes:
-        result = owner.probe(sent, ClientState(), round=0, victim=probe.victim, batch_size=batch_size)
+        result = owner.probe(sent, state, round=0, victim=probe.victim, batch_size=batch_size)
         interceptor.capture(round=0, client=0, sent=sent, upload=result.upload, probe=probe)
     threats = threat_model(config, plan, audit, defense)
     weights = "as trained elsewhere" if config.weights else "untrained"

@@ -16,7 +16,7 @@ from fl_privacy.metrics import MetricFunction, evaluate_all
 from fl_privacy.pipeline.disturbance import Disturbance
 from fl_privacy.pipeline.informed import Informed
 from fl_privacy.pipeline.monitor import Monitor
-from fl_privacy.pipeline.truth import Truth
+from fl_privacy.pipeline.truth import Transformed, Truth
 from fl_privacy.results import Attacker, RunFolder
 from fl_privacy.types import Observation, Reconstruction
 
@@ -43,6 +43,7 @@ class AttackStage:
         monitor: told of the progress.
         disturbance: measures what the defense did to an update; ``None`` where there is no defense.
         functions: of metrics that have none of their own.
+        transformed: what a defense of the data put in place of the truth; ``None`` where there is no such defense.
         informed: makes the adaptive attacker, which attacks each victim after the plain one; ``None`` without it.
     """
 
@@ -56,6 +57,7 @@ class AttackStage:
     disturbance: Disturbance | None = None
     informed: Informed | None = None
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
+    transformed: Transformed | None = None
     _seen: dict[str, list[Observation]] = field(default_factory=dict, init=False)
 
     def __call__(self, observations: Sequence[Observation]) -> None:
@@ -112,7 +114,12 @@ class AttackStage:
             attacker=attacker,
             countermeasures=list(dict.fromkeys(sentence for r in result for sentence in r.countermeasures)),
         )
-        scores = evaluate_all(result, [self.truth(r.id) for r in result], functions=self.functions)
+        scores = evaluate_all(
+            result,
+            [self.truth(r.id) for r in result],
+            functions=self.functions,
+            transformed=[self.transformed(o) for o in observations] if self.transformed else None,
+        )
         for score in scores:
             client = parse_observation_id(score.id)[1]
             self.folder.add_victim(score, round=round, client=client, attacker=attacker)

@@ -17,7 +17,7 @@ def disturbance_of(participants: Mapping[int, Participant], batch_size: int) -> 
 
     def measure(observation: Observation) -> Perturbation:
         round, client, probe = parse_observation_id(observation.id)
-        undefended, state = replace(participants[client], defense=Defense()), ClientState()
+        undefended, state = _undefended(participants[client]), ClientState()
         if probe is None:
             result = undefended.update(observation.sent, state, round=round)
         else:
@@ -26,3 +26,8 @@ def disturbance_of(participants: Mapping[int, Participant], batch_size: int) -> 
         return perturbation(clean.update(), observation.update())
 
     return measure
+
+
+def _undefended(participant: Participant) -> Participant:
+    """With the same examples to exchange, so that the same are compared."""
+    return replace(participant, defense=Defense(examples=participant.defense.examples))

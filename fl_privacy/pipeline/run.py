@@ -21,7 +21,7 @@ from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.privacy import privacy_of
 from fl_privacy.pipeline.public import public_images
 from fl_privacy.pipeline.threat_model import threat_model
-from fl_privacy.pipeline.truth import truth_of
+from fl_privacy.pipeline.truth import transformed_of, truth_of
 from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
 from fl_privacy.pipeline.weights import MODEL, write_weights
 from fl_privacy.report import write_report
@@ -94,6 +94,9 @@ def _run(
             else None,
             informed=informed_attacker(federation.defense, federation.participants) if config.knows_defense else None,
             functions=build_functions(config, dataset),
+            transformed=transformed_of(federation.participants, config.batch_size)
+            if federation.defense.examples or federation.defense.data
+            else None,
         )
         if attack
         else None

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from fl_privacy import defenses
 from fl_privacy.defenses import (
     Defense,
+    ats,
     compose,
     dp_noise,
     dp_sgd,
@@ -74,6 +75,7 @@ def within(radius):
 
 DEFENSES: dict[str, tuple[Defense, object]] = {
     "none": (none(), unchanged),
+    "ats": (ats(), unchanged),
     "gaussian": (dp_noise(scale=0.1), all_moved),
     "laplace, clipped": (dp_noise(noise="laplace", scale=0.1, clip_norm=0.5, at="gradient"), all_moved),
     "clipped, no noise": (
