@@ -87,12 +87,14 @@ def _posterize(images: Tensor, bits: float) -> Tensor:
 
 def _solarize(images: Tensor, threshold: float) -> Tensor:
     levels = images * 255 if images.is_floating_point() else images.short()
-    return torch.where(levels < threshold, images, F.invert(images))
+    inverted: Tensor = F.invert(images)
+    return torch.where(levels < threshold, images, inverted)
 
 
 def _autocontrast(images: Tensor) -> Tensor:
     if not images.is_floating_point():
-        return F.autocontrast(images)
+        stretched: Tensor = F.autocontrast(images)
+        return stretched
     low, high = images.amin((-2, -1), keepdim=True), images.amax((-2, -1), keepdim=True)
     varies = high > low
     return torch.where(varies, (images - low) / torch.where(varies, high - low, 1), images)
@@ -100,7 +102,8 @@ def _autocontrast(images: Tensor) -> Tensor:
 
 def _sharpness(images: Tensor, change: float) -> Tensor:
     if not images.is_floating_point():
-        return F.adjust_sharpness(images, 1 + change)
+        sharpened: Tensor = F.adjust_sharpness(images, 1 + change)
+        return sharpened
     kernel = images.new_tensor([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
     stacked = images.reshape(-1, 1, *images.shape[-2:])
     smooth = torch.nn.functional.conv2d(stacked, kernel[None, None]).reshape(
@@ -109,10 +112,6 @@ def _sharpness(images: Tensor, change: float) -> Tensor:
     inner = images[..., 1:-1, 1:-1]
     frame = torch.nn.functional.pad(change * (inner - smooth), (1, 1, 1, 1))
     return (images + frame).clamp(0, 1)
-
-
-def _contrast(images: Tensor, change: float) -> Tensor:
-    return F.adjust_contrast(images, 1 + change)
 
 
 def _translate_x(images: Tensor, share: float) -> Tensor:
@@ -129,7 +128,7 @@ KINDS: Mapping[str, Kind] = {
     "translate_y": Kind(_translate_y, high=150 / 331, signed=True),
     "rotate": Kind(rotate, high=30.0),
     "color": Kind(lambda images, change: F.adjust_saturation(images, 1 + change), high=0.9, signed=True),
-    "contrast": Kind(_contrast, high=0.9, signed=True),
+    "contrast": Kind(lambda images, change: F.adjust_contrast(images, 1 + change), high=0.9, signed=True),
     "sharpness": Kind(_sharpness, high=0.9, signed=True),
     "brightness": Kind(lambda images, change: F.adjust_brightness(images, 1 + change), high=0.9, signed=True),
     "posterize": Kind(_posterize, low=8.0, high=4.0),
