@@ -58,8 +58,8 @@ class PrivacyPlan:
     def shares(self) -> Tensor:
         """(K,) of the transformed image in each point."""
         if self.rule == "left":
-            return torch.arange(self.points) / self.points
-        return torch.linspace(0, 1, self.points)
+            return torch.arange(self.points, dtype=torch.float64) / self.points
+        return torch.linspace(0, 1, self.points, dtype=torch.float64)
 
     def area(self, similarities: Tensor) -> Tensor:
         """(S,) from (S, K)."""

@@ -1,0 +1,98 @@
+"""The command that searches policies, and what reads its result."""
+
+import json
+
+import pytest
+
+from fl_privacy.cli.main import run_command_line
+
+pytest.importorskip("mlxtend")
+
+TINY = ["search-policies", "policies=4", "images_per_class=1", "points=2", "accuracy_draws=1", "accuracy_images=8"]
+TINY += ["training.epochs=1", "data.image_size=8", "model.width=2"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    out = tmp_path_factory.mktemp("search")
+    assert run_command_line([*TINY, f"out={out}"]) == 0
+    (folder,) = out.iterdir()
+    return folder
+
+
+def test_leaves_behind_what_is_promised(found):
+    assert {p.name for p in found.iterdir()} >= {
+        "config.yaml", "policies.json", "scores.jsonl", "search.html", "semi_trained.safetensors",
+    }  # fmt: skip
+    result = json.loads((found / "policies.json").read_text())
+    records = [json.loads(line) for line in (found / "scores.jsonl").read_text().splitlines()]
+    assert len(records) == 54
+    assert len(result["policies"]) == 2
+    assert len(result["single_operations"]) == 50
+    scores = [r["privacy"] for r in result["single_operations"]]
+    assert scores == sorted(scores)
+    assert all(s["accuracy"] >= result["accuracy_threshold"] for s in result["scores"])
+    page = (found / "search.html").read_text()
+    assert all(name in page for name in result["policies"])
+    assert page.count("<svg") == 2
+
+
+def test_the_second_time_nothing_is_computed(found, capfd):
+    before = (found / "scores.jsonl").stat().st_mtime_ns
+    assert run_command_line([*TINY, f"out={found.parent}"]) == 0
+    assert "Finished already" in capfd.readouterr().out
+    assert (found / "scores.jsonl").stat().st_mtime_ns == before
+
+
+def test_killed_in_the_middle_of_a_line_it_goes_on_and_finds_the_same(found, tmp_path):
+    folder = tmp_path / found.name
+    folder.mkdir()
+    lines = (found / "scores.jsonl").read_bytes().splitlines(keepends=True)
+    kept = b"".join(lines[:20])
+    (folder / "scores.jsonl").write_bytes(kept + lines[20][:15])
+    assert run_command_line([*TINY, f"out={tmp_path}"]) == 0
+    again = (folder / "scores.jsonl").read_bytes()
+    assert again.startswith(kept)
+    assert [json.loads(line)["policy"] for line in again.splitlines()] == [json.loads(line)["policy"] for line in lines]
+    for one, other in zip(again.splitlines(), lines, strict=True):
+        assert json.loads(one)["privacy"] == pytest.approx(json.loads(other)["privacy"], rel=1e-4)
+    result = json.loads((folder / "policies.json").read_text())["policies"]
+    assert result == json.loads((found / "policies.json").read_text())["policies"]
+
+
+def test_how_many_at_once_is_the_same_search(found, capfd):
+    assert run_command_line([*TINY, "together=3", f"out={found.parent}"]) == 0
+    assert "Finished already" in capfd.readouterr().out
+
+
+def test_clients_read_the_result(found, tmp_path):
+    settings = ["data.image_size=8", "model.width=2", "victims=1", "attack.iterations=2", "knows_labels=true"]
+    assert run_command_line(["attack", *settings, "defense=ats", f"defense.policies={found}", f"out={tmp_path}"]) == 0
+    (run,) = tmp_path.iterdir()
+    victim = next(json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"victim"' in line)
+    assert victim["transformed_psnr"] != victim["psnr"]
+    threats = " ".join(json.loads((run / "threat_model.json").read_text()))
+    assert all(name in threats for name in json.loads((found / "policies.json").read_text())["policies"])
+    assert "Transformed" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        (["policies=0"], "at least 1"),
+        (["variant=best"], "paper or code"),
+        (["points=x"], "whole number"),
+        (["training.share=2"], "(0, 1)"),
+        (["training.epochs=0"], "at least 1"),
+        (["training.speed=1"], "training.speed"),
+        (["accuracy_share=0"], "accuracy_share"),
+        (["polices=3"], "did you mean policies?"),
+        (["keep=0"], "keep"),
+    ],
+)
+def test_wrong_input_is_one_line(settings, hint, capfd, tmp_path):
+    assert run_command_line([*TINY, f"out={tmp_path}", *settings]) == 2
+    error = capfd.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert hint in error[0]
+    assert not any(tmp_path.iterdir())
