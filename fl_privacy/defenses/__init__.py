@@ -2,8 +2,10 @@
 
 from fl_privacy.defenses.ats import ats
 from fl_privacy.defenses.base import ClientState, Defense, LocalData, LocalStep, compose
+from fl_privacy.defenses.condensation import dc, dm, dsa
 from fl_privacy.defenses.dp_noise import dp_noise
 from fl_privacy.defenses.dp_sgd import dp_sgd
+from fl_privacy.defenses.instahide import instahide
 from fl_privacy.defenses.local_dp import local_dp
 from fl_privacy.defenses.none import none
 from fl_privacy.defenses.pruning import pruning
@@ -20,8 +22,12 @@ __all__ = [
     "LocalStep",
     "ats",
     "compose",
+    "dc",
+    "dm",
     "dp_noise",
     "dp_sgd",
+    "dsa",
+    "instahide",
     "local_dp",
     "none",
     "pruning",

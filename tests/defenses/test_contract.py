@@ -12,8 +12,12 @@ from fl_privacy.defenses import (
     Defense,
     ats,
     compose,
+    dc,
+    dm,
     dp_noise,
     dp_sgd,
+    dsa,
+    instahide,
     local_dp,
     none,
     pruning,
@@ -76,6 +80,10 @@ def within(radius):
 DEFENSES: dict[str, tuple[Defense, object]] = {
     "none": (none(), unchanged),
     "ats": (ats(), unchanged),
+    "dc": (dc(), unchanged),
+    "dm": (dm(), unchanged),
+    "dsa": (dsa(), unchanged),
+    "instahide": (instahide(), unchanged),
     "gaussian": (dp_noise(scale=0.1), all_moved),
     "laplace, clipped": (dp_noise(noise="laplace", scale=0.1, clip_norm=0.5, at="gradient"), all_moved),
     "clipped, no noise": (
