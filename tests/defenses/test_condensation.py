@@ -145,8 +145,8 @@ def test_distribution_matching_brings_the_features_closer():
 
 
 def test_gradient_matching_brings_the_gradients_closer():
-    settings = {"images_per_class": 2, "width": 8, "real_batch": 12, "outer_steps": 10, "inner_steps": 1, "lr": 0.1}
-    (start_hook,), (hook,) = dc(**settings, networks=0).examples, dc(**settings, networks=6).examples
+    settings = {"images_per_class": 2, "width": 8, "real_batch": 12, "outer_steps": 1, "inner_steps": 1, "lr": 0.1}
+    (start_hook,), (hook,) = dc(**settings, networks=0).examples, dc(**settings, networks=40).examples
     start, made = start_hook(own_batch(), local_data()), hook(own_batch(), local_data())
     classes = Classes.of(own_batch())
     gaps = {"start": 0.0, "made": 0.0}
@@ -157,7 +157,7 @@ def test_gradient_matching_brings_the_gradients_closer():
         for name, batch in (("start", start), ("made", made)):
             images = ((batch.inputs - 0.5) / 0.25).reshape(5, 2, 3, 16, 16)
             gaps[name] += float(gradient_distance(class_gradients(net, images, classes.present), wanted).detach())
-    assert gaps["made"] < 0.9 * gaps["start"]
+    assert gaps["made"] < 0.95 * gaps["start"]
 
 
 def test_siamese_augmentation_does_the_same_to_both_and_has_a_slope():
