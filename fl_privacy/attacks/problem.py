@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive.clip import Clip
+from fl_privacy.attacks.adaptive.disguise import Disguise
 from fl_privacy.attacks.low_rank import Factors, Products
 from fl_privacy.attacks.objectives import Objective
 from fl_privacy.attacks.priors import Guess, Prior, TotalVariation, batch_statistics
@@ -59,6 +60,7 @@ class Problem:
         observer: the model in evaluation mode, with its running statistics.
         attempts: so many neighboring victims are attempts at the same one.
         clip: what the client did to its gradient, done to the guessed one too.
+        disguise: what the client did to its images, done to the guessed ones too.
         smoothness: (V,) weight of the images' total variation, beside the priors.
         others: the same victims in other rounds, whose objectives are added.
     """
@@ -75,6 +77,7 @@ class Problem:
     observer: nn.Module
     attempts: int
     clip: Clip | None = None
+    disguise: Disguise | None = None
     smoothness: Tensor | None = None
     others: Sequence["Problem"] = ()
 
@@ -104,6 +107,7 @@ class Problem:
 
     def mismatch(self, images: Tensor, labels: Tensor) -> Tensor:
         """The objective (V,), added up over the rounds."""
+        images = self.disguise(images) if self.disguise else images
         rounds = [self, *self.others]
         return torch.stack([r.objective(r._statistics(images, labels)) for r in rounds]).sum(0)
 
@@ -148,6 +152,7 @@ class Problem:
             factors={name: factors.map(change) for name, factors in self.factors.items()},
             labels=None if self.labels is None else change(self.labels),
             clip=None if self.clip is None else self.clip.map(change),
+            disguise=None if self.disguise is None else self.disguise.map(change),
             smoothness=None if self.smoothness is None else change(self.smoothness),
             others=[other.map(change) for other in self.others],
         )

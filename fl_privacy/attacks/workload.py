@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fl_privacy.attacks import labels as labeling
 from fl_privacy.attacks.adaptive.counter import counter
+from fl_privacy.attacks.adaptive.disguise import Disguise
+from fl_privacy.attacks.adaptive.disguise import choose as choose_changes
 from fl_privacy.attacks.adaptive.scene import Scene
 from fl_privacy.attacks.budget import victims_at_once, written_bytes
 from fl_privacy.attacks.compiled import CompiledEvaluation, Evaluation, pays
@@ -134,8 +136,13 @@ class Workload:
             )
         return position, Member(position, observation, found, "inferred")
 
-    def problem(self, members: Sequence[Member], attempts: int = 1) -> Problem:
-        """Of a chunk, in which every ``attempts`` neighbors are the same member."""
+    @property
+    def restarts(self) -> int:
+        """Attempts at a victim: each transformation that is known of gets as many as the attack makes."""
+        return self._attack.restarts * max(1, len(self._counter.changes))
+
+    def problem(self, members: Sequence[Member], restarts: Sequence[int], attempts: int = 1) -> Problem:
+        """Of a chunk, in which every ``attempts`` neighbors are the same member, with the number of each attempt."""
         values = stack([self._target(m.observation) for m in members], self._names, self._device, self._dtype)
         told = self._counter.told([m.observation for m in members], self._target).to(self._device, self._dtype)
         targets = {name: Target.of(value, told.bounds.get(name)) for name, value in values.items()}
@@ -158,12 +165,28 @@ class Workload:
             observer=self._observer,
             attempts=attempts,
             clip=told.clip,
+            disguise=self._disguise(members, restarts),
             others=[
-                earlier.problem([replace(m, observation=earlier._observations[m.position]) for m in members])
+                earlier.problem([replace(m, observation=earlier._observations[m.position]) for m in members], restarts)
                 for earlier in self._earlier
             ],
         )
         return replace(problem, smoothness=told.smoothness * problem.zero_loss()) if told.smoothness else problem
+
+    def _disguise(self, members: Sequence[Member], restarts: Sequence[int]) -> Disguise | None:
+        changes = self._counter.changes
+        if not changes:
+            return None
+        chosen = [
+            choose_changes(
+                len(changes),
+                restart,
+                self._shape[0],
+                derive_generator(self._seed, "attack", member.observation.id, restart, "changes"),
+            )
+            for member, restart in zip(members, restarts, strict=True)
+        ]
+        return Disguise(changes, torch.stack(chosen).to(self._device))
 
     def _target(self, observation: Observation) -> Tensors:
         return accumulated_gradient(observation) if self._unrolls else as_gradient(observation)
@@ -194,7 +217,7 @@ class Workload:
     def evaluate(self) -> Evaluation:
         """How the problems are evaluated."""
         attack = self._attack
-        if attack.compile == "off" or isinstance(self._gradients, OneByOne):
+        if attack.compile == "off" or isinstance(self._gradients, OneByOne) or self._counter.changes:
             return Problem.evaluate
         if attack.compile == "on":
             return CompiledEvaluation(demanded=True)
@@ -213,4 +236,4 @@ class Workload:
     def _trial(self) -> tuple[Problem, Tensor]:
         """The problem of one victim and its start."""
         member = self.members[:1]
-        return self.problem(member), self.start(member, [0])[0]
+        return self.problem(member, [0]), self.start(member, [0])[0]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d, pad
 from torchvision.transforms.v2 import functional as F
 
 from fl_privacy.transformations.sampling import rotate, shear_vertically, translate
@@ -78,6 +79,37 @@ def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
     return apply
 
 
+def _limited(images: Tensor) -> Tensor:
+    """Cut to [0, 1], with the slope of what was not cut, so that an attacker's guess is not stuck outside."""
+    return images + (images.clamp(0, 1) - images).detach()
+
+
+def _enhancement(
+    exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor, float], Tensor]:
+    """Moves images away from a duller version of themselves by a share of the difference, or towards it."""
+
+    def apply(images: Tensor, change: float) -> Tensor:
+        if not images.is_floating_point():
+            return exact(images, 1 + change)
+        return _limited(images + change * (images - away_from(images)))
+
+    return apply
+
+
+def _smooth(images: Tensor) -> Tensor:
+    """Weighted mean with the eight neighbors; the outermost pixels stay."""
+    kernel = images.new_tensor([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
+    inner = conv2d(images.reshape(-1, 1, *images.shape[-2:]), kernel[None, None])
+    inner = inner.reshape(*images.shape[:-2], *inner.shape[-2:])
+    return images + pad(inner - images[..., 1:-1, 1:-1], (1, 1, 1, 1))
+
+
+def _grey(images: Tensor) -> Tensor:
+    grey: Tensor = F.rgb_to_grayscale(images)
+    return grey
+
+
 _equalize = _straight_through(F.equalize)
 
 
@@ -100,20 +132,6 @@ def _autocontrast(images: Tensor) -> Tensor:
     return torch.where(varies, (images - low) / torch.where(varies, high - low, 1), images)
 
 
-def _sharpness(images: Tensor, change: float) -> Tensor:
-    if not images.is_floating_point():
-        sharpened: Tensor = F.adjust_sharpness(images, 1 + change)
-        return sharpened
-    kernel = images.new_tensor([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
-    stacked = images.reshape(-1, 1, *images.shape[-2:])
-    smooth = torch.nn.functional.conv2d(stacked, kernel[None, None]).reshape(
-        *images.shape[:-2], -1, images.shape[-1] - 2
-    )
-    inner = images[..., 1:-1, 1:-1]
-    frame = torch.nn.functional.pad(change * (inner - smooth), (1, 1, 1, 1))
-    return (images + frame).clamp(0, 1)
-
-
 def _translate_x(images: Tensor, share: float) -> Tensor:
     return translate(images, (math.floor(share * images.shape[-1] + 0.5), 0))
 
@@ -127,10 +145,14 @@ KINDS: Mapping[str, Kind] = {
     "translate_x": Kind(_translate_x, high=150 / 331, signed=True),
     "translate_y": Kind(_translate_y, high=150 / 331, signed=True),
     "rotate": Kind(rotate, high=30.0),
-    "color": Kind(lambda images, change: F.adjust_saturation(images, 1 + change), high=0.9, signed=True),
-    "contrast": Kind(lambda images, change: F.adjust_contrast(images, 1 + change), high=0.9, signed=True),
-    "sharpness": Kind(_sharpness, high=0.9, signed=True),
-    "brightness": Kind(lambda images, change: F.adjust_brightness(images, 1 + change), high=0.9, signed=True),
+    "color": Kind(_enhancement(F.adjust_saturation, _grey), high=0.9, signed=True),
+    "contrast": Kind(
+        _enhancement(F.adjust_contrast, lambda images: _grey(images).mean((-3, -2, -1), keepdim=True)),
+        high=0.9,
+        signed=True,
+    ),
+    "sharpness": Kind(_enhancement(F.adjust_sharpness, _smooth), high=0.9, signed=True),
+    "brightness": Kind(_enhancement(F.adjust_brightness, torch.zeros_like), high=0.9, signed=True),
     "posterize": Kind(_posterize, low=8.0, high=4.0),
     "solarize": Kind(_solarize, low=256.0, high=0.0),
     "invert": Kind(lambda images, _: F.invert(images)),

@@ -59,7 +59,14 @@ def transform(
 
     Returns:
         (N, C, H, W) in [0, 1], 256 levels.
+
+    Raises:
+        UserError: the images are neither grey nor RGB.
     """
+    if images.dim() != 4 or images.shape[1] not in (1, 3):
+        raise UserError(
+            f"Transformations expect images (N, 1 or 3, H, W), but got {tuple(images.shape)}; set data.channels=3."
+        )
     longest = max(len(policy.indices) for policy in policies)
     chosen = torch.randint(len(policies), (len(images),), generator=rng, device=rng.device)
     positive = torch.rand(len(images), longest, generator=rng, device=rng.device) < 0.5

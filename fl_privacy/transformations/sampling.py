@@ -87,5 +87,5 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _like(values: Tensor, images: Tensor) -> Tensor:
-    """Cut to the range of ``images``, and to whole numbers where those are."""
-    return values.clamp(0, 1) if images.is_floating_point() else values.clamp(0, 255).to(images.dtype)
+    """Cut to the range of uint8 ``images``, down to whole numbers; floats keep the overshoot of the interpolation."""
+    return values if images.is_floating_point() else values.clamp(0, 255).to(images.dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 from fl_privacy.attacks.adaptive.bounds import Bounds, widest
 from fl_privacy.attacks.adaptive.clip import Clip
 from fl_privacy.attacks.adaptive.description import parts
+from fl_privacy.attacks.adaptive.disguise import Change
 from fl_privacy.attacks.adaptive.measures import MEASURES, Measure
 from fl_privacy.attacks.adaptive.scene import Scene
 from fl_privacy.types import Observation, Tensors
@@ -58,6 +59,11 @@ class Counter:
     def sentences(self) -> tuple[str, ...]:
         """What is done, for the report."""
         return tuple(dict.fromkeys(measure.sentence for measure in self.measures))
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What the client may have done to its images; empty where it does nothing to them."""
+        return next((measure.changes for measure in self.measures if measure.changes), ())
 
     def told(self, observations: Sequence[Observation], matched: Matched) -> Told:
         """What the measures say of ``observations``."""

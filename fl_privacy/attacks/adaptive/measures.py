@@ -6,6 +6,7 @@ from typing import Any
 
 from fl_privacy.attacks.adaptive.bounds import Rule, shared_columns, where_shared, within_bins
 from fl_privacy.attacks.adaptive.clip import Clipping, Scope
+from fl_privacy.attacks.adaptive.disguise import Change, outcomes
 from fl_privacy.attacks.adaptive.scene import Scene
 from fl_privacy.attacks.targets import matched_per_uploaded
 
@@ -22,12 +23,14 @@ class Measure:
         rule: where the undefended update must have been.
         clipping: how the guess is to be clipped.
         smoothness: weight of total variation as a share of the loss of a zero gradient.
+        changes: what the client may have done to an image; every one is tried.
     """
 
     sentence: str
     rule: Rule | None = None
     clipping: Clipping | None = None
     smoothness: float = 0.0
+    changes: tuple[Change, ...] = ()
 
 
 HIDDEN, BLURRED = 1e-3, 3e-3
@@ -80,6 +83,21 @@ def against_refiner(settings: Settings, scene: Scene) -> list[Measure]:
     return _prefer_smooth(scene, BLURRED)
 
 
+def against_ats(settings: Settings, scene: Scene) -> list[Measure]:
+    """ATS: the original is looked for through every transformation that may have been drawn."""
+    changes = outcomes(settings.get("policies", ()), by_probability=settings.get("by_probability", False))
+    if not changes:
+        return []
+    return [
+        Measure(
+            sentence=f"It looks for the original image through each of the {len(changes)} transformations that a client"
+            " may draw, and keeps the one that fits the update best.",
+            changes=changes,
+        ),
+        *_prefer_smooth(scene, HIDDEN),
+    ]
+
+
 def against_noise(settings: Settings, scene: Scene) -> list[Measure]:
     """Noise on the update, or on the gradient of every local step, after clipping it."""
     unit = matched_per_uploaded(scene.plan, scene.batch_size, unrolls=scene.unrolls)
@@ -122,6 +140,7 @@ def _prefer_smooth(scene: Scene, share: float) -> list[Measure]:
 
 
 MEASURES: Mapping[str, Callable[[Settings, Scene], list[Measure]]] = {
+    "ats": against_ats,
     "dp_noise": against_noise,
     "dp_sgd": against_dp_sgd,
     "none": lambda settings, scene: [],
