@@ -2,7 +2,7 @@
 
 from fl_privacy.defenses.ats import ats
 from fl_privacy.defenses.base import ClientState, Defense, LocalData, LocalStep, compose
-from fl_privacy.defenses.condensation import dc, dm, dsa
+from fl_privacy.defenses.condensation import dc, dm, dp_merf, dsa, gs_wgan
 from fl_privacy.defenses.dp_noise import dp_noise
 from fl_privacy.defenses.dp_sgd import dp_sgd
 from fl_privacy.defenses.instahide import instahide
@@ -24,9 +24,11 @@ __all__ = [
     "compose",
     "dc",
     "dm",
+    "dp_merf",
     "dp_noise",
     "dp_sgd",
     "dsa",
+    "gs_wgan",
     "instahide",
     "local_dp",
     "none",
