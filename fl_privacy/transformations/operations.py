@@ -55,6 +55,11 @@ class Operation:
         """Whether it comes in two directions."""
         return KINDS[self.name].signed
 
+    @property
+    def magnitude(self) -> float:
+        """Without its sign, in the unit of its kind."""
+        return KINDS[self.name].magnitude(self.level)
+
     def __call__(self, images: Tensor, sign: int = 1) -> Tensor:
         """``images`` transformed.
 
@@ -63,8 +68,7 @@ class Operation:
                 float in [0, 1] it is the same without rounding and can be differentiated.
             sign: 1 or -1, of the magnitude; without effect where it is not ``signed``.
         """
-        kind = KINDS[self.name]
-        return kind.apply(images, kind.magnitude(self.level) * (sign if kind.signed else 1))
+        return KINDS[self.name].apply(images, self.magnitude * (sign if self.signed else 1))
 
 
 def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

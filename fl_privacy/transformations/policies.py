@@ -155,11 +155,15 @@ def _decode(code: int, sizes: Sequence[int]) -> Policy:
 
 
 def disjoint(policies: Sequence[Policy], number: int) -> list[Policy]:
-    """The first ``number`` of ``policies`` that have no operation in common with an earlier one of the result."""
+    """The first ``number`` of ``policies`` that have no operation in common with an earlier one of the result.
+
+    Operations of one kind and magnitude are the same, whatever their indices.
+    """
     found: list[Policy] = []
-    used: set[int] = set()
+    used: set[tuple[str, float]] = set()
     for policy in policies:
-        if len(found) < number and not used & set(policy.indices):
+        own = {(operation.name, operation.magnitude) for operation in policy.operations}
+        if len(found) < number and not used & own:
             found.append(policy)
-            used |= set(policy.indices)
+            used |= own
     return found

@@ -103,6 +103,11 @@ def test_hybrid_sets_have_no_operation_in_common():
     assert [str(p) for p in chosen] == ["3-15-3", "9", "44-43"]
 
 
+def test_operations_alike_are_the_same_whatever_their_indices():
+    chosen = disjoint(read_policies(["40-0", "45", "29", "37", "28"]), 9)  # solarize 1 twice, invert twice
+    assert [str(p) for p in chosen] == ["40-0", "37", "28"]
+
+
 def test_reads_names_lists_files_and_folders(tmp_path):
     (tmp_path / "policies.json").write_text(json.dumps({"policies": ["3-43-15", "7"]}))
     for source in (["3-43-15", 7], str(tmp_path), str(tmp_path / "policies.json")):
