@@ -13,6 +13,9 @@ _AFTER_NOISE = {"none", "pruning", "quantization", "selective_sharing"}
 """Defenses that look at nothing but the noised update, hence cost no privacy."""
 
 
+_EXAMPLE_BY_EXAMPLE = {"ats"}
+"""Defenses that change each example without a look at others, hence leave the accountants' argument as it is."""
+
 _MADE_UP = {"dp_merf", "gs_wgan"}
 """Defenses that put images of a private generator in place of the client's, so that nothing later costs privacy."""
 
@@ -145,7 +148,7 @@ def guarantee(
 
 
 def _why_missing(defense: Defense, mechanisms: list[str], settings: dict[str, Any], buffers_shared: bool) -> str | None:
-    others = set(defense.name.split("+")) - set(mechanisms) - _AFTER_NOISE
+    others = set(defense.name.split("+")) - set(mechanisms) - _AFTER_NOISE - _EXAMPLE_BY_EXAMPLE
     reasons = {
         "clients do not defend themselves": defense.name == "none",
         f"{defense.name} adds no calibrated noise": not mechanisms,

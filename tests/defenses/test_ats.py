@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fl_privacy.defenses import ClientState, ats
+from fl_privacy.defenses import ClientState, ats, compose, dp_sgd, instahide
+from fl_privacy.defenses.accounting import guarantee
 from fl_privacy.federation import local_update
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
@@ -71,3 +72,10 @@ def test_reproducible_by_the_seed(policies):
 
 def test_the_description_names_the_policies():
     assert ats(policies=["3-43-15", 7]).public["policies"] == ["3-43-15", "7"]
+
+
+def test_noise_on_the_gradients_of_transformed_examples_keeps_its_guarantee():
+    composed, alone = compose(ats(), dp_sgd()), dp_sgd()
+    settings = {"sample_rate": 0.1, "delta": 1e-5}
+    assert guarantee(composed, **settings).epsilon(10) == guarantee(alone, **settings).epsilon(10)
+    assert guarantee(compose(instahide(), dp_sgd()), **settings).missing is not None
