@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from flwr.common import Scalar
 
-from fl_privacy.defenses import Defense, dp_noise, pruning, refiner
+from fl_privacy.defenses import Defense, ats, dp_noise, pruning, refiner
 from fl_privacy.errors import UserError
 from fl_privacy.federation import LocalResult, Participant
 from fl_privacy.flower.memory import load_state, save_state
@@ -124,6 +124,12 @@ class PruningClient(PrivacyClient):
     """Uploads only the important elements of its update; ``settings`` are those of ``pruning``."""
 
     make_defense = staticmethod(pruning)
+
+
+class ATSClient(PrivacyClient):
+    """Trains on transformed images; ``settings`` are those of ``ats``."""
+
+    make_defense = staticmethod(ats)
 
 
 class RefinerClient(PrivacyClient):

@@ -12,7 +12,7 @@ from flwr.common import FitIns, Status, ndarrays_to_parameters, parameters_to_nd
 
 from fl_privacy.defenses import ClientState, Defense, dp_noise, pruning
 from fl_privacy.errors import UserError
-from fl_privacy.flower import DPClient, LocalGrid, PrivacyClient, PruningClient, defend, numpy_client_app
+from fl_privacy.flower import ATSClient, DPClient, LocalGrid, PrivacyClient, PruningClient, defend, numpy_client_app
 from fl_privacy.types import LocalPlan, ModelState
 from tests.federation import harness
 
@@ -68,6 +68,13 @@ def test_a_subclass_is_its_defense() -> None:
     arrays, _, metrics = sparse.fit(sparse.get_parameters({}), {"server-round": 1})
     update = dict(zip(json.loads(str(metrics["names"])), arrays, strict=True))
     assert (update["out.weight"] == 0).mean() == 0.75
+
+
+def test_a_client_behind_transformations_uploads_another_update() -> None:
+    plain, hidden = PrivacyClient(participant()), ATSClient(participant(), policies="0")
+    uploads = [client.fit(client.get_parameters({}), {"server-round": 1})[0] for client in (plain, hidden)]
+    assert hidden.participant.defense.name == "ats"
+    assert any(not np.array_equal(one, other) for one, other in zip(*uploads, strict=True))
 
 
 def test_settings_without_a_defense_are_refused() -> None:
