@@ -146,7 +146,8 @@ class Knowledge:
     """What the attacker is given beyond the protocol: the threat model as a value, printed in every report.
 
     Attributes:
-        labels: (B,) the true labels, where the attacker is assumed to have them.
+        labels: (B,) class indices or (B, K) class probabilities, the labels that the client computed its loss with,
+            where the attacker is assumed to have them.
         defense: public description of the client's defense, for an adaptive attacker: settings by ``NAME.SETTING``,
             as ``fl_privacy.defenses.Defense.description`` gives them.
         same_data: names the examples behind the update: updates with the same name, of other rounds and other weights

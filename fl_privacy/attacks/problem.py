@@ -56,7 +56,7 @@ class Problem:
         num_classes: K.
         targets: observed tensors.
         factors: of the observed tensors whose gradients are not formed; with them ``gradients`` is :class:`Layered`.
-        labels: (V, B), or ``None`` where they are optimized.
+        labels: (V, B) or (V, B, K), or ``None`` where they are optimized.
         observer: the model in evaluation mode, with its running statistics.
         attempts: so many neighboring victims are attempts at the same one.
         clip: what the client did to its gradient, done to the guessed one too.
@@ -91,7 +91,7 @@ class Problem:
         return self.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
 
     def guessed_labels(self, variables: Tensor) -> Tensor:
-        """Fixed labels (V, B) or probabilities (V, B, K)."""
+        """Labels (V, B) or probabilities (V, B, K)."""
         if self.labels is not None:
             return self.labels
         return variables[:, self.pixels :].reshape(-1, self.shape[0], self.num_classes).softmax(-1)

@@ -43,7 +43,7 @@ class NotAttackableError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A victim of a group: its labels (B,), ``None`` where they are optimized, and how they were found."""
+    """A victim of a group: its labels (B,) or (B, K), ``None`` where they are optimized, and how they were found."""
 
     position: int
     observation: Observation
@@ -113,7 +113,8 @@ class Workload:
         if policy == "optimize":
             return position, Member(position, observation, None, "optimized")
         if policy != "infer" and told is not None:
-            return position, Member(position, observation, told.to(self._device, torch.long), "known")
+            dtype = self._dtype if told.is_floating_point() else torch.long
+            return position, Member(position, observation, told.to(self._device, dtype), "known")
         if policy == "known":
             return position, "The attack is expected to be told the labels, but was not; use labels=auto."
         layer = labeling.output_layer(self._setting.model, self._num_classes)

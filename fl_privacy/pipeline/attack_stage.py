@@ -38,7 +38,7 @@ class AttackStage:
         truth: what was behind an observation; asked only after the attack.
         folder: where scores and pictures go.
         seed: of the attack's random streams.
-        knows_labels: hand the attacker the true labels first.
+        knows_labels: hand the attacker the labels of the client's loss first, mixed where the defense mixed them.
         public_images: handed to the attacker as well, where there are any.
         monitor: told of the progress.
         disturbance: measures what the defense did to an update; ``None`` where there is no defense.
@@ -77,7 +77,10 @@ class AttackStage:
         plain = observation.told(defense=None, same_data=None)
         if self.public_images is not None:
             plain = plain.told(public_images=self.public_images)
-        return plain.told(labels=self.truth(plain.id).labels) if self.knows_labels else plain
+        if not self.knows_labels:
+            return plain
+        trained = self.transformed(plain) if self.transformed else self.truth(plain.id)
+        return plain.told(labels=trained.labels)
 
     def _recall(self, observations: Sequence[Observation]) -> list[Observation]:
         """Updates of earlier rounds from the same examples as ``observations``, which are remembered for later ones."""

@@ -51,6 +51,15 @@ def test_mixtures_are_repeated_for_the_evaluation():
         assert one.labels.shape == (2, 10)
 
 
+def test_known_labels_are_those_of_the_mixture(tmp_path):
+    settings = ("attack", "defense=instahide", "victims=1", "attack.iterations=30", "knows_defense=false")
+    known, inferred = (run(*settings, f"knows_labels={k}", out=tmp_path / k) for k in ("true", "false"))
+    assert known.status == inferred.status == 0
+    ((one,), (two,)) = known.records("victim"), inferred.records("victim")
+    assert one["label_source"] == "known"
+    assert one["attack_loss"] < two["attack_loss"]
+
+
 def test_a_run_records_both_distances(tmp_path):
     done = run("run", *TINY, "defense=ats", "twin=false", out=tmp_path)
     assert done.status == 0
