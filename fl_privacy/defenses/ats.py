@@ -6,7 +6,7 @@ import torch
 
 from fl_privacy.defenses.base import ClientState, Defense
 from fl_privacy.defenses.checks import expect_one_of
-from fl_privacy.transformations import read_policies, transform
+from fl_privacy.transformations import check_shape, read_policies, transform
 from fl_privacy.types import Batch
 
 
@@ -31,5 +31,6 @@ def ats(
     return Defense(
         name="ats",
         data=(on_batch,),
+        prepare=(check_shape,),
         public={"policies": [str(policy) for policy in chosen], "by_probability": by_probability},
     )

@@ -63,10 +63,7 @@ def transform(
     Raises:
         UserError: the images are neither grey nor RGB.
     """
-    if images.dim() != 4 or images.shape[1] not in (1, 3):
-        raise UserError(
-            f"Transformations expect images (N, 1 or 3, H, W), but got {tuple(images.shape)}; set data.channels=3."
-        )
+    check_shape(images.shape[1:])
     longest = max(len(policy.indices) for policy in policies)
     chosen = torch.randint(len(policies), (len(images),), generator=rng, device=rng.device)
     positive = torch.rand(len(images), longest, generator=rng, device=rng.device) < 0.5
@@ -78,6 +75,14 @@ def transform(
             some = rows[chance[rows, place] < operation.probability] if by_probability else rows
             levels = _apply(operation, levels, some.to(images.device), positive[some, place].to(images.device))
     return levels.to(images.dtype) / 255
+
+
+def check_shape(input_shape: Sequence[int]) -> None:
+    """Raise ``UserError`` unless images of ``input_shape`` are (C, H, W), grey or RGB."""
+    if len(input_shape) != 3 or input_shape[0] not in (1, 3):
+        raise UserError(
+            f"Transformations expect images (1 or 3, H, W), but got {tuple(input_shape)}; set data.channels=3."
+        )
 
 
 def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor:

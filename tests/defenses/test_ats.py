@@ -8,6 +8,7 @@ import torch
 from fl_privacy.defenses import ClientState, ats, compose, dp_sgd, instahide
 from fl_privacy.defenses.accounting import guarantee
 from fl_privacy.federation import local_update
+from fl_privacy.errors import UserError
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -79,3 +80,10 @@ def test_noise_on_the_gradients_of_transformed_examples_keeps_its_guarantee():
     settings = {"sample_rate": 0.1, "delta": 1e-5}
     assert guarantee(composed, **settings).epsilon(10) == guarantee(alone, **settings).epsilon(10)
     assert guarantee(compose(instahide(), dp_sgd()), **settings).missing is not None
+
+
+def test_images_that_cannot_be_transformed_are_refused_before_training():
+    (prepare,) = ats().prepare
+    prepare((3, 16, 16))
+    with pytest.raises(UserError, match="1 or 3"):
+        prepare((2, 16, 16))
