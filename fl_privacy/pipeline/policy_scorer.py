@@ -16,6 +16,7 @@ from fl_privacy.policy_search import (
     GradientSimilarity,
     PrivacyPlan,
     Scored,
+    Total,
     TrainingPlan,
     accuracy_scores,
     fsim_scores,
@@ -42,6 +43,7 @@ class PolicyScorer:
         self, config: DictConfig, *, privacy: PrivacyPlan, training: TrainingPlan, semi_trained: Path, monitor: Monitor
     ) -> None:
         dataset, self._device = build_dataset(config), resolve_device(config.device)
+        self._total: Total = "sum" if config.variant == "code" else "mean"
         self._privacy, self._seed, self._asks_fsim = privacy, config.seed, config.fsim_at_least is not None
         self._model = build_network(config, dataset).to(self._device)
         order = torch.randperm(len(dataset.train), generator=derive_generator(config.seed, "search", "split"))
@@ -60,7 +62,9 @@ class PolicyScorer:
     def __call__(self, policies: Sequence[Policy]) -> list[Scored]:
         """In their order; the company of a policy changes no score beyond rounding."""
         private = privacy_scores(self._similarity, self._batch, policies, plan=self._privacy, seed=self._seed)
-        accurate = accuracy_scores(self._model, self._fresh, self._draws, policies, seed=self._seed)
+        accurate = accuracy_scores(
+            self._model, self._fresh, self._draws, policies, seed=self._seed, total=self._total
+        )
         alike: Sequence[float | None] = [None] * len(policies)
         if self._asks_fsim:
             alike = fsim_scores(self._batch.inputs, policies, seed=self._seed)

@@ -1,7 +1,8 @@
 """Search transformation policies: one configuration, one folder, resumed where it was stopped."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.policy_scorer import PolicyScorer
-from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan
+from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan, require_fsim
 from fl_privacy.report.policy_search import render_search
 from fl_privacy.results import folder_name
 from fl_privacy.results.folder import move_aside
@@ -36,11 +37,12 @@ def search_policies(config: DictConfig, monitor: Monitor) -> Path:
     """
     plans = _Plans.of(config)
     folder = _open(config)
-    if (folder / POLICY_FILE).is_file():
+    if (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(plans.selection):
         monitor.say("Finished already; overwrite=true searches again.")
         return folder
     lock = hold(folder)
     try:
+        (folder / POLICY_FILE).unlink(missing_ok=True)
         write_whole(folder / "config.yaml", to_yaml(config))
         scored = _score_all(config, plans, folder, monitor)
         _write_results(config, plans, folder, scored)
@@ -72,12 +74,14 @@ class _Plans:
         if not isinstance(share, int | float) or not 0 < share < 1:
             raise UserError(f"training.share is expected in (0, 1), but got {share!r}; the paper's is 0.1.")
         check_arguments(TrainingPlan, training, "training")
-        names = ("accuracy_at_least", "accuracy_share", "fsim_at_least", "keep")
+        selection = Selection(**{field.name: settings[field.name] for field in fields(Selection)})
+        if selection.fsim_at_least is not None:
+            require_fsim()
         return cls(
             privacy=PrivacyPlan.named(
                 settings["variant"], points=settings["points"], alpha=settings["alpha"], beta=settings["beta"]
             ),
-            selection=Selection(**{name: settings[name] for name in names}),
+            selection=selection,
             training=TrainingPlan(**training),
         )
 
@@ -87,7 +91,9 @@ def _open(config: DictConfig) -> Path:
     assert isinstance(plain, dict)
     front = [] if config.name is None else [str(config.name)]
     label = "-".join([*front, "search", config.choices.data, config.choices.model])
-    settings = {str(key): value for key, value in plain.items() if key != "together"}
+    unscored = {"together", *(field.name for field in fields(Selection))}
+    settings = {str(key): value for key, value in plain.items() if key not in unscored}
+    settings["fsim"] = config.fsim_at_least is not None
     folder = Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
     try:
         if config.overwrite and folder.exists():
@@ -99,6 +105,14 @@ def _open(config: DictConfig) -> Path:
             " set out=FOLDER."
         ) from error
     return folder
+
+
+def _selected_by(folder: Path) -> object:
+    """The demands that the policies in ``folder`` were chosen by."""
+    try:
+        return json.loads((folder / POLICY_FILE).read_text()).get("selection")
+    except (ValueError, AttributeError):
+        return None
 
 
 def _score_all(config: DictConfig, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
@@ -144,6 +158,7 @@ def _write_results(config: DictConfig, plans: _Plans, folder: Path, scored: Sequ
     content = {
         "policies": [str(s.policy) for s in chosen],
         "scores": [_as_record(s) for s in chosen],
+        "selection": asdict(plans.selection),
         "accuracy_threshold": plans.selection.threshold(scored),
         "accepted": [_as_record(s) for s in plans.selection.accepted(scored)[:100]],
         "single_operations": [_as_record(s) for s in singles],

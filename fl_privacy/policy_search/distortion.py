@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -9,6 +10,20 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 from fl_privacy.policy_search.privacy import transformed_by
 from fl_privacy.transformations import Policy
+
+
+def require_fsim() -> ModuleType:
+    """The package piq.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module("piq")
+    except ImportError as error:
+        raise UserError(
+            "fsim_at_least needs the package piq, which is not installed; run `pip install piq`, or leave it null."
+        ) from error
 
 
 def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
@@ -19,12 +34,7 @@ def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> lis
     Raises:
         UserError: piq is not installed.
     """
-    try:
-        piq = importlib.import_module("piq")
-    except ImportError as error:
-        raise UserError(
-            "fsim_at_least needs the package piq, which is not installed; run `pip install piq`, or leave it null."
-        ) from error
+    piq = require_fsim()
     chromatic = images.shape[1] == 3
     found = [
         float(piq.fsim(transformed_by(images, policy, seed), images, data_range=1.0, chromatic=chromatic))

@@ -1,5 +1,6 @@
 """From scored policies to the set that clients share."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,12 +17,23 @@ class Scored:
         privacy: S_pri, lower is better for the client.
         accuracy: S_acc, higher is better.
         fsim: mean FSIM in [0, 1], ``None`` where it was not asked for.
+
+    Raises:
+        UserError: a score is not finite.
     """
 
     policy: Policy
     privacy: float
     accuracy: float
     fsim: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("privacy", "accuracy"):
+            if not math.isfinite(value := getattr(self, name)):
+                raise UserError(
+                    f"The {name} score of policy {self.policy} is expected to be finite, but is {value}; lower"
+                    " training.lr or give other weights."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +55,8 @@ class Selection:
     def __post_init__(self) -> None:
         if not 0 < self.accuracy_share <= 1:
             raise UserError(f"accuracy_share is expected in (0, 1], but got {self.accuracy_share}; try 0.5.")
+        if self.fsim_at_least is not None and not 0 <= self.fsim_at_least <= 1:
+            raise UserError(f"fsim_at_least is expected in [0, 1], but got {self.fsim_at_least}; try 0.7.")
         if self.keep < 1:
             raise UserError(f"keep is expected to be at least 1, but got {self.keep}.")
 

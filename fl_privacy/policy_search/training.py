@@ -1,5 +1,6 @@
 """The semi-trained model behind the privacy score."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,6 +40,13 @@ class TrainingPlan:
                 raise UserError(f"training.{name} is expected to be at least 1, but got {getattr(self, name)}.")
         if not 0 < self.lr < float("inf"):
             raise UserError(f"training.lr is expected to be above 0 and finite, but got {self.lr}; try 0.1.")
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"training.momentum is expected in [0, 1), but got {self.momentum}; try 0.9.")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise UserError(
+                f"training.weight_decay is expected to be finite and not negative, but got {self.weight_decay};"
+                " try 5e-4."
+            )
 
 
 def train_model(
@@ -57,6 +65,9 @@ def train_model(
         plan: how.
         seed: of the order of the examples.
         progress: told after each epoch.
+
+    Raises:
+        UserError: the loss is no longer finite.
     """
     state, order = ModelState.of(model), derive_generator(seed, "training", "order")
     parameters = {name: p.clone().requires_grad_() for name, p in state.parameters.items()}
@@ -78,5 +89,11 @@ def train_model(
             buffers = result.buffers
             losses.append(result.loss)
         schedule.step()
-        progress(epoch + 1, plan.epochs, float(torch.stack(losses).mean()))
+        mean = float(torch.stack(losses).mean())
+        if not math.isfinite(mean):
+            raise UserError(
+                f"The model that policies are scored on is expected to learn, but its loss is {mean} in epoch"
+                f" {epoch + 1}; lower training.lr, which is {plan.lr}."
+            )
+        progress(epoch + 1, plan.epochs, mean)
     return ModelState({name: p.detach() for name, p in parameters.items()}, buffers)

@@ -1,6 +1,8 @@
 """The command that searches policies, and what reads its result."""
 
 import json
+import shutil
+import sys
 
 import pytest
 
@@ -65,6 +67,36 @@ def test_how_many_at_once_is_the_same_search(found, capfd):
     assert "Finished already" in capfd.readouterr().out
 
 
+def test_other_demands_choose_anew_among_the_same_scores(found, tmp_path, capfd):
+    folder = tmp_path / found.name
+    shutil.copytree(found, folder)
+    before = (folder / "scores.jsonl").read_bytes()
+    assert run_command_line([*TINY, "keep=1", "accuracy_share=1", f"out={tmp_path}"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == [found.name]
+    assert (folder / "scores.jsonl").read_bytes() == before
+    result = json.loads((folder / "policies.json").read_text())
+    best = min((json.loads(line) for line in before.splitlines()), key=lambda r: r["privacy"])
+    assert result["policies"] == [best["policy"]]
+    assert "Finished already" not in capfd.readouterr().out
+    assert run_command_line([*TINY, "keep=1", "accuracy_share=1", f"out={tmp_path}"]) == 0
+    assert "Finished already" in capfd.readouterr().out
+
+
+def test_the_authors_code_adds_up_the_eigenvalues(found, tmp_path):
+    assert run_command_line([*TINY, "variant=code", f"out={tmp_path}"]) == 0
+    (folder,) = tmp_path.iterdir()
+    pairs = zip(*((f / "scores.jsonl").read_text().splitlines() for f in (found, folder)), strict=True)
+    for mean, total in pairs:
+        assert json.loads(total)["accuracy"] == pytest.approx(8 * json.loads(mean)["accuracy"], rel=1e-4)
+
+
+def test_fsim_is_asked_for_and_missing_before_anything_begins(tmp_path, monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "piq", None)
+    assert run_command_line([*TINY, "fsim_at_least=0.5", f"out={tmp_path}"]) == 2
+    assert "pip install piq" in capfd.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
 def test_clients_read_the_result(found, tmp_path):
     settings = ["data.image_size=8", "model.width=2", "victims=1", "attack.iterations=2", "knows_labels=true"]
     assert run_command_line(["attack", *settings, "defense=ats", f"defense.policies={found}", f"out={tmp_path}"]) == 0
@@ -88,6 +120,8 @@ def test_clients_read_the_result(found, tmp_path):
         (["accuracy_share=0"], "accuracy_share"),
         (["polices=3"], "did you mean policies?"),
         (["keep=0"], "keep"),
+        (["fsim_at_least=7"], "fsim_at_least"),
+        (["+training.momentum=-1"], "training.momentum"),
     ],
 )
 def test_wrong_input_is_one_line(settings, hint, capfd, tmp_path):

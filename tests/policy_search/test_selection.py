@@ -43,7 +43,13 @@ def test_too_few_are_one_line():
         Selection().chosen(FOUND)
 
 
-@pytest.mark.parametrize("wrong", [{"accuracy_share": 0.0}, {"accuracy_share": 1.1}, {"keep": 0}])
+@pytest.mark.parametrize("wrong", [{"accuracy_share": 0.0}, {"accuracy_share": 1.1}, {"fsim_at_least": 2.0}, {"keep": 0}])
 def test_wrong_demands_are_one_line(wrong):
     with pytest.raises(UserError):
         Selection(**wrong)
+
+
+@pytest.mark.parametrize(("privacy", "accuracy"), [(float("nan"), -1.0), (0.1, float("inf"))])
+def test_scores_that_are_not_finite_are_refused(privacy, accuracy):
+    with pytest.raises(UserError, match="finite"):
+        scored("3", privacy, accuracy)

@@ -1,5 +1,7 @@
+import pytest
 import torch
 
+from fl_privacy.errors import UserError
 from fl_privacy.models import LeNet
 from fl_privacy.policy_search import TrainingPlan, train_model
 from fl_privacy.rng import derive_generator
@@ -41,3 +43,15 @@ def test_equals_pytorch_and_leaves_the_model():
         assert torch.allclose(value, expected[name], atol=1e-6)
         assert torch.equal(dict(network.named_parameters())[name], before.parameters[name])
         assert not value.requires_grad
+
+
+def test_a_diverged_training_is_one_line():
+    with pytest.raises(UserError, match="lower training.lr") as error:
+        train_model(model(), batch(), TrainingPlan(epochs=8, lr=1e30, batch_size=8), seed=0)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [{"momentum": -1}, {"momentum": 1}, {"weight_decay": -1e-3}, {"lr": 0}])
+def test_wrong_plans_are_one_line(wrong):
+    with pytest.raises(UserError, match=f"training.{next(iter(wrong))}"):
+        TrainingPlan(**wrong)
