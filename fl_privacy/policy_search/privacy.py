@@ -97,10 +97,7 @@ def privacy_scores(
     """
     start = torch.rand(batch.inputs.shape, generator=derive_generator(seed, "search", "start")).to(batch.inputs)
     goals = torch.stack([transformed_by(batch.inputs, policy, seed) for policy in policies])
-    shares = plan.shares().to(batch.inputs).view(-1, 1, 1, 1)
-    points = torch.lerp(start[None, :, None], goals.unsqueeze(2), shares)
-    labels = batch.labels.repeat(len(policies))
-    products = similarity(points.flatten(0, 1), goals.flatten(0, 1), labels)
+    products = similarity(start, goals.flatten(0, 1), batch.labels.repeat(len(policies)), plan.shares())
     areas = plan.area(products.cosine(plan.cosine).double()).view(len(policies), -1)
     means, variances = areas.mean(1), areas.var(1, correction=0)
     scores = plan.alpha * means + plan.beta * variances

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.budget import spare_bytes, written_by
 from fl_privacy.attacks.victim_gradients import choose, frozen_copy
 from fl_privacy.attacks.victim_gradients.base import Setting
 from fl_privacy.attacks.victim_gradients.layered import Layered
@@ -15,8 +16,8 @@ from fl_privacy.types import LocalPlan, ModelState
 Cosine = Literal["whole", "layers"]
 """``whole``: of the gradient as one vector (Eq. 5); ``layers``: the mean over its tensors (the authors' code)."""
 
-_CHUNK_ELEMENTS = 1 << 24
-"""Elements of per-image gradients that are held at a time."""
+_ELEMENTS_ON_CPU = 1 << 24
+"""Elements of per-image gradients that are held at a time at most, where more would not be faster."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +54,8 @@ class GradientSimilarity:
         input_shape: (C, H, W).
         device: of the computation.
         dtype: of the computation.
+        at_once: images whose gradients are held at a time, as many as fit in memory by default; no number depends on it
+            beyond rounding.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class GradientSimilarity:
         *,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        at_once: int | None = None,
     ) -> None:
         self.device, self.dtype = torch.device(device), dtype
         plan = LocalPlan(batch_norm="eval")
@@ -72,21 +76,35 @@ class GradientSimilarity:
         self._gradients = choose(Setting(frozen, list(state.parameters), plan), trial, labels)
         self._factored = self._gradients.ranks(trial, labels).keys() if isinstance(self._gradients, Layered) else set()
         self._size = sum(p.numel() for name, p in state.parameters.items() if name not in self._factored)
+        self._at_once = at_once or self._most(trial, labels)
 
-    def __call__(self, points: Tensor, targets: Tensor, labels: Tensor) -> Products:
-        """Compare every point with its target.
+    def __call__(self, starts: Tensor, targets: Tensor, labels: Tensor, shares: Tensor) -> Products:
+        """Compare every point on the ways to the targets with its target.
 
         Args:
-            points: (S, K, C, H, W).
+            starts: (R, C, H, W), of the first R targets, the next R, and so on.
             targets: (S, C, H, W).
             labels: (S,) of a target and its points.
+            shares: (K,) of the target in each point.
         """
-        images = torch.cat([points, targets.unsqueeze(1)], 1).to(self.device, self.dtype)
-        some = max(1, _CHUNK_ELEMENTS // (images.shape[1] * max(self._size, targets[0].numel())))
-        chunks = zip(torch.split(images, some), torch.split(labels.to(self.device), some), strict=True)
-        parts = [self._compare(*chunk) for chunk in chunks]
-        dot, squared = (torch.cat([part[number] for part in parts], 1) for number in (0, 1))
-        return Products(dot[..., :-1], squared[..., :-1], squared[..., -1:])
+        points = min(len(shares), max(1, self._at_once - 1))
+        parts = []
+        for rows in torch.arange(len(targets), device=targets.device).split(max(1, self._at_once // (points + 1))):
+            way = [part[at].to(self.device, self.dtype) for part, at in ((starts, rows % len(starts)), (targets, rows))]
+            own = labels[rows.to(labels.device)].to(self.device)
+            some = [self._compare(_on_the_way(*way, chunk), own) for chunk in shares.split(points)]
+            dot, squared = (torch.cat([part[number][..., :-1] for part in some], 2) for number in (0, 1))
+            parts.append((dot, squared, some[0][1][..., -1:]))
+        return Products(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
+
+    def _most(self, images: Tensor, labels: Tensor) -> int:
+        """How many images to differentiate at once, from a trial with the victims ``images``."""
+        with torch.no_grad():
+            needed = written_by(lambda: self._compare(images, labels.flatten())) / len(images)
+        fit = spare_bytes(self.device) / max(1, needed)
+        if self.device.type == "cpu":
+            fit = min(fit, _ELEMENTS_ON_CPU / max(self._size, images[0].numel()))
+        return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(T, s, K + 1) twice: inner products with the last of each row, and with itself."""
@@ -105,6 +123,13 @@ class GradientSimilarity:
                 for d, u in products.values()
             ]
         return torch.stack([dot for dot, _ in rows]), torch.stack([squared for _, squared in rows])
+
+
+def _on_the_way(starts: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+    """(S, K + 1, C, H, W): the points between (S, C, H, W) each, then the target."""
+    goals = targets.unsqueeze(1)
+    points = torch.lerp(starts.unsqueeze(1), goals, shares.to(targets).view(-1, 1, 1, 1))
+    return torch.cat([points, goals], 1)
 
 
 def _explicit(gradients: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fl_privacy.errors import UserError
 from fl_privacy.models import LeNet, ResNet20
@@ -101,7 +103,29 @@ def test_privacy_score_equals_a_loop_over_samples_and_points(make, side, variant
         assert score.score == pytest.approx(0.7 * score.mean + 0.3 * score.variance)
 
 
-def test_single_precision_is_close_and_chunks_do_not_matter(monkeypatch):
+class Largest(TorchDispatchMode):
+    """The elements of the largest result of an operation."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_points_are_made_as_they_are_compared():
+    model, given = lenet(), batch(16)
+    similarity = GradientSimilarity(model, ModelState.of(model), (1, 16, 16), dtype=torch.float64, at_once=5)
+    with Largest() as largest:
+        privacy_scores(similarity, given, POLICIES, plan=PrivacyPlan(points=200), seed=0)
+    points = 200 * given.inputs.numel() * len(POLICIES)
+    assert largest.elements < 0.05 * points
+
+
+def test_single_precision_is_close_and_chunks_do_not_matter():
     model, given = lenet(), batch(16)
     exact = GradientSimilarity(lenet(), ModelState.of(model), (1, 16, 16), dtype=torch.float64)
     fast = GradientSimilarity(lenet(), ModelState.of(model), (1, 16, 16))
@@ -109,8 +133,9 @@ def test_single_precision_is_close_and_chunks_do_not_matter(monkeypatch):
     expected = [s.score for s in privacy_scores(exact, given, POLICIES, plan=plan, seed=0)]
     single = Batch(given.inputs.float(), given.labels)
     assert [s.score for s in privacy_scores(fast, single, POLICIES, plan=plan, seed=0)] == pytest.approx(expected, 1e-3)
-    monkeypatch.setattr("fl_privacy.policy_search.similarity._CHUNK_ELEMENTS", 1)
-    assert [s.score for s in privacy_scores(exact, given, POLICIES, plan=plan, seed=0)] == pytest.approx(expected)
+    for number in (1, 3, 6, 17):
+        some = GradientSimilarity(lenet(), ModelState.of(model), (1, 16, 16), dtype=torch.float64, at_once=number)
+        assert [s.score for s in privacy_scores(some, given, POLICIES, plan=plan, seed=0)] == pytest.approx(expected)
 
 
 def test_company_changes_no_score():
@@ -125,7 +150,7 @@ def test_company_changes_no_score():
 def test_the_end_of_the_way_is_the_image_itself():
     model, given = lenet(), batch(16)
     similarity = GradientSimilarity(model, ModelState.of(model), (1, 16, 16), dtype=torch.float64)
-    products = similarity(given.inputs[:, None], given.inputs, given.labels)
+    products = similarity(given.inputs, given.inputs, given.labels, torch.ones(1))
     for of in ("whole", "layers"):
         assert products.cosine(of).flatten().tolist() == pytest.approx([1.0] * 7)
 

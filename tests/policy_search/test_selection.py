@@ -43,7 +43,9 @@ def test_too_few_are_one_line():
         Selection().chosen(FOUND)
 
 
-@pytest.mark.parametrize("wrong", [{"accuracy_share": 0.0}, {"accuracy_share": 1.1}, {"fsim_at_least": 2.0}, {"keep": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"accuracy_share": 0.0}, {"accuracy_share": 1.1}, {"fsim_at_least": 2.0}, {"keep": 0}]
+)
 def test_wrong_demands_are_one_line(wrong):
     with pytest.raises(UserError):
         Selection(**wrong)

@@ -46,7 +46,7 @@ def test_equals_pytorch_and_leaves_the_model():
 
 
 def test_a_diverged_training_is_one_line():
-    with pytest.raises(UserError, match="lower training.lr") as error:
+    with pytest.raises(UserError, match=r"lower training\.lr") as error:
         train_model(model(), batch(), TrainingPlan(epochs=8, lr=1e30, batch_size=8), seed=0)
     assert "\n" not in str(error.value)
 
