@@ -151,7 +151,8 @@ class Knowledge:
         defense: public description of the client's defense, for an adaptive attacker: settings by ``NAME.SETTING``,
             as ``fl_privacy.defenses.Defense.description`` gives them.
         same_data: names the examples behind the update: updates with the same name, of other rounds and other weights
-            sent, come from the same examples. An adaptive attacker attacks them together.
+            sent, come from the same examples. An adaptive attacker attacks them together; ``None`` where the defense
+            makes other images of the examples each time.
         public_images: (N, C, H, W) in [0, 1], images of the same domain.
     """
 

@@ -85,6 +85,11 @@ class Defense:
     public: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def changes_images(self) -> bool:
+        """Whether the same example is another one in every round, so that its updates can't be matched together."""
+        return bool(self.data)
+
+    @property
     def description(self) -> dict[str, Any]:
         """``public`` with the name of the defense, or of the part of it, in front: ``{"pruning.rate": 0.9}``."""
         composed = "+" in self.name

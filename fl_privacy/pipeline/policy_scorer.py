@@ -62,9 +62,7 @@ class PolicyScorer:
     def __call__(self, policies: Sequence[Policy]) -> list[Scored]:
         """In their order; the company of a policy changes no score beyond rounding."""
         private = privacy_scores(self._similarity, self._batch, policies, plan=self._privacy, seed=self._seed)
-        accurate = accuracy_scores(
-            self._model, self._fresh, self._draws, policies, seed=self._seed, total=self._total
-        )
+        accurate = accuracy_scores(self._model, self._fresh, self._draws, policies, seed=self._seed, total=self._total)
         alike: Sequence[float | None] = [None] * len(policies)
         if self._asks_fsim:
             alike = fsim_scores(self._batch.inputs, policies, seed=self._seed)

@@ -17,12 +17,21 @@ Transformed = Callable[[Observation], Batch]
 """What the model saw in place of the images behind an observation, in the order of their truth."""
 
 
-def truth_of(participants: Mapping[int, Participant], batch_size: int) -> Truth:
+ClientStates = defaultdict[int, ClientState]
+"""Of the simulated clients, by id; what a defense makes of a client's examples is made once for all who share them."""
+
+
+def fresh_states() -> ClientStates:
+    """Of clients that have done nothing yet."""
+    return defaultdict(ClientState)
+
+
+def truth_of(participants: Mapping[int, Participant], batch_size: int, states: ClientStates | None = None) -> Truth:
     """Looks victims up in the simulated clients' data; nothing of it ever travels.
 
     Where a defense exchanges a client's examples, the truth of each is the client's own image nearest to it.
     """
-    states: dict[int, ClientState] = defaultdict(ClientState)
+    states = fresh_states() if states is None else states
 
     def find(observation_id: str) -> Batch:
         round, client, probe = parse_observation_id(observation_id)
@@ -36,9 +45,11 @@ def truth_of(participants: Mapping[int, Participant], batch_size: int) -> Truth:
     return find
 
 
-def transformed_of(participants: Mapping[int, Participant], batch_size: int) -> Transformed:
+def transformed_of(
+    participants: Mapping[int, Participant], batch_size: int, states: ClientStates | None = None
+) -> Transformed:
     """Repeats what the clients' defenses did to the data, by the same random streams."""
-    states: dict[int, ClientState] = defaultdict(ClientState)
+    states = fresh_states() if states is None else states
 
     def find(observation: Observation) -> Batch:
         round, client, probe = parse_observation_id(observation.id)

@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fl_privacy.attacks import GradientInversion
-from fl_privacy.attacks.adaptive import victims_of
 from fl_privacy.attacks.adaptive.disguise import Disguise, choose, outcomes
 from fl_privacy.attacks.optimizers import LBFGS
-from fl_privacy.defenses import ClientState, ats, compose, dp_noise, instahide
+from fl_privacy.defenses import ClientState, ats, compose, dp_noise
 from fl_privacy.rng import derive_generator
 from fl_privacy.transformations import Policy, apply_policy
 from fl_privacy.types import Batch
@@ -104,15 +103,6 @@ def test_attempts_at_one_image_try_all_and_those_at_a_batch_draw():
     assert tried == [*range(5), *range(5)]
     drawn = choose(5, 0, 200, derive_generator(0))
     assert set(drawn.tolist()) == set(range(5))
-
-
-def test_rounds_are_not_joined_where_images_change():
-    _, seen = victims(ats(policies="0"), count=1)
-    twice = [replace(seen[0], id=f"round-{r}").told(same_data="one") for r in (1, 2)]
-    for defense in (ats(policies="0"), instahide(), compose(ats(), dp_noise())):
-        told = [o.told(defense=defense.description) for o in twice]
-        assert len(victims_of(enumerate(told))) == 2
-    assert len(victims_of(enumerate([o.told(defense=dp_noise().description) for o in twice]))) == 1
 
 
 def test_no_policy_known_is_no_measure():

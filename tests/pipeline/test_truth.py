@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from fl_privacy.config import build_federation, compose
+from fl_privacy.defenses.condensation import distribution_matching
 from fl_privacy.federation import Audit, Probe
 from fl_privacy.pipeline.disturbance import disturbance_of
-from fl_privacy.pipeline.truth import transformed_of, truth_of
+from fl_privacy.pipeline.truth import fresh_states, transformed_of, truth_of
 from tests.pipeline.runs import TINY, run
 from tests.pipeline.test_disturbance import observations
 
@@ -40,6 +41,19 @@ def test_the_truth_of_a_condensed_image_is_the_nearest_of_the_client_s_own():
             rivals = own.inputs[own.labels == label]
             distances = (rivals - image).square().sum((1, 2, 3))
             assert torch.equal(rivals[distances.argmin()], found)
+
+
+def test_condensed_images_are_made_once_for_all_who_look(monkeypatch):
+    built, made = federation(*DM), []
+    states, train = fresh_states(), distribution_matching.fresh_network
+    monkeypatch.setattr(distribution_matching, "fresh_network", lambda *a: made.append(a) or train(*a))
+    seen = observations(built, AUDIT)
+    made.clear()
+    behind = (built.participants, 2, states)
+    truth, transformed, measure = truth_of(*behind), transformed_of(*behind), disturbance_of(*behind)
+    for observation in seen:
+        truth(observation.id), transformed(observation), measure(observation)
+    assert len(made) == 2  # clients, each with one iteration
 
 
 def test_mixtures_are_repeated_for_the_evaluation():

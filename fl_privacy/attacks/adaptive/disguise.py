@@ -1,15 +1,13 @@
 """Transformations that a client may have drawn for its images, done to the guess before its gradient is compared."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.adaptive.description import parts
 from fl_privacy.transformations import Policy, apply_policy
 
 Change = Callable[[Tensor], Tensor]
@@ -71,8 +69,3 @@ def outcomes(policies: Sequence[str], *, by_probability: bool = False) -> tuple[
             signs = [(1, -1) if operation.signed else (1,) for operation in one.operations]
             found |= dict.fromkeys((one, combination) for combination in itertools.product(*signs))
     return tuple(partial(apply_policy, policy=policy, signs=signs) for policy, signs in found)
-
-
-def changes_images(description: Mapping[str, Any]) -> bool:
-    """Whether a defense so described makes other images of the same examples in every round."""
-    return any(part.name in ("ats", "instahide") for part in parts(description))

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fl_privacy.attacks.adaptive.disguise import changes_images
 from fl_privacy.types import Observation
 
 
@@ -27,13 +26,12 @@ class Victim:
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
     """One victim for each observation, but a common one for those that are known to come from the same examples.
 
-    Only attackers that know the defense join rounds; that is what an adaptive attacker is measured by. They don't where
-    the defense makes other images of the examples each time.
+    Only attackers that know the defense join rounds; that is what an adaptive attacker is measured by.
     """
     together: dict[object, list[tuple[int, Observation]]] = {}
     for position, observation in observations:
         known = observation.knowledge
-        joins = known.same_data is not None and known.defense is not None and not changes_images(known.defense)
+        joins = known.same_data is not None and known.defense is not None
         shape = (observation.upload.num_examples, observation.input_shape, observation.num_classes)
         name = (known.same_data, *shape) if joins else position
         together.setdefault(name, []).append((position, observation))
