@@ -29,7 +29,7 @@ from fl_privacy.types import Batch, Knowledge, LocalPlan, Observation, Upload
 PLAN = LocalPlan(batch_norm="eval")
 
 
-def observe(model, sent, batch, name):
+def observe(model, sent, batch, name, num_classes):
     gradients = loss_gradients(model, sent, batch, batch_norm="eval").gradients
     return Observation(
         id=name,
@@ -38,7 +38,7 @@ def observe(model, sent, batch, name):
         upload=Upload(tensors=gradients, num_examples=1),
         plan=PLAN,
         input_shape=tuple(batch.inputs.shape[1:]),
-        num_classes=10,
+        num_classes=num_classes,
         knowledge=Knowledge(labels=batch.labels),
     )
 
@@ -65,13 +65,17 @@ def main() -> None:
     rows = [int(by_class[k % len(by_class)][k // len(by_class)]) for k in range(arguments.victims)]
     batch = dataset.test.batch(torch.tensor(rows))
     goals = [transformed_by(batch.inputs, Policy.parse(record["policy"]), seed=1) for record in chosen]
+    classes = dataset.test.num_classes
     observations = [
-        observe(model, sent, Batch(images[k : k + 1], batch.labels[k : k + 1]), f"{number}-{k}")
+        observe(model, sent, Batch(images[k : k + 1], batch.labels[k : k + 1]), f"{number}-{k}", classes)
         for number, images in enumerate(goals)
         for k in range(arguments.victims)
     ]
     attack = ats(optimizer="adam", distance="cosine", iterations=arguments.iterations, compile="off")
-    guesses = torch.cat([r.batch.inputs for r in attack(observations, seed=0) if r.batch is not None])
+    attacked = attack(observations, seed=0)
+    if failures := [r.failure for r in attacked if r.batch is None]:
+        raise SystemExit(f"{len(failures)} of {len(attacked)} attacks failed: {failures[0]}")
+    guesses = torch.cat([r.batch.inputs for r in attacked])
     quality = psnr(guesses.clamp(0, 1), torch.cat(goals)).view(len(goals), -1).mean(1)
 
     scores = [record["privacy"] for record in chosen]

@@ -51,6 +51,7 @@ class LocalData:
 Prepare = Callable[[tuple[int, ...]], None]
 ModelHook = Callable[[nn.Module, ClientState], nn.Module]
 ExamplesHook = Callable[[Batch, LocalData], Batch]
+OutcomeHook = Callable[[Tensor, int], Tensor]
 DataHook = Callable[[Batch, ClientState, torch.Generator], Batch]
 GradientHook = Callable[[Tensors, LocalStep], Tensors]
 UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
@@ -65,7 +66,9 @@ class Defense:
         model: (Module, ClientState) -> Module. Parameters that the result has beyond the model sent are private:
             they are kept in the ClientState and not uploaded.
         examples: (Batch, LocalData) -> Batch, on all that the client has, before it is cut into batches: what it
-            trains on, and is probed with, instead. The number of examples may change.
+            trains on, and is probed with, instead. The number of examples may change; then ``outcome`` says so.
+        outcome: (labels (N,), K) -> labels (M,) of what ``examples`` will make of examples with these labels, told
+            before it is made.
         data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient; as many examples, in their order.
         gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step.
         upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta);
@@ -78,6 +81,7 @@ class Defense:
     name: str = "none"
     model: tuple[ModelHook, ...] = ()
     examples: tuple[ExamplesHook, ...] = ()
+    outcome: tuple[OutcomeHook, ...] = ()
     data: tuple[DataHook, ...] = ()
     gradient: tuple[GradientHook, ...] = ()
     upload: tuple[UploadHook, ...] = ()
@@ -102,6 +106,7 @@ def compose(*defenses: Defense) -> Defense:
         name="+".join(d.name for d in defenses) or "none",
         model=tuple(hook for d in defenses for hook in d.model),
         examples=tuple(hook for d in defenses for hook in d.examples),
+        outcome=tuple(hook for d in defenses for hook in d.outcome),
         data=tuple(hook for d in defenses for hook in d.data),
         gradient=tuple(hook for d in defenses for hook in d.gradient),
         upload=tuple(hook for d in defenses for hook in d.upload),

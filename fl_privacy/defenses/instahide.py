@@ -122,8 +122,8 @@ def _expect_within_reach(k: int, largest: float) -> None:
     trial = torch.randn(_TRIED, k, generator=derive_generator(0, "instahide", "trial")).softmax(1)
     if (trial.amax(1) <= largest).sum() < _WITHIN:
         raise UserError(
-            f"defense.largest is expected well above 1 / k = {1 / k:.3g}, but {k} coefficients are hardly ever all below"
-            f" {largest}; try 0.65."
+            f"defense.largest is expected well above 1 / k = {1 / k:.3g}, but {k} coefficients are hardly ever all"
+            f" below {largest}; try 0.65."
         )
 
 

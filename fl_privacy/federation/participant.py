@@ -75,9 +75,13 @@ class Participant:
         order = torch.randperm(own.number, generator=self._rng("victims"))
         return own.batch(order[victim * batch_size : (victim + 1) * batch_size])
 
-    def number_of_examples(self, state: ClientState | None = None) -> int:
-        """How many it trains on: its own, or those that its defense exchanges them for."""
-        return self._own(ClientState() if state is None else state).number
+    @property
+    def number_of_examples(self) -> int:
+        """How many it trains on: its own, or those that its defense will exchange them for."""
+        labels = self.examples.labels[self.indices]
+        for hook in self.defense.outcome:
+            labels = hook(labels, self.examples.num_classes)
+        return len(labels)
 
     def trained_batch(self, *, round: int, state: ClientState | None = None) -> Batch:
         """The examples behind the update of ``round``, each once, in the order first visited."""

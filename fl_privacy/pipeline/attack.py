@@ -88,7 +88,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 monitor=monitor,
                 public_images=public_images(config, found.unattacked),
                 disturbance=disturbance_of(*behind) if defense.public else None,
-                informed=informed_attacker(defense, participants, found.states) if config.knows_defense else None,
+                informed=informed_attacker(defense, participants) if config.knows_defense else None,
                 functions=found.functions,
                 transformed=transformed_of(*behind) if defense.examples or defense.data else None,
             )(found.observations)
@@ -107,11 +107,6 @@ def _fresh(config: DictConfig) -> _Intercepted:
     model = build_network(config, dataset)
     sent = load_weights(Path(config.weights), model) if config.weights else ModelState.of(model)
     victims, batch_size = positive(config.victims, "victims"), positive(config.batch_size, "batch_size")
-    if victims * batch_size > len(examples):
-        raise UserError(
-            f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but it"
-            f" holds {len(examples)} examples; lower victims or batch_size."
-        )
     owner = Participant(
         id=0,
         examples=examples,
@@ -123,6 +118,11 @@ def _fresh(config: DictConfig) -> _Intercepted:
         device=resolve_device(config.device),
         threads=positive(config.client_threads, "client_threads"),
     )
+    if victims * batch_size > owner.number_of_examples:
+        raise UserError(
+            f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but there"
+            f" are {owner.number_of_examples} examples; lower victims or batch_size."
+        )
     audit = Audit(probes=tuple(Probe(0, k) for k in range(victims)), batch_size=batch_size)
     observations: list[Observation] = []
     interceptor = Interceptor(

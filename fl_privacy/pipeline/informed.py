@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fl_privacy.defenses import ClientState, Defense
+from fl_privacy.defenses import Defense
 from fl_privacy.federation import Participant, parse_observation_id
 from fl_privacy.federation.batching import local_batches
-from fl_privacy.pipeline.truth import ClientStates, fresh_states
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation
 
@@ -29,28 +28,23 @@ class Informed:
         return observation.told(defense=self.defense, same_data=self.same_data(observation.id))
 
 
-def informed_attacker(
-    defense: Defense, participants: Mapping[int, Participant], states: ClientStates | None = None
-) -> Informed | None:
+def informed_attacker(defense: Defense, participants: Mapping[int, Participant]) -> Informed | None:
     """What can be told of ``defense`` and ``participants``; ``None`` where the defense has no public description.
 
     A probe holds the same examples in every round; so does the update of a client that trains on all it has. They are
     not the same where the defense makes other images of them each time.
     """
-    states = fresh_states() if states is None else states
 
     def same_data(observation_id: str) -> str | None:
         _, client, probe = parse_observation_id(observation_id)
-        if defense.changes_images or (
-            probe is None and not _trains_on_everything(participants[client], states[client])
-        ):
+        if defense.changes_images or (probe is None and not _trains_on_everything(participants[client])):
             return None
         return f"client-{client}" + (f"/victim-{probe.victim}" if probe else "")
 
     return Informed(defense=defense.description, same_data=same_data) if defense.description else None
 
 
-def _trains_on_everything(participant: Participant, state: ClientState) -> bool:
-    number = participant.number_of_examples(state)
+def _trains_on_everything(participant: Participant) -> bool:
+    number = participant.number_of_examples
     batches = local_batches(number, participant.plan, derive_generator(0))
     return len({int(i) for batch in batches for i in batch}) == number

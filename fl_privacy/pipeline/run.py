@@ -93,9 +93,7 @@ def _run(
             disturbance=disturbance_of(federation.participants, config.batch_size, states)
             if federation.defense.public
             else None,
-            informed=informed_attacker(federation.defense, federation.participants, states)
-            if config.knows_defense
-            else None,
+            informed=informed_attacker(federation.defense, federation.participants) if config.knows_defense else None,
             functions=build_functions(config, dataset),
             transformed=transformed_of(federation.participants, config.batch_size, states)
             if federation.defense.examples or federation.defense.data

@@ -214,6 +214,10 @@ def test_the_originals_stay_as_they_are_and_are_not_what_is_seen(defense):
 @every_defense_of_data
 def test_as_many_examples_in_their_order(defense):
     trained, seen = exchanged(defense, own_batch(), 0)
+    expected = own_batch().labels
+    for outcome in defense.outcome:
+        expected = outcome(expected, CLASSES)
+    assert torch.equal(trained.labels, expected)
     assert len(seen) == len(trained)
     shares = seen.labels if seen.labels.dim() == 2 else torch.nn.functional.one_hot(seen.labels, CLASSES)
     assert (shares[torch.arange(len(seen)), trained.labels] > 0).all()

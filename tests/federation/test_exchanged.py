@@ -37,6 +37,11 @@ def test_what_is_made_once_is_kept_and_probes_leave_the_rest_alone() -> None:
     harness.assert_same_tensors(probe.upload.tensors, again.upload.tensors)
 
 
+def test_how_many_there_will_be_is_known_before() -> None:
+    assert client(harness.DATA).number_of_examples == 8
+    assert client(Defense()).number_of_examples == harness.EXAMPLES_EACH
+
+
 def test_there_are_as_many_victims_as_exchanged_examples() -> None:
     participant = client(harness.DATA)
     found = [participant.victim_batch(k, 2, ClientState()).inputs for k in range(4)]

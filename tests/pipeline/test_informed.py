@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fl_privacy.defenses import Defense, ats, compose, dp_noise, instahide, pruning
+from fl_privacy.defenses import ats, compose, dp_noise, instahide, pruning
 from fl_privacy.federation import Probe, observation_id
 from fl_privacy.pipeline.informed import informed_attacker
 from fl_privacy.types import LocalPlan
@@ -35,6 +35,6 @@ def test_rounds_are_not_joined_where_images_change(defense):
 @pytest.mark.parametrize(("batch_size", "joined"), [(8, True), (7, False)])
 def test_what_is_trained_on_counts_not_what_it_was_made_of(batch_size, joined):
     """8 images stand for 12."""
-    defense = replace(Defense(name="exchange", examples=harness.DATA.examples), public={"images": 8})
+    defense = replace(harness.DATA, data=(), public={"images": 8})
     plan = LocalPlan(batch_size=batch_size)
     assert (told(defense, TRAINED, plan) is not None) == joined

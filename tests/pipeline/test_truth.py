@@ -5,6 +5,7 @@ import torch
 
 from fl_privacy.config import build_federation, compose
 from fl_privacy.defenses.condensation import distribution_matching
+from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Probe
 from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.truth import fresh_states, transformed_of, truth_of
@@ -54,6 +55,13 @@ def test_condensed_images_are_made_once_for_all_who_look(monkeypatch):
     for observation in seen:
         truth(observation.id), transformed(observation), measure(observation)
     assert len(made) == 2  # clients, each with one iteration
+
+
+def test_victims_are_as_many_as_there_are_condensed_images():
+    """Two of each of the ten classes on each of four clients."""
+    assert len(federation(*DM, "victims=40", "batch_size=2").audit.probes) == 40
+    with pytest.raises(UserError, match="only 40"):
+        federation(*DM, "victims=41", "batch_size=2")
 
 
 def test_mixtures_are_repeated_for_the_evaluation():

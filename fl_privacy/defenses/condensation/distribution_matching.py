@@ -7,7 +7,7 @@ from fl_privacy.defenses.base import Defense, LocalData
 from fl_privacy.defenses.checks import expect_number, expect_one_of
 from fl_privacy.defenses.condensation.augmentation import plain, siamese
 from fl_privacy.defenses.condensation.classes import Classes
-from fl_privacy.defenses.condensation.kept import made_once
+from fl_privacy.defenses.condensation.kept import made_once, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
 from fl_privacy.types import Batch
 
@@ -59,6 +59,7 @@ def dm(
     return Defense(
         name="dm",
         examples=(made_once("dm", make),),
+        outcome=(of_each_present(images_per_class),),
         public={
             "images_per_class": images_per_class,
             "iterations": iterations,

@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_privacy.defenses.base import Defense, LocalData
 from fl_privacy.defenses.checks import expect_number
 from fl_privacy.defenses.condensation.generator import drawn_set, fresh_generator
-from fl_privacy.defenses.condensation.kept import made_once
+from fl_privacy.defenses.condensation.kept import made_once, of_every_class
 from fl_privacy.defenses.epsilon import noise_multiplier_for
 from fl_privacy.metrics.labels import hard_labels
 from fl_privacy.types import Batch
@@ -74,6 +74,7 @@ def dp_merf(
     return Defense(
         name="dp_merf",
         examples=(made_once("dp_merf", make),),
+        outcome=(of_every_class(images_per_class),),
         public={
             "images_per_class": images_per_class,
             "epsilon": epsilon,

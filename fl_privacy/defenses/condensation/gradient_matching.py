@@ -12,7 +12,7 @@ from fl_privacy.defenses.base import Defense, LocalData
 from fl_privacy.defenses.checks import expect_number
 from fl_privacy.defenses.condensation.augmentation import plain, siamese
 from fl_privacy.defenses.condensation.classes import Classes
-from fl_privacy.defenses.condensation.kept import made_once
+from fl_privacy.defenses.condensation.kept import made_once, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
 from fl_privacy.types import Batch, Tensors
 
@@ -134,7 +134,7 @@ def _matching(name: str, plan: _Plan) -> Defense:
         optimizer = torch.optim.SGD([images], lr=plan.lr, momentum=0.5)
         for _ in range(plan.networks):
             network = fresh_network(images, data.num_classes, plan.width, rng)
-            for _ in range(plan.outer_steps):
+            for step in range(plan.outer_steps):
                 change = siamese(rng) if plan.augment else plain
                 real = change(classes.draw(plan.real_batch, rng))
                 wanted = class_gradients(network, real, classes.present)
@@ -142,11 +142,14 @@ def _matching(name: str, plan: _Plan) -> Defense:
                 distance = gradient_distance(found, {key: value.detach() for key, value in wanted.items()})
                 (images.grad,) = torch.autograd.grad(distance, images)
                 optimizer.step()
-                _train(network, images.detach(), classes.present, plan.inner_steps, change)
+                if step + 1 < plan.outer_steps:
+                    _train(network, images.detach(), classes.present, plan.inner_steps, change)
         return classes.finished(images)
 
     public = {key: value for key, value in asdict(plan).items() if key != "augment"}
-    return Defense(name=name, examples=(made_once(name, make),), public=public)
+    return Defense(
+        name=name, examples=(made_once(name, make),), outcome=(of_each_present(plan.images_per_class),), public=public
+    )
 
 
 def _train(

@@ -9,7 +9,7 @@ from fl_privacy.defenses.base import Defense, LocalData
 from fl_privacy.defenses.checks import expect_number
 from fl_privacy.defenses.condensation.critic import Critic
 from fl_privacy.defenses.condensation.generator import drawn_set, fresh_generator
-from fl_privacy.defenses.condensation.kept import made_once
+from fl_privacy.defenses.condensation.kept import made_once, of_every_class
 from fl_privacy.defenses.epsilon import mixture_noise_multiplier
 from fl_privacy.types import Batch
 
@@ -78,6 +78,7 @@ def gs_wgan(
     return Defense(
         name="gs_wgan",
         examples=(made_once("gs_wgan", make),),
+        outcome=(of_every_class(images_per_class),),
         public={
             "images_per_class": images_per_class,
             "epsilon": epsilon,

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
-from fl_privacy.defenses.base import ExamplesHook, LocalData
+from fl_privacy.defenses.base import ExamplesHook, LocalData, OutcomeHook
 from fl_privacy.types import Batch
 
 
@@ -21,3 +22,21 @@ def made_once(name: str, make: Callable[[Batch, LocalData], Batch]) -> ExamplesH
         return Batch(kept[images].to(device).to(batch.inputs.dtype) / 255, kept[labels].to(device))
 
     return hook
+
+
+def of_each_present(images_per_class: int) -> OutcomeHook:
+    """So many images of every class that the client holds."""
+
+    def outcome(labels: Tensor, num_classes: int) -> Tensor:
+        return labels.unique().repeat_interleave(images_per_class)
+
+    return outcome
+
+
+def of_every_class(images_per_class: int) -> OutcomeHook:
+    """So many images of every class there is."""
+
+    def outcome(labels: Tensor, num_classes: int) -> Tensor:
+        return torch.arange(num_classes).repeat_interleave(images_per_class)
+
+    return outcome
