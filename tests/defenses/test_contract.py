@@ -86,11 +86,11 @@ CONDENSED = {"images_per_class": 2, "width": 4, "real_batch": 4}
 DEFENSES: dict[str, tuple[Defense, object]] = {
     "none": (none(), unchanged),
     "ats": (ats(), unchanged),
-    "dc": (dc(**CONDENSED, networks=1, outer_steps=1, inner_steps=1), unchanged),
+    "dc": (dc(**CONDENSED, networks=1, outer_steps=1, inner_steps=1, lr=50), unchanged),
     "dm": (dm(**CONDENSED, iterations=2), unchanged),
     "dp_merf": (dp_merf(images_per_class=2, iterations=2, features=16, width=4), unchanged),
     "gs_wgan": (gs_wgan(images_per_class=2, iterations=2, critics=2, width=4), unchanged),
-    "dsa": (dsa(**CONDENSED, networks=1, outer_steps=1, inner_steps=1), unchanged),
+    "dsa": (dsa(**CONDENSED, networks=1, outer_steps=1, inner_steps=1, lr=50), unchanged),
     "instahide": (instahide(), unchanged),
     "gaussian": (dp_noise(scale=0.1), all_moved),
     "laplace, clipped": (dp_noise(noise="laplace", scale=0.1, clip_norm=0.5, at="gradient"), all_moved),
