@@ -88,11 +88,12 @@ class GradientSimilarity:
             shares: (K,) of the target in each point.
         """
         points = min(len(shares), max(1, self._at_once - 1))
+        ways = max(1, self._at_once // (points + 1))
         parts = []
-        for rows in torch.arange(len(targets), device=targets.device).split(max(1, self._at_once // (points + 1))):
-            way = [part[at].to(self.device, self.dtype) for part, at in ((starts, rows % len(starts)), (targets, rows))]
+        for rows in torch.split(torch.arange(len(targets), device=targets.device), ways):
+            first, last = (part.to(self.device, self.dtype) for part in (starts[rows % len(starts)], targets[rows]))
             own = labels[rows.to(labels.device)].to(self.device)
-            some = [self._compare(_on_the_way(*way, chunk), own) for chunk in shares.split(points)]
+            some = [self._compare(_on_the_way(first, last, chunk), own) for chunk in torch.split(shares, points)]
             dot, squared = (torch.cat([part[number][..., :-1] for part in some], 2) for number in (0, 1))
             parts.append((dot, squared, some[0][1][..., -1:]))
         return Products(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))

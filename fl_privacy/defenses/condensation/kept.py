@@ -28,7 +28,8 @@ def of_each_present(images_per_class: int) -> OutcomeHook:
     """So many images of every class that the client holds."""
 
     def outcome(labels: Tensor, num_classes: int) -> Tensor:
-        return labels.unique().repeat_interleave(images_per_class)
+        present: Tensor = torch.unique(labels)
+        return present.repeat_interleave(images_per_class)
 
     return outcome
 
