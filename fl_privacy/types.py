@@ -146,11 +146,13 @@ class Knowledge:
     """What the attacker is given beyond the protocol: the threat model as a value, printed in every report.
 
     Attributes:
-        labels: (B,) the true labels, where the attacker is assumed to have them.
+        labels: (B,) class indices or (B, K) class probabilities, the labels that the client computed its loss with,
+            where the attacker is assumed to have them.
         defense: public description of the client's defense, for an adaptive attacker: settings by ``NAME.SETTING``,
             as ``fl_privacy.defenses.Defense.description`` gives them.
         same_data: names the examples behind the update: updates with the same name, of other rounds and other weights
-            sent, come from the same examples. An adaptive attacker attacks them together.
+            sent, come from the same examples. An adaptive attacker attacks them together; ``None`` where the defense
+            makes other images of the examples each time.
         public_images: (N, C, H, W) in [0, 1], images of the same domain.
         public_labels: (N,) their classes.
         guess: (B, C, H, W) in [0, 1], what the attacker made of the same examples in an earlier round.

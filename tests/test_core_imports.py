@@ -35,7 +35,10 @@ for name in ("flwr", "hydra", "scipy", "matplotlib", "lpips", "pandas"):
 """
 
 IMPORT_ALL = """
-for name in ("types", "gradients", "rng", "errors", "models", "attacks", "defenses", "metrics", "evaluator"):
+for name in (
+    "types", "gradients", "rng", "errors", "models", "attacks", "defenses", "metrics", "evaluator", "transformations",
+    "policy_search",
+):
     module = importlib.import_module(f"fl_privacy.{name}")
     for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
         importlib.import_module(found.name)

@@ -36,8 +36,14 @@ class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def written_bytes(problem: Problem, variables: Tensor) -> int:
     """What the computation of the loss of one victim (1, N) writes."""
-    with differentiable_twice(), _Allocated() as allocated:
-        problem.loss(variables.detach().requires_grad_())
+    with differentiable_twice():
+        return written_by(lambda: problem.loss(variables.detach().requires_grad_()))
+
+
+def written_by(compute: Callable[[], object]) -> int:
+    """Bytes of all results on the way."""
+    with _Allocated() as allocated:
+        compute()
     return int(allocated.bytes)
 
 
@@ -53,10 +59,11 @@ def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer) -
     observed = sum(target.size for target in problem.targets.values()) * variables.element_size()
     most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU
     needed = written_bytes(problem, variables) + state + 3 * observed
-    return int(max(1, min(most, int(_SHARE * _free_bytes(variables.device)) // needed)))
+    return int(max(1, min(most, spare_bytes(variables.device) // needed)))
 
 
-def _free_bytes(device: torch.device) -> int:
+def spare_bytes(device: torch.device) -> int:
+    """The share of the memory free on ``device`` that one computation may take."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+        return int(_SHARE * torch.cuda.mem_get_info(device)[0])
+    return int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))

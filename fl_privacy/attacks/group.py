@@ -63,6 +63,7 @@ def _key(observation: Observation) -> tuple[object, ...]:
         observation.upload.num_examples,
         tuple(sorted(observation.upload.tensors)),
         repr(observation.knowledge.defense),
+        None if observation.knowledge.labels is None else observation.knowledge.labels.dim(),
     )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive.clip import Clip
+from fl_privacy.attacks.adaptive.disguise import Disguise
 from fl_privacy.attacks.low_rank import Factors, Products
 from fl_privacy.attacks.objectives import Objective
 from fl_privacy.attacks.priors import Guess, Prior, TotalVariation, batch_statistics
@@ -59,10 +60,11 @@ class Problem:
         num_classes: K.
         targets: observed tensors.
         factors: of the observed tensors whose gradients are not formed; with them ``gradients`` is :class:`Layered`.
-        labels: (V, B), or ``None`` where they are optimized.
+        labels: (V, B) or (V, B, K), or ``None`` where they are optimized.
         observer: the model in evaluation mode, with its running statistics.
         attempts: so many neighboring victims are attempts at the same one.
         clip: what the client did to its gradient, done to the guessed one too.
+        disguise: what the client did to its images, done to the guessed ones too.
         smoothness: (V,) weight of the images' total variation, beside the priors.
         secret_features: F, how many features a private loss sends gradients into; 0 where there is none. With them
             ``gradients`` is :class:`Layered`.
@@ -82,6 +84,7 @@ class Problem:
     observer: nn.Module
     attempts: int
     clip: Clip | None = None
+    disguise: Disguise | None = None
     smoothness: Tensor | None = None
     secret_features: int = 0
     secret_unit: float = 1.0
@@ -97,7 +100,7 @@ class Problem:
         return self.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
 
     def guessed_labels(self, variables: Tensor) -> Tensor:
-        """Fixed labels (V, B) or probabilities (V, B, K)."""
+        """Labels (V, B) or probabilities (V, B, K)."""
         if self.labels is not None:
             return self.labels
         logits = variables[:, self.pixels : self._known]
@@ -126,6 +129,7 @@ class Problem:
 
     def mismatch(self, images: Tensor, labels: Tensor, secrets: Sequence[Tensor | None]) -> Tensor:
         """The objective (V,), added up over the rounds."""
+        images = self.disguise(images) if self.disguise else images
         rounds = zip([self, *self.others], secrets, strict=True)
         return torch.stack([r.objective(r._statistics(images, labels, secret)) for r, secret in rounds]).sum(0)
 
@@ -176,6 +180,7 @@ class Problem:
             factors={name: factors.map(change) for name, factors in self.factors.items()},
             labels=None if self.labels is None else change(self.labels),
             clip=None if self.clip is None else self.clip.map(change),
+            disguise=None if self.disguise is None else self.disguise.map(change),
             smoothness=None if self.smoothness is None else change(self.smoothness),
             others=[other.map(change) for other in self.others],
         )

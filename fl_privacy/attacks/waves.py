@@ -36,16 +36,16 @@ def attack_members(
     together = any(isinstance(prior, GroupConsistency) for prior in attack.priors)
     capacity = workload.capacity
     if together:
-        capacity = max(1, capacity // attack.restarts) * attack.restarts
+        capacity = max(1, capacity // workload.restarts) * workload.restarts
     attempts: dict[int, list[_Attempt]] = {member.position: [] for member in workload.members}
     pending, tried = workload.members, 0
-    while pending and tried < attack.restarts:
-        left = attack.restarts - tried
+    while pending and tried < workload.restarts:
+        left = workload.restarts - tried
         wave = left if together or (tried and len(pending) * left <= capacity) else 1
         jobs = [(member, tried + extra) for member in pending for extra in range(wave)]
         for begin in range(0, len(jobs), capacity):
-            before, chunk = tried / attack.restarts, jobs[begin : begin + capacity]
-            width = wave / attack.restarts / len(jobs)
+            before, chunk = tried / workload.restarts, jobs[begin : begin + capacity]
+            width = wave / workload.restarts / len(jobs)
 
             def meter(share: float, start: float = before + width * begin, size: float = width * len(chunk)) -> None:
                 report(start + share * size)
@@ -65,7 +65,7 @@ def _attempt(
     report: Callable[[float], None],
 ) -> list[tuple[Member, _Attempt]]:
     members, restarts = zip(*jobs, strict=True)
-    problem = workload.problem(members, neighbors)
+    problem = workload.problem(members, restarts, neighbors)
     variables, generators = workload.start(members, restarts)
     descent = Descent(
         optimizer=attack.optimizer,

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import labels as labeling
 from fl_privacy.attacks.adaptive.counter import counter
+from fl_privacy.attacks.adaptive.disguise import Disguise
+from fl_privacy.attacks.adaptive.disguise import choose as choose_changes
 from fl_privacy.attacks.adaptive.scene import Scene
 from fl_privacy.attacks.budget import victims_at_once, written_bytes
 from fl_privacy.attacks.compiled import CompiledEvaluation, Evaluation, pays
@@ -41,7 +43,7 @@ class NotAttackableError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A victim of a group: its labels (B,), ``None`` where they are optimized, and how they were found."""
+    """A victim of a group: its labels (B,) or (B, K), ``None`` where they are optimized, and how they were found."""
 
     position: int
     observation: Observation
@@ -134,7 +136,8 @@ class Workload:
         if policy == "optimize":
             return position, Member(position, observation, None, "optimized")
         if policy != "infer" and told is not None:
-            return position, Member(position, observation, told.to(self._device, torch.long), "known")
+            dtype = self._dtype if told.is_floating_point() else torch.long
+            return position, Member(position, observation, told.to(self._device, dtype), "known")
         if policy == "known":
             return position, "The attack is expected to be told the labels, but was not; use labels=auto."
         layer = labeling.output_layer(self._setting.model, self._num_classes)
@@ -157,8 +160,13 @@ class Workload:
             )
         return position, Member(position, observation, found, "inferred")
 
-    def problem(self, members: Sequence[Member], attempts: int = 1) -> Problem:
-        """Of a chunk, in which every ``attempts`` neighbors are the same member."""
+    @property
+    def restarts(self) -> int:
+        """Attempts at a victim: each transformation that is known of gets as many as the attack makes."""
+        return self._attack.restarts * max(1, len(self._counter.changes))
+
+    def problem(self, members: Sequence[Member], restarts: Sequence[int], attempts: int = 1) -> Problem:
+        """Of a chunk, in which every ``attempts`` neighbors are the same member, with the number of each attempt."""
         values = stack([self._target(m.observation) for m in members], self._names, self._device, self._dtype)
         told = self._counter.told([m.observation for m in members], self._target).to(self._device, self._dtype)
         targets = {name: Target.of(value, told.bounds.get(name)) for name, value in values.items()}
@@ -183,12 +191,28 @@ class Workload:
             clip=told.clip,
             secret_features=self._secret_features,
             secret_unit=self._secret_unit,
+            disguise=self._disguise(members, restarts),
             others=[
-                earlier.problem([replace(m, observation=earlier._observations[m.position]) for m in members])
+                earlier.problem([replace(m, observation=earlier._observations[m.position]) for m in members], restarts)
                 for earlier in self._earlier
             ],
         )
         return replace(problem, smoothness=told.smoothness * problem.zero_loss()) if told.smoothness else problem
+
+    def _disguise(self, members: Sequence[Member], restarts: Sequence[int]) -> Disguise | None:
+        changes = self._counter.changes
+        if not changes:
+            return None
+        chosen = [
+            choose_changes(
+                len(changes),
+                restart,
+                self._shape[0],
+                derive_generator(self._seed, "attack", member.observation.id, restart, "changes"),
+            )
+            for member, restart in zip(members, restarts, strict=True)
+        ]
+        return Disguise(changes, torch.stack(chosen).to(self._device))
 
     def _target(self, observation: Observation) -> Tensors:
         return accumulated_gradient(observation) if self._unrolls else as_gradient(observation)
@@ -221,7 +245,7 @@ class Workload:
     def evaluate(self) -> Evaluation:
         """How the problems are evaluated."""
         attack = self._attack
-        if attack.compile == "off" or isinstance(self._gradients, OneByOne):
+        if attack.compile == "off" or isinstance(self._gradients, OneByOne) or self._counter.changes:
             return Problem.evaluate
         if attack.compile == "on":
             return CompiledEvaluation(demanded=True)
@@ -240,4 +264,4 @@ class Workload:
     def _trial(self) -> tuple[Problem, Tensor]:
         """The problem of one victim and its start."""
         member = self.members[:1]
-        return self.problem(member), self.start(member, [0])[0]
+        return self.problem(member, [0]), self.start(member, [0])[0]

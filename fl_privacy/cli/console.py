@@ -67,6 +67,17 @@ class RichMonitor(Monitor):
             task = bar.add_task("", total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
+    @contextmanager
+    def counting(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show a bar while the context lasts, or a line for each tenth."""
+        if not self.console.is_terminal:
+            tell = self._tenths(title)
+            yield lambda done: tell(done, total)
+            return
+        with self._progress(title) as bar:
+            task = bar.add_task("", total=total)
+            yield lambda done: bar.update(task, completed=done)
+
     def _tenths(self, title: str) -> AttackProgress:
         last, told_at = 0, time.monotonic()
 

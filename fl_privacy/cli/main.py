@@ -1,4 +1,4 @@
-"""``fl-privacy run | attack | trade-off | train-evaluator | report | list``."""
+"""``fl-privacy run | attack | trade-off | train-evaluator | search-policies | report | list``."""
 
 import logging
 import sys
@@ -94,6 +94,20 @@ def train_evaluator(overrides: Overrides = None) -> None:
     from fl_privacy.cli.evaluator import train  # noqa: PLC0415
 
     print(train(overrides or [], console=_console()))
+
+
+@app.command("search-policies")
+def search_policies(overrides: Overrides = None, cfg: ShowConfig = False) -> None:
+    """Search the transformation policies that defense=ats draws from (ATS).
+
+    `data=fashion_mnist model=resnet20 policies=1500`, then `run defense=ats defense.policies=FOLDER`. Scores are kept
+    as they come: killed and started again, the search goes on where it stopped. Other keys are those of
+    conf/policy_search.yaml, which `--cfg` shows.
+    """
+    from fl_privacy.cli.policy_search import search  # noqa: PLC0415
+
+    if (folder := search(overrides or [], show_config=cfg, console=_console())) is not None:
+        print(folder)
 
 
 @app.command()

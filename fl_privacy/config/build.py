@@ -203,7 +203,7 @@ def _audit(config: DictConfig, rounds: int, participants: Mapping[int, Participa
     if unknown := sorted(set(clients) - participants.keys()):
         raise UserError(f"intercept.clients is expected within 0..{len(participants) - 1}, but got {unknown}.")
     batch_size = positive(config.batch_size, "batch_size")
-    sizes = {client: len(p.indices) for client, p in participants.items() if client in clients}
+    sizes = {client: p.number_of_examples for client, p in participants.items() if client in clients}
     probing = config.intercept.target == "probe"
     return Audit(
         rounds=audited,

@@ -1,8 +1,11 @@
 """Client-side defenses: each is a ``Defense`` of hooks."""
 
-from fl_privacy.defenses.base import ClientState, Defense, LocalStep, compose
+from fl_privacy.defenses.ats import ats
+from fl_privacy.defenses.base import ClientState, Defense, LocalData, LocalStep, compose
+from fl_privacy.defenses.condensation import dc, dm, dp_merf, dsa, gs_wgan
 from fl_privacy.defenses.dp_noise import dp_noise
 from fl_privacy.defenses.dp_sgd import dp_sgd
+from fl_privacy.defenses.instahide import instahide
 from fl_privacy.defenses.local_dp import local_dp
 from fl_privacy.defenses.none import none
 from fl_privacy.defenses.ppdl import ppdl
@@ -17,10 +20,18 @@ from fl_privacy.defenses.spn import spn
 __all__ = [
     "ClientState",
     "Defense",
+    "LocalData",
     "LocalStep",
+    "ats",
     "compose",
+    "dc",
+    "dm",
+    "dp_merf",
     "dp_noise",
     "dp_sgd",
+    "dsa",
+    "gs_wgan",
+    "instahide",
     "local_dp",
     "none",
     "ppdl",

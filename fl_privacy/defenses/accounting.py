@@ -13,6 +13,13 @@ _AFTER_NOISE = {"none", "pruning", "quantization", "selective_sharing"}
 """Defenses that look at nothing but the noised update, hence cost no privacy."""
 
 
+_EXAMPLE_BY_EXAMPLE = {"ats"}
+"""Defenses that change each example without a look at others, hence leave the accountants' argument as it is."""
+
+_MADE_UP = {"dp_merf", "gs_wgan"}
+"""Defenses that put images of a private generator in place of the client's, so that nothing later costs privacy."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """What differential privacy a defense gives one client against the server that reads all its uploads.
@@ -27,6 +34,7 @@ class Guarantee:
         delta: at which epsilon is given.
         accountant: ``rdp`` or ``prv``.
         missing: why there is no guarantee; ``None`` if there is one.
+        once: epsilon that was spent before the first round and covers all; ``None`` where rounds spend it.
     """
 
     unit: Literal["example", "client"]
@@ -36,11 +44,14 @@ class Guarantee:
     delta: float
     accountant: Accountant
     missing: str | None = None
+    once: float | None = None
 
     def epsilon(self, rounds: int) -> float:
         """Epsilon of a client that has taken part in ``rounds`` rounds; infinite where there is no guarantee."""
         if self.missing is not None:
             return math.inf
+        if self.once is not None:
+            return self.once
         return epsilon(
             noise_multiplier=self.noise_multiplier,
             sample_rate=self.sample_rate,
@@ -53,6 +64,8 @@ class Guarantee:
         """``epsilon`` of each of the ascending numbers ``rounds``, or a bound above it (see ``epsilons``)."""
         if self.missing is not None:
             return [math.inf] * len(rounds)
+        if self.once is not None:
+            return [self.once] * len(rounds)
         return epsilons(
             noise_multiplier=self.noise_multiplier,
             sample_rate=self.sample_rate,
@@ -65,6 +78,12 @@ class Guarantee:
         """One sentence for a report."""
         if self.missing is not None:
             return f"No differential privacy guarantee: {self.missing}."
+        if self.once is not None:
+            return (
+                f"({self.once:.4g}, {self.delta:.3g})-differential privacy of one {self.unit} against whoever sees what"
+                " the client trains on or uploads, however often: all of it is made of one noised release. The number"
+                " of the client's examples counts as public."
+            )
         sampling = (
             f", if each step samples its examples independently with probability {self.sample_rate:.4g}"
             if self.unit == "example"
@@ -100,6 +119,18 @@ def guarantee(
     expect_number("sample_rate", sample_rate, above=0, at_most=1, example=0.1)
     expect_number("delta", delta, above=0, below=1, example=1e-5)
     expect_one_of("accountant", accountant, ("rdp", "prv"))
+    made_up = [name for name in defense.name.split("+") if name in _MADE_UP]
+    if made_up and defense.name.split("+")[0] == made_up[0]:
+        settings = _settings(defense, made_up[0])
+        return Guarantee(
+            unit="example",
+            noise_multiplier=settings["noise_multiplier"],
+            sample_rate=1.0,
+            steps_per_round=0,
+            delta=settings["delta"],
+            accountant=accountant,
+            once=settings["epsilon"],
+        )
     mechanisms = [name for name in defense.name.split("+") if name in ("dp_sgd", "dp_noise")]
     settings = _settings(defense, mechanisms[0]) if mechanisms else {}
     missing = _why_missing(defense, mechanisms, settings, buffers_shared)
@@ -117,7 +148,7 @@ def guarantee(
 
 
 def _why_missing(defense: Defense, mechanisms: list[str], settings: dict[str, Any], buffers_shared: bool) -> str | None:
-    others = set(defense.name.split("+")) - set(mechanisms) - _AFTER_NOISE
+    others = set(defense.name.split("+")) - set(mechanisms) - _AFTER_NOISE - _EXAMPLE_BY_EXAMPLE
     reasons = {
         "clients do not defend themselves": defense.name == "none",
         f"{defense.name} adds no calibrated noise": not mechanisms,

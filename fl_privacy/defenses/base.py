@@ -45,8 +45,25 @@ class LocalStep:
     changes: Sequence[LossChange] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class LocalData:
+    """Whose examples are to be exchanged: all that a defense of a client's data may look at.
+
+    Attributes:
+        num_classes: K.
+        state: of the client; what is kept there need not be made again.
+        rng: in the same state in every round, so that what is made of the same examples is the same.
+    """
+
+    num_classes: int
+    state: ClientState
+    rng: torch.Generator
+
+
 Prepare = Callable[[tuple[int, ...]], None]
 ModelHook = Callable[[nn.Module, ClientState, torch.Generator], nn.Module]
+ExamplesHook = Callable[[Batch, LocalData], Batch]
+OutcomeHook = Callable[[Tensor, int], Tensor]
 DataHook = Callable[[Batch, ClientState, torch.Generator], Batch]
 GradientHook = Callable[[Tensors, LocalStep], Tensors]
 UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
@@ -61,7 +78,11 @@ class Defense:
         model: (Module, ClientState, rng) -> Module, a new one. Parameters and buffers that the result has beyond the
             model sent are private: they are kept in the ClientState and not uploaded. Their first values are drawn
             from ``rng``, the client's own stream, which is the same in every round.
-        data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient.
+        examples: (Batch, LocalData) -> Batch, on all that the client has, before it is cut into batches: what it
+            trains on, and is probed with, instead. The number of examples may change; then ``outcome`` says so.
+        outcome: (labels (N,), K) -> labels (M,) of what ``examples`` will make of examples with these labels, told
+            before it is made.
+        data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient; as many examples, in their order.
         loss: changes of the local loss, such as extra terms, on the forward pass that the loss has anyway.
         gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step by the parameters that were
             sent. Private ones take the gradient that they have, unless the result has another for them.
@@ -74,12 +95,19 @@ class Defense:
 
     name: str = "none"
     model: tuple[ModelHook, ...] = ()
+    examples: tuple[ExamplesHook, ...] = ()
+    outcome: tuple[OutcomeHook, ...] = ()
     data: tuple[DataHook, ...] = ()
     loss: tuple[LossChange, ...] = ()
     gradient: tuple[GradientHook, ...] = ()
     upload: tuple[UploadHook, ...] = ()
     prepare: tuple[Prepare, ...] = ()
     public: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether the same example is another one in every round, so that its updates can't be matched together."""
+        return bool(self.data)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -93,6 +121,8 @@ def compose(*defenses: Defense) -> Defense:
     return Defense(
         name="+".join(d.name for d in defenses) or "none",
         model=tuple(hook for d in defenses for hook in d.model),
+        examples=tuple(hook for d in defenses for hook in d.examples),
+        outcome=tuple(hook for d in defenses for hook in d.outcome),
         data=tuple(hook for d in defenses for hook in d.data),
         loss=tuple(change for d in defenses for change in d.loss),
         gradient=tuple(hook for d in defenses for hook in d.gradient),

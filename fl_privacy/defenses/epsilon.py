@@ -115,6 +115,54 @@ def noise_multiplier_for(
             ) from error
 
 
+def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta: float) -> float:
+    """Epsilon at ``delta`` after ``steps`` Gaussian releases, each of which depends on a given record at random.
+
+    What the other releases look like does not matter, other than in ``epsilon``. With probability ``share`` a release
+    of sensitivity 1 depends on the record; as exp((a - 1) D_a) is jointly convex, its Renyi divergence of order a is at
+    most log(1 - q + q exp((a - 1) a / (2 s^2))) / (a - 1).
+
+    Args:
+        noise_multiplier: s, above 0.
+        share: q, in (0, 1].
+        steps: at least 1.
+        delta: in (0, 1).
+    """
+    expect_number("noise_multiplier", noise_multiplier, above=0, example=1.0)
+    expect_number("share", share, above=0, at_most=1, example=0.1)
+    expect_number("steps", steps, at_least=1, example=100)
+    expect_number("delta", delta, above=0, below=1, example=1e-5)
+    with _opacus():
+        from opacus.accountants import RDPAccountant  # noqa: PLC0415
+        from opacus.accountants.analysis import rdp  # noqa: PLC0415
+
+        orders = np.array([a for a in RDPAccountant.DEFAULT_ALPHAS if a > 1])
+        exponents = (orders - 1) * orders / (2 * noise_multiplier**2)
+        divergences = np.logaddexp(np.log1p(-share) if share < 1 else -np.inf, np.log(share) + exponents) / (orders - 1)
+        return float(rdp.get_privacy_spent(orders=orders, rdp=steps * divergences, delta=delta)[0])
+
+
+def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta: float) -> float:
+    """The least noise multiplier, up to a thousandth, by which ``mixture_epsilon`` is at most ``epsilon``.
+
+    Raises:
+        UserError: no noise is enough.
+    """
+    expect_number("epsilon", epsilon, above=0, example=8.0)
+    low, high = 1e-2, 1e6
+    settings: dict[str, Any] = {"share": share, "steps": steps, "delta": delta}
+    if mixture_epsilon(noise_multiplier=high, **settings) > epsilon:
+        raise UserError(
+            f"epsilon is expected to be within reach, but no noise brings {steps} releases down to {epsilon:g};"
+            " raise epsilon or take fewer iterations."
+        )
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        enough = mixture_epsilon(noise_multiplier=middle, **settings) <= epsilon
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
 @contextmanager
 def _opacus() -> Iterator[None]:
     """Around its use: its absence is one line, and it warns of nothing that concerns an upper bound."""

@@ -1,6 +1,7 @@
 """A simulated client: its examples, its model, its defense."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.data.examples import Examples
-from fl_privacy.defenses import ClientState, Defense
+from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.errors import UserError
 from fl_privacy.federation.batching import local_batches
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model
@@ -45,34 +46,64 @@ class Participant:
 
     def update(self, sent: ModelState, state: ClientState, *, round: int) -> LocalResult:
         """Train in ``round`` on the client's own examples and upload."""
-        order = local_batches(len(self.indices), self.plan, self._rng("order", round))
-        batches = [self.examples.batch(self.indices[i], self.device) for i in order]
-        return self._run(sent, batches, len(torch.cat(order).unique()), state, f"round-{round}")
+        own = self._own(state)
+        order = local_batches(own.number, self.plan, self._rng("order", round))
+        batches = [own.batch(i) for i in order]
+        result = self._run(sent, batches, len(torch.cat(order).unique()), state, f"round-{round}")
+        made = own.seconds
+        return replace(result, seconds=result.seconds + made, defense_seconds=result.defense_seconds + made)
 
     def probe(self, sent: ModelState, state: ClientState, *, round: int, victim: int, batch_size: int) -> LocalResult:
-        """The upload this client would make if ``victim_batch`` were all it had; ``state`` is left as it was."""
-        batch = self.victim_batch(victim, batch_size)
+        """The upload this client would make if ``victim_batch`` were all it had.
+
+        ``state`` is left as it was, but for what the defense makes of the client's examples once.
+        """
+        batch = self.victim_batch(victim, batch_size, state)
         order = local_batches(batch_size, self.plan, self._rng("probe", round, victim))
         batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
         scratch = ClientState(dict(state.tensors))
         return self._run(sent, batches, batch_size, scratch, f"round-{round}/victim-{victim}")
 
-    def victim_batch(self, victim: int, batch_size: int) -> Batch:
+    def victim_batch(self, victim: int, batch_size: int, state: ClientState | None = None) -> Batch:
         """(B, ...) the ``victim``-th of the disjoint batches that are probed; the same in every round."""
-        if (victim + 1) * batch_size > len(self.indices):
+        own = self._own(ClientState() if state is None else state)
+        if (victim + 1) * batch_size > own.number:
             raise UserError(
                 f"Client {self.id} is expected to hold {(victim + 1) * batch_size} examples to be probed"
-                f" {victim + 1} times, but has {len(self.indices)}; ask for fewer victims or a smaller batch_size."
+                f" {victim + 1} times, but has {own.number}; ask for fewer victims or a smaller batch_size."
             )
-        order = torch.randperm(len(self.indices), generator=self._rng("victims"))
-        chosen = order[victim * batch_size : (victim + 1) * batch_size]
-        return self.examples.batch(self.indices[chosen], self.device)
+        order = torch.randperm(own.number, generator=self._rng("victims"))
+        return own.batch(order[victim * batch_size : (victim + 1) * batch_size])
 
-    def trained_batch(self, *, round: int) -> Batch:
+    @property
+    def number_of_examples(self) -> int:
+        """How many it trains on: its own, or those that its defense will exchange them for."""
+        labels = self.examples.labels[self.indices]
+        for hook in self.defense.outcome:
+            labels = hook(labels, self.examples.num_classes)
+        return len(labels)
+
+    def trained_batch(self, *, round: int, state: ClientState | None = None) -> Batch:
         """The examples behind the update of ``round``, each once, in the order first visited."""
-        order = torch.cat(local_batches(len(self.indices), self.plan, self._rng("order", round)))
-        chosen = list(dict.fromkeys(order.tolist()))
-        return self.examples.batch(self.indices[chosen], self.device)
+        own = self._own(ClientState() if state is None else state)
+        order = torch.cat(local_batches(own.number, self.plan, self._rng("order", round)))
+        return own.batch(torch.tensor(list(dict.fromkeys(order.tolist()))))
+
+    def transformed_victim(
+        self, sent: ModelState, state: ClientState, *, round: int, victim: int, batch_size: int
+    ) -> Batch:
+        """What the defense's data hooks made of ``victim_batch`` for the probe of ``round``, in the same order."""
+        watched, seen = self._watched()
+        watched.probe(sent, state, round=round, victim=victim, batch_size=batch_size)
+        order = torch.cat(local_batches(batch_size, self.plan, self._rng("probe", round, victim))).tolist()
+        return _rows(seen, [order.index(example) for example in range(batch_size)])
+
+    def transformed_batch(self, sent: ModelState, state: ClientState, *, round: int) -> Batch:
+        """What the defense's data hooks first made of each example of ``trained_batch``, in the same order."""
+        watched, seen = self._watched()
+        watched.update(sent, state, round=round)
+        order = torch.cat(local_batches(self._own(state).number, self.plan, self._rng("order", round))).tolist()
+        return _rows(seen, [order.index(example) for example in dict.fromkeys(order)])
 
     def evaluate(self, sent: ModelState, state: ClientState, examples: Examples) -> Evaluation:
         """Accuracy of the model sent, joined with this client's private part, on ``examples``."""
@@ -100,8 +131,44 @@ class Participant:
             )
         return replace(result, upload=result.upload.to("cpu"))
 
+    def _own(self, state: ClientState) -> "_Own":
+        """What the client trains on: its examples, or what its defense makes of them."""
+        if not self.defense.examples:
+            return _Own(len(self.indices), lambda i: self.examples.batch(self.indices[i], self.device))
+        data = LocalData(num_classes=self.examples.num_classes, state=state, rng=self._rng("examples"))
+        made, started = self.examples.batch(self.indices, self.device), time.perf_counter()
+        with _threads(self.threads), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.seed, "client", self.id, "examples", "torch"))
+            for hook in self.defense.examples:
+                made = hook(made, data)
+        return _Own(len(made), lambda i: Batch(made.inputs[i], made.labels[i]), time.perf_counter() - started)
+
+    def _watched(self) -> tuple["Participant", list[Batch]]:
+        """This client, and the batches that will have gone through its data hooks."""
+        seen: list[Batch] = []
+
+        def watch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
+            seen.append(batch)
+            return batch
+
+        return replace(self, defense=replace(self.defense, data=(*self.defense.data, watch))), seen
+
     def _rng(self, *names: str | int) -> torch.Generator:
         return derive_generator(self.seed, "client", self.id, *names)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """``batch`` takes indices below ``number``; ``seconds`` is what the defense took to make them."""
+
+    number: int
+    batch: Callable[[Tensor], Batch]
+    seconds: float = 0.0
+
+
+def _rows(batches: list[Batch], chosen: list[int]) -> Batch:
+    inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
+    return Batch(inputs[chosen], labels[chosen])
 
 
 @contextmanager

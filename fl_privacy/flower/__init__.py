@@ -2,7 +2,7 @@
 
 from fl_privacy.flower.adapter import numpy_client_app, participant_app
 from fl_privacy.flower.backends import run_in_process, run_on_grid, run_ray
-from fl_privacy.flower.client import DPClient, PrivacyClient, PruningClient, RefinerClient, SPNClient
+from fl_privacy.flower.client import ATSClient, DPClient, PrivacyClient, PruningClient, RefinerClient, SPNClient
 from fl_privacy.flower.defend import DefendedClient, defend
 from fl_privacy.flower.grid import LocalGrid
 from fl_privacy.flower.interception import HonestButCurious
@@ -10,6 +10,7 @@ from fl_privacy.flower.local_dp_mod import local_dp_mod
 from fl_privacy.flower.strategy import Federated
 
 __all__ = [
+    "ATSClient",
     "DPClient",
     "DefendedClient",
     "Federated",

@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from flwr.common import Scalar
 
-from fl_privacy.defenses import Defense, dp_noise, pruning, refiner, spn
+from fl_privacy.defenses import Defense, ats, dp_noise, pruning, refiner, spn
 from fl_privacy.errors import UserError
 from fl_privacy.federation import LocalResult, Participant
 from fl_privacy.flower.memory import load_state, save_state
@@ -77,13 +77,16 @@ class PrivacyClient(NumPyClient):
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
         """The upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
+        state = load_state(self.memory, self.participant.device)
         result = self.participant.probe(
             self._sent(parameters, config),
-            load_state(self.memory, self.participant.device),
+            state,
             round=_integer(config, ROUND),
             victim=_integer(config, VICTIM),
             batch_size=_integer(config, BATCH_SIZE),
         )
+        if self.participant.defense.examples:
+            save_state(self.memory, state)
         return _reply(result)
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
@@ -121,6 +124,12 @@ class PruningClient(PrivacyClient):
     """Uploads only the important elements of its update; ``settings`` are those of ``pruning``."""
 
     make_defense = staticmethod(pruning)
+
+
+class ATSClient(PrivacyClient):
+    """Trains on transformed images; ``settings`` are those of ``ats``."""
+
+    make_defense = staticmethod(ats)
 
 
 class RefinerClient(PrivacyClient):

@@ -42,7 +42,14 @@ class DefendedClient(NumPyClient):
     memory: RecordDict = field(default_factory=RecordDict)
 
     def __post_init__(self) -> None:
-        if self.defense.model or self.defense.data or self.defense.loss or self.defense.gradient:
+        inside = (
+            self.defense.model,
+            self.defense.examples,
+            self.defense.data,
+            self.defense.loss,
+            self.defense.gradient,
+        )
+        if any(inside):
             raise UserError(
                 f"A defense around a foreign client is expected to act on the upload only, but {self.defense.name}"
                 " acts within the training; give it to a PrivacyClient."

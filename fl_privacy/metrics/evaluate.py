@@ -41,6 +41,7 @@ class VictimScore:
         images: one score for each of the B true images, in their order.
         originals: (B, C, H, W) in [0, 1], on the CPU.
         guesses: (B, C, H, W) in [0, 1], matched to the originals and clamped; zeros where there is no guess.
+        transformed: (B, C, H, W) in [0, 1], what a defense put in place of the originals; ``None`` where none did.
         attack_loss: the attacker's own loss.
         history: the attacker's loss over its iterations.
         label_source: how the labels were found, as in the reconstruction.
@@ -53,6 +54,7 @@ class VictimScore:
     attack_loss: float
     history: tuple[float, ...] = ()
     label_source: str = "inferred"
+    transformed: Tensor | None = None
 
 
 _NOTHING: Mapping[str, MetricFunction] = {}
@@ -70,6 +72,7 @@ def evaluate_all(
     truths: Sequence[Batch],
     *,
     functions: Mapping[str, MetricFunction] = _NOTHING,
+    transformed: Sequence[Batch] | None = None,
 ) -> list[VictimScore]:
     """Match each reconstruction to its truth, then compute every metric of all images at once.
 
@@ -81,6 +84,8 @@ def evaluate_all(
         reconstructions: one for each victim.
         truths: the victims' batches in the same order, all with the same (C, H, W).
         functions: of metrics that have none of their own, by name; without it these are left out.
+        transformed: what a defense put in place of each truth, in the same order of images; guesses are matched to
+            them apart. Without it the metrics of transformed images are left out.
 
     Raises:
         UserError: lengths or image shapes differ, or a package that a metric needs is not installed.
@@ -92,7 +97,8 @@ def evaluate_all(
     if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
         raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
     matches = [match(r, t) for r, t in zip(reconstructions, truths, strict=True)]
-    rows = iter(_measure(matches, functions))
+    replaced = None if transformed is None else [match(r, t) for r, t in zip(reconstructions, transformed, strict=True)]
+    rows = iter(_measure(matches, replaced, functions))
     return [
         VictimScore(
             id=reconstruction.id,
@@ -102,26 +108,40 @@ def evaluate_all(
             attack_loss=reconstruction.loss,
             history=reconstruction.history,
             label_source=reconstruction.label_source,
+            transformed=None if replaced is None else replaced[number].originals,
         )
-        for reconstruction, m in zip(reconstructions, matches, strict=True)
+        for number, (reconstruction, m) in enumerate(zip(reconstructions, matches, strict=True))
     ]
 
 
-def _measure(matches: Sequence[Match], given: Mapping[str, MetricFunction]) -> list[dict[str, float]]:
+def _measure(
+    matches: Sequence[Match], replaced: Sequence[Match] | None, given: Mapping[str, MetricFunction]
+) -> list[dict[str, float]]:
     """Every metric of every image that has a guess, in order."""
     if not any(len(m.found) for m in matches):
         return []
-    images = torch.cat([m.guesses[m.found] for m in matches]), torch.cat([m.originals[m.found] for m in matches])
-    labels = torch.cat([m.guessed_labels[m.found] for m in matches]), torch.cat([m.labels[m.found] for m in matches])
+    compared = {"images": _images(matches, matches)}
+    compared["labels"] = (
+        torch.cat([m.guessed_labels[m.found] for m in matches]),
+        torch.cat([m.labels[m.found] for m in matches]),
+    )
+    if replaced is not None:
+        compared["transformed"] = _images(matches, replaced)
     columns = {}
     for name, metric in METRICS.items():
         function = metric.function or given.get(name)
-        if function is None:
+        if function is None or metric.of not in compared:
             continue
-        guesses, truths = images if metric.of == "images" else labels
+        guesses, truths = compared[metric.of]
         chunks = zip(torch.split(guesses, CHUNK), torch.split(truths, CHUNK), strict=True)
         columns[name] = torch.cat([function(g, t) for g, t in chunks]).tolist()
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, Tensor]:
+    """Guesses and originals of ``matches`` where ``found`` has a guess."""
+    pairs = list(zip(found, matches, strict=True))
+    return torch.cat([m.guesses[f.found] for f, m in pairs]), torch.cat([m.originals[f.found] for f, m in pairs])
 
 
 def _score(image: int, guess: int, rows: Iterator[dict[str, float]], failure: str | None) -> ImageScore:

@@ -21,7 +21,7 @@ class Metric:
     Attributes:
         function: (guesses, truths) -> (N,), of images (N, C, H, W) in [0, 1] or of labels; ``None`` where a run has to
             give it.
-        of: what it compares.
+        of: what it compares: images with the originals, labels, or images with what a defense made of the originals.
         leaks: whether high or low values mean that more leaked.
         title: for a table's head.
         unit: empty where there is none.
@@ -29,7 +29,7 @@ class Metric:
     """
 
     function: MetricFunction | None
-    of: Literal["images", "labels"] = "images"
+    of: Literal["images", "labels", "transformed"] = "images"
     leaks: Literal["high", "low"]
     title: str
     unit: str = ""
@@ -55,6 +55,21 @@ METRICS: dict[str, Metric] = {
         leaks="low",
         title="Noise ratio",
         description="Share of noise that Refiner's evaluation network sees in the guess; needs evaluator=FILE.",
+    ),
+    "transformed_psnr": Metric(
+        function=psnr,
+        of="transformed",
+        leaks="high",
+        title="PSNR to transformed",
+        unit="dB",
+        description="Peak signal-to-noise ratio to the image that the defense put in place of the original.",
+    ),
+    "transformed_ssim": Metric(
+        function=ssim,
+        of="transformed",
+        leaks="high",
+        title="SSIM to transformed",
+        description="Structural similarity to the image that the defense put in place of the original.",
     ),
     "label_correct": Metric(
         function=label_correct,

@@ -7,7 +7,9 @@ from fl_privacy.models.initialize import INITIALIZERS, initialize
 from fl_privacy.models.layers import ACTIVATIONS, InputNormalization
 from fl_privacy.models.lenet import DLNet, LeNet
 from fl_privacy.models.mlp import MLP
+from fl_privacy.models.mobilenet import MobileNetV2
 from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
+from fl_privacy.models.vit import ViT
 
 __all__ = [
     "ACTIVATIONS",
@@ -19,9 +21,11 @@ __all__ = [
     "DLNet",
     "InputNormalization",
     "LeNet",
+    "MobileNetV2",
     "ResNet10",
     "ResNet18",
     "ResNet20",
+    "ViT",
     "build_model",
     "check_model",
     "initialize",

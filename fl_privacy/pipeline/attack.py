@@ -1,7 +1,7 @@
 """Attack without training: fresh or given weights, or what a run captured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from fl_privacy.config.build import (
     resolve_device,
 )
 from fl_privacy.data import Examples
-from fl_privacy.defenses import ClientState, Defense
+from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Interceptor, Participant, Probe
 from fl_privacy.federation.captured import load_observations
@@ -35,7 +35,7 @@ from fl_privacy.pipeline.public import public_examples
 from fl_privacy.pipeline.run import CAPTURES
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.tracing import tracing_participants
-from fl_privacy.pipeline.truth import truth_of
+from fl_privacy.pipeline.truth import ClientStates, fresh_states, transformed_of, truth_of
 from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.report import write_report
 from fl_privacy.types import ModelState, Observation
@@ -47,7 +47,10 @@ OF_THE_RUN = ("data", "partition", "model", "federation", "defense", "seed", "ba
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Intercepted:
-    """Updates to attack, who made them from what and how defended, and the threat model in sentences."""
+    """Updates to attack, who made them from what and how defended, and the threat model in sentences.
+
+    ``states`` are those that the clients have by then.
+    """
 
     observations: list[Observation]
     participants: Mapping[int, Participant]
@@ -55,6 +58,7 @@ class _Intercepted:
     defense: Defense
     threats: list[str]
     functions: dict[str, MetricFunction]
+    states: ClientStates = field(default_factory=fresh_states)
 
 
 def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
@@ -69,7 +73,8 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     config = _as_captured(config) if config.captured else config
     found = _captured(config) if config.captured else _fresh(config)
-    defense, participants, batch_size = found.defense, found.participants, config.batch_size
+    defense, participants = found.defense, found.participants
+    behind = (participants, config.batch_size, found.states)
     with open_folder(config, "attack") as folder:
         if folder.finished:
             monitor.say("Finished already; overwrite=true runs it again.")
@@ -78,17 +83,18 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
             folder.write_threat_model(found.threats)
             AttackStage(
                 attack=attack,
-                truth=truth_of(participants, batch_size),
+                truth=truth_of(*behind),
                 folder=folder,
                 seed=config.seed,
                 knows_labels=config.knows_labels,
                 monitor=monitor,
                 public=public_examples(config, found.unattacked),
-                disturbance=disturbance_of(participants, batch_size) if defense.public else None,
+                disturbance=disturbance_of(*behind) if defense.public else None,
                 guesses=guesses_of(config, participants),
                 informed=informed_attacker(defense, participants) if config.knows_defense else None,
                 functions=found.functions,
                 tracing=tracing_participants(config),
+                transformed=transformed_of(*behind) if defense.examples or defense.data else None,
             )(found.observations)
             folder.finish()
         write_report([folder.path])
@@ -105,11 +111,6 @@ def _fresh(config: DictConfig) -> _Intercepted:
     model = build_network(config, dataset)
     sent = load_weights(Path(config.weights), model) if config.weights else ModelState.of(model)
     victims, batch_size = positive(config.victims, "victims"), positive(config.batch_size, "batch_size")
-    if victims * batch_size > len(examples):
-        raise UserError(
-            f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but it"
-            f" holds {len(examples)} examples; lower victims or batch_size."
-        )
     owner = Participant(
         id=0,
         examples=examples,
@@ -121,6 +122,11 @@ def _fresh(config: DictConfig) -> _Intercepted:
         device=resolve_device(config.device),
         threads=positive(config.client_threads, "client_threads"),
     )
+    if victims * batch_size > owner.number_of_examples:
+        raise UserError(
+            f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but there"
+            f" are {owner.number_of_examples} examples; lower victims or batch_size."
+        )
     audit = Audit(probes=tuple(Probe(0, k) for k in range(victims)), batch_size=batch_size)
     observations: list[Observation] = []
     interceptor = Interceptor(
@@ -130,8 +136,9 @@ def _fresh(config: DictConfig) -> _Intercepted:
         num_classes=examples.num_classes,
         sink=observations.append,
     )
+    states = fresh_states()
     for probe in audit.probes:
-        result = owner.probe(sent, ClientState(), round=0, victim=probe.victim, batch_size=batch_size)
+        result = owner.probe(sent, states[0], round=0, victim=probe.victim, batch_size=batch_size)
         interceptor.capture(round=0, client=0, sent=sent, upload=result.upload, probe=probe)
     threats = threat_model(config, plan, audit, defense)
     weights = "as trained elsewhere" if config.weights else "untrained"
@@ -142,6 +149,7 @@ def _fresh(config: DictConfig) -> _Intercepted:
         defense=defense,
         threats=[*threats, f"The model is {weights}."],
         functions=build_functions(config, dataset),
+        states=states,
     )
 
 

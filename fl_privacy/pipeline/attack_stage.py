@@ -16,7 +16,7 @@ from fl_privacy.pipeline.guesses import Guesses
 from fl_privacy.pipeline.informed import Informed
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.tracing import PARTICIPANTS, traced
-from fl_privacy.pipeline.truth import Truth
+from fl_privacy.pipeline.truth import Transformed, Truth
 from fl_privacy.results import Attacker, RunFolder
 from fl_privacy.types import Batch, Observation, Reconstruction
 
@@ -38,13 +38,14 @@ class AttackStage:
         truth: what was behind an observation; asked only after the attack.
         folder: where scores and pictures go.
         seed: of the attack's random streams.
-        knows_labels: hand the attacker the true labels first.
+        knows_labels: hand the attacker the labels of the client's loss first, mixed where the defense mixed them.
         public: images with their classes, handed to the attacker as well, where there are any.
         monitor: told of the progress.
         disturbance: measures what the defense did to an update; ``None`` where there is no defense.
         functions: of metrics that have none of their own.
         guesses: memory of the attacker that starts from what it made of the same examples before.
         tracing: among so many participants the images of a single client are dealt for the tracing attack.
+        transformed: what a defense of the data put in place of the truth; ``None`` where there is no such defense.
         informed: makes the adaptive attacker, which attacks each victim after the plain one; ``None`` without it.
     """
 
@@ -60,6 +61,7 @@ class AttackStage:
     informed: Informed | None = None
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
     tracing: int = PARTICIPANTS
+    transformed: Transformed | None = None
     _seen: dict[str, list[Observation]] = field(default_factory=dict, init=False)
 
     def __call__(self, observations: Sequence[Observation]) -> None:
@@ -83,7 +85,10 @@ class AttackStage:
         plain = observation.told(defense=None, same_data=None)
         if self.public is not None:
             plain = plain.told(public_images=self.public.inputs, public_labels=self.public.labels)
-        return plain.told(labels=self.truth(plain.id).labels) if self.knows_labels else plain
+        if not self.knows_labels:
+            return plain
+        trained = self.transformed(plain) if self.transformed else self.truth(plain.id)
+        return plain.told(labels=trained.labels)
 
     def _recall(self, observations: Sequence[Observation]) -> list[Observation]:
         """Updates of earlier rounds from the same examples as ``observations``, which are remembered for later ones."""
@@ -124,7 +129,12 @@ class AttackStage:
             attacker=attacker,
             countermeasures=list(dict.fromkeys(sentence for r in result for sentence in r.countermeasures)),
         )
-        scores = evaluate_all(result, [self.truth(r.id) for r in result], functions=self.functions)
+        scores = evaluate_all(
+            result,
+            [self.truth(r.id) for r in result],
+            functions=self.functions,
+            transformed=[self.transformed(o) for o in observations] if self.transformed else None,
+        )
         for score in scores:
             client = parse_observation_id(score.id)[1]
             self.folder.add_victim(score, round=round, client=client, attacker=attacker)

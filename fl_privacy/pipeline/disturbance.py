@@ -8,10 +8,11 @@ from torch import nn
 
 from fl_privacy.attacks.first_layer import NotFullyConnectedError, first_layer
 from fl_privacy.attacks.targets import is_sum_of_gradients
-from fl_privacy.defenses import ClientState, Defense
+from fl_privacy.defenses import Defense
 from fl_privacy.federation import Participant, parse_observation_id
 from fl_privacy.metrics.linear_system import linear_system
 from fl_privacy.metrics.perturbation import Perturbation, perturbation
+from fl_privacy.pipeline.truth import ClientStates, fresh_states
 from fl_privacy.types import ModelState, Observation, Tensors
 
 Disturbance = Callable[[Observation], tuple[Perturbation, Mapping[str, float]]]
@@ -21,8 +22,11 @@ them all, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the 
 largest, which an attacker would trust most."""
 
 
-def disturbance_of(participants: Mapping[int, Participant], batch_size: int) -> Disturbance:
+def disturbance_of(
+    participants: Mapping[int, Participant], batch_size: int, states: ClientStates | None = None
+) -> Disturbance:
     """Computes the undefended update anew from the simulated client's data; the attacker never sees it."""
+    states = fresh_states() if states is None else states
 
     @cache
     def layer(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
@@ -34,7 +38,7 @@ def disturbance_of(participants: Mapping[int, Participant], batch_size: int) -> 
 
     def measure(observation: Observation) -> tuple[Perturbation, Mapping[str, float]]:
         round, client, probe = parse_observation_id(observation.id)
-        undefended, state = replace(participants[client], defense=Defense()), ClientState()
+        undefended, state = _undefended(participants[client]), states[client]
         if probe is None:
             result = undefended.update(observation.sent, state, round=round)
         else:
@@ -59,3 +63,8 @@ def _solving(clean: Tensors, seen: Tensors, names: tuple[str, str]) -> dict[str,
         "error_bound": trusted.error_bound,
         "solvable": float(trusted.solvable),
     }
+
+
+def _undefended(participant: Participant) -> Participant:
+    """With the same examples to exchange, so that the same are compared."""
+    return replace(participant, defense=Defense(examples=participant.defense.examples))

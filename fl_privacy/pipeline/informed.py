@@ -38,12 +38,15 @@ def informed_attacker(defense: Defense, participants: Mapping[int, Participant])
 def data_names(participants: Mapping[int, Participant]) -> Callable[[str], str | None]:
     """Observation id -> name of the examples behind it, ``None`` where they change from round to round.
 
-    A probe holds the same examples in every round; so does the update of a client that trains on all it has.
+    A probe holds the same examples in every round; so does the update of a client that trains on all it has. They are
+    not the same where the defense makes other images of them each time.
     """
 
     def same_data(observation_id: str) -> str | None:
         _, client, probe = parse_observation_id(observation_id)
-        if probe is None and not _trains_on_everything(participants[client]):
+        if participants[client].defense.changes_images or (
+            probe is None and not _trains_on_everything(participants[client])
+        ):
             return None
         return f"client-{client}" + (f"/victim-{probe.victim}" if probe else "")
 
@@ -51,6 +54,6 @@ def data_names(participants: Mapping[int, Participant]) -> Callable[[str], str |
 
 
 def _trains_on_everything(participant: Participant) -> bool:
-    number = len(participant.indices)
+    number = participant.number_of_examples
     batches = local_batches(number, participant.plan, derive_generator(0))
     return len({int(i) for batch in batches for i in batch}) == number

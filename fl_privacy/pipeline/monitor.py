@@ -1,5 +1,6 @@
 """Who is told how a run goes on."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from fl_privacy.attacks import Progress, no_progress
@@ -18,6 +19,10 @@ class Monitor:
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
         """A round is over; ``evaluation`` where the model was tested, ``epsilon`` spent where there is a guarantee."""
+
+    def counting(self, title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+        """Around ``total`` steps of other long work; the context is told how many are done."""
+        return nullcontext(lambda done: None)
 
     def attacking(self, victims: int) -> AbstractContextManager[Progress]:
         """Around the attack on ``victims`` updates; the context is told of the progress."""

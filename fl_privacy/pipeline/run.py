@@ -23,7 +23,7 @@ from fl_privacy.pipeline.privacy import privacy_of
 from fl_privacy.pipeline.public import public_examples
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.tracing import tracing_participants
-from fl_privacy.pipeline.truth import truth_of
+from fl_privacy.pipeline.truth import fresh_states, transformed_of, truth_of
 from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
 from fl_privacy.pipeline.weights import MODEL, write_weights
 from fl_privacy.report import write_report
@@ -82,22 +82,26 @@ def _run(
     folder.add_privacy(delta=delta, accountant=accountant, missing=privacy.missing)
     table = partition_table(dataset.train, [p.indices for p in federation.participants.values()])
     folder.write_partition(table.tolist(), dataset.train.class_names)
+    states = fresh_states()
     stage = (
         AttackStage(
             attack=attack,
-            truth=truth_of(federation.participants, config.batch_size),
+            truth=truth_of(federation.participants, config.batch_size, states),
             folder=folder,
             seed=config.seed,
             knows_labels=config.knows_labels,
             monitor=monitor,
             public=public_examples(config, dataset.test),
-            disturbance=disturbance_of(federation.participants, config.batch_size)
+            disturbance=disturbance_of(federation.participants, config.batch_size, states)
             if federation.defense.public
             else None,
             guesses=guesses_of(config, federation.participants),
             informed=informed_attacker(federation.defense, federation.participants) if config.knows_defense else None,
             functions=build_functions(config, dataset),
             tracing=tracing_participants(config),
+            transformed=transformed_of(federation.participants, config.batch_size, states)
+            if federation.defense.examples or federation.defense.data
+            else None,
         )
         if attack
         else None

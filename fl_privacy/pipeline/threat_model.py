@@ -37,11 +37,11 @@ def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Def
         known.append("The attacker starts from its own guess at the same examples in the round it attacked before.")
     known = known or Knowledge().describe()
     if config.knows_defense and defense.public:
+        joins = "" if defense.changes_images else ", and which updates of different rounds come from the same examples"
         known = [
             *(line for line in known if "nothing" not in line),
-            f"The attacker knows the defense and its settings ({_in_words(defense.description)}), and which updates of"
-            " different rounds come from the same examples: the adaptive attacker. Beside it a plain one that knows"
-            " neither attacks the same victims.",
+            f"The attacker knows the defense and its settings ({_in_words(defense.description)}){joins}: the adaptive"
+            " attacker. Beside it a plain one that knows nothing of this attacks the same victims.",
         ]
     return lines + known + [_describe_defense(defense.name, defense.public)]
 

@@ -10,7 +10,7 @@ from fl_privacy.results import Pair, Run
 
 SHOWN = 300
 """A page with more images gets too heavy to open."""
-CAPTION = ("psnr", "ssim", "lpips")
+CAPTION = ("psnr", "transformed_psnr", "ssim", "lpips")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,7 @@ class VictimView:
         label: whether the class was found, in words.
         failure: why there is no reconstruction.
         original: PNG as a data URI, empty if the picture was lost.
+        transformed: likewise, what the defense put in place of the original; empty if it did not.
         guess: likewise, of the plain attacker.
         adaptive: likewise, of the adaptive attacker.
         adaptive_figures: metrics of the adaptive attacker's, or why it failed; empty if there was none.
@@ -37,6 +38,7 @@ class VictimView:
     failure: str | None
     original: str
     guess: str
+    transformed: str = ""
     adaptive: str = ""
     adaptive_figures: str = ""
     small: bool
@@ -94,6 +96,7 @@ def _view(
         label="" if failed or right is None else "label found" if right else "label wrong",
         failure=failed,
         original=data_uri(pair.original) if pair else "",
+        transformed=data_uri(pair.transformed) if pair and pair.transformed is not None else "",
         guess=data_uri(pair.guess) if pair and pair.guess is not None else "",
         adaptive=data_uri(pair.adaptive) if pair and pair.adaptive is not None else "",
         adaptive_figures=(adaptive["failure"] or caption(adaptive)) if adaptive else "",

@@ -103,7 +103,7 @@ class RunFolder:
         if finished and not overwrite:
             return cls(path, identity, finished=True)
         if path.exists():
-            _move_aside(path, "previous" if finished else "interrupted")
+            move_aside(path, "previous" if finished else "interrupted")
         path.mkdir(parents=True)
         folder = cls(path, identity, finished=False)
         write_whole(path / "config.yaml", config_text)
@@ -291,7 +291,8 @@ def is_finished(path: Path) -> bool:
     return (path / "summary.json").is_file()
 
 
-def _move_aside(path: Path, why: str) -> None:
+def move_aside(path: Path, why: str) -> None:
+    """Rename the folder ``path`` to the first free ``<path>-<why>-<number>``."""
     release(hold(path))
     number = 1
     while (aside := path.with_name(f"{path.name}-{why}-{number}")).exists():

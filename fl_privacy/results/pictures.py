@@ -23,11 +23,13 @@ class Pair:
         original: what was attacked.
         guess: of the plain attacker; ``None`` where its attack failed.
         adaptive: of the adaptive attacker; ``None`` where there was none, or its attack failed.
+        transformed: what the defense put in place of the original; ``None`` where it did not.
     """
 
     original: Tensor
     guess: Tensor | None
     adaptive: Tensor | None = None
+    transformed: Tensor | None = None
 
 
 def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = "plain") -> Path:
@@ -38,6 +40,9 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
         "reconstructions": torch.cat([_bytes(score.guesses) for score in scores]),
         "found": torch.tensor([image.failure is None for image in images]),
     }
+    replaced = [_bytes(score.transformed) for score in scores if score.transformed is not None]
+    if len(replaced) == len(scores):
+        tensors["transformed"] = torch.cat(replaced)
     ids = [[score.id, image.image] for score in scores for image in score.images]
     folder.mkdir(exist_ok=True)
     name = f"round-{round:04d}" + ("" if attacker == "plain" else f"-{attacker}")
@@ -54,24 +59,26 @@ def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]
     problems = []
     for path in sorted(folder.glob("round-*.safetensors")):
         try:
-            for key, original, guess, attacker in _read(path):
-                pair = pairs.setdefault(key, Pair(original, None))
+            for key, original, guess, attacker, transformed in _read(path):
+                pair = pairs.setdefault(key, Pair(original, None, transformed=transformed))
                 pairs[key] = replace(pair, adaptive=guess) if attacker == "adaptive" else replace(pair, guess=guess)
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             problems.append(f"{path.name} can't be read ({error})")
     return pairs, problems
 
 
-def _read(path: Path) -> Iterator[tuple[tuple[str, int], Tensor, Tensor | None, str]]:
-    """(victim id, image), original, guess and whose it is."""
+def _read(path: Path) -> Iterator[tuple[tuple[str, int], Tensor, Tensor | None, str, Tensor | None]]:
+    """(victim id, image), original, guess, whose it is, and what the defense put in place of the original."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
         ids = json.loads(metadata["ids"])
         originals, guesses, found = (file.get_tensor(n) for n in ("originals", "reconstructions", "found"))
+        transformed = file.get_tensor("transformed") if "transformed" in file.keys() else None  # noqa: SIM118
     if not len(originals) == len(guesses) == len(found) == len(ids):
         raise ValueError(f"it names {len(ids)} images and holds {len(originals)}")
     for k, (victim, image) in enumerate(ids):
-        yield (victim, image), originals[k], guesses[k] if found[k] else None, metadata.get("attacker", "plain")
+        guess, attacker = guesses[k] if found[k] else None, metadata.get("attacker", "plain")
+        yield (victim, image), originals[k], guess, attacker, None if transformed is None else transformed[k]
 
 
 def _bytes(images: Tensor) -> Tensor:

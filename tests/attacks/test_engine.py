@@ -7,7 +7,7 @@ from fl_privacy.attacks import GradientInversion, dlg, idlg, inverting_gradients
 from fl_privacy.attacks.objectives import L2
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.errors import UserError
-from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
+from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload
 from tests.attacks.victims import CLASSES, error, examples, observations, observe, smooth_net
 
 
@@ -92,6 +92,7 @@ def test_a_broken_victim_says_why_and_harms_nobody() -> None:
         "does not take inputs": replace(sound, input_shape=(3, 8, 8)),
         "expected to return": replace(sound, num_classes=CLASSES + 1),
         "class indices": sound.told(labels=torch.zeros(2, dtype=torch.long)),
+        "add up to 1": sound.told(labels=torch.full((1, CLASSES), 0.5)),
         "but reach": sound.told(labels=torch.tensor([CLASSES])),
         "cover the model": replace(sound, sent=ModelState({})),
     }
@@ -167,6 +168,18 @@ def test_wrong_settings_are_refused(settings: dict[str, object]) -> None:
 def test_a_pattern_that_matches_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="head"):
         idlg(layers={"head*": 0})(observations(smooth_net(), 1), seed=0)
+
+
+def test_known_labels_may_be_mixed() -> None:
+    """Beside a victim whose labels are class indices."""
+    plain, (second,) = observations(smooth_net(), 1, told=True), examples(1, seed=7).inputs.split(1)
+    mixed = Batch(second, torch.tensor([[0.6, 0.0, 0.4, 0.0, 0.0]], dtype=torch.float64))
+    victim = observe(smooth_net(), mixed, told=True)
+    attack = idlg(iterations=60, restarts=3, labels="known", dtype="float64")
+    found = attack([*plain, victim, victim.told(labels=torch.tensor([0]))], seed=0)
+    assert error(found[1].batch, mixed) < 1e-4 < error(found[2].batch, mixed)
+    assert found[1].label_source == "known" and found[1].batch.labels.tolist() == [0]
+    assert error(found[0].batch, examples(1)) < 1e-4
 
 
 def test_known_labels_are_demanded_only_where_asked() -> None:

@@ -10,9 +10,16 @@ from omegaconf import OmegaConf
 from fl_privacy import defenses
 from fl_privacy.defenses import (
     Defense,
+    ats,
     compose,
+    dc,
+    dm,
+    dp_merf,
     dp_noise,
     dp_sgd,
+    dsa,
+    gs_wgan,
+    instahide,
     local_dp,
     none,
     ppdl,
@@ -24,7 +31,9 @@ from fl_privacy.defenses import (
     soteria_mixing,
     spn,
 )
+from fl_privacy.rng import derive_generator
 
+from .clients import CLASSES, local_data, own_batch
 from .harness import clean_gradient, flat, local_step, run, small_evaluator
 
 CONF = Path(__file__).parents[2] / "conf" / "defense"
@@ -81,8 +90,17 @@ def within(radius):
     return check
 
 
+CONDENSED = {"images_per_class": 2, "width": 4, "real_batch": 4}
+
 DEFENSES: dict[str, tuple[Defense, object]] = {
     "none": (none(), unchanged),
+    "ats": (ats(), unchanged),
+    "dc": (dc(**CONDENSED, networks=1, outer_steps=1, inner_steps=1, lr=50), unchanged),
+    "dm": (dm(**CONDENSED, iterations=2), unchanged),
+    "dp_merf": (dp_merf(images_per_class=2, iterations=2, features=16, width=4), unchanged),
+    "gs_wgan": (gs_wgan(images_per_class=2, iterations=2, critics=2, width=4), unchanged),
+    "dsa": (dsa(**CONDENSED, networks=1, outer_steps=1, inner_steps=1, lr=50), unchanged),
+    "instahide": (instahide(), unchanged),
     "gaussian": (dp_noise(scale=0.1), all_moved),
     "laplace, clipped": (dp_noise(noise="laplace", scale=0.1, clip_norm=0.5, at="gradient"), all_moved),
     "clipped, no noise": (
@@ -167,6 +185,58 @@ def test_composes(defense, specified):
     together = compose(defense, dp_noise(scale=0.0), none())
     assert torch.equal(flat(run(together, clean, step)), flat(run(defense, clean, local_step())))
     assert all(f"{defense.name}.{key}" in together.public for key in defense.public)
+
+
+OF_DATA = {name: defense for name, (defense, _) in DEFENSES.items() if defense.examples or defense.data}
+
+every_defense_of_data = pytest.mark.parametrize("defense", OF_DATA.values(), ids=OF_DATA.keys())
+
+
+def exchanged(defense, batch, seed):
+    """All that the client trains on in one step, and what the model sees of it."""
+    data = local_data(seed)
+    for examples_hook in defense.examples:
+        batch = examples_hook(batch, data)
+    seen, rng = batch, derive_generator(seed, "data")
+    for data_hook in defense.data:
+        seen = data_hook(seen, data.state, rng)
+    return batch, seen
+
+
+@every_defense_of_data
+def test_data_is_exchanged_by_the_generators_alone(defense):
+    torch.manual_seed(1)
+    _, first = exchanged(defense, own_batch(), 5)
+    torch.manual_seed(2)
+    _, again = exchanged(defense, own_batch(), 5)
+    _, other = exchanged(defense, own_batch(), 6)
+    assert torch.equal(first.inputs, again.inputs)
+    assert torch.equal(first.labels, again.labels)
+    assert not torch.equal(first.inputs, other.inputs)
+
+
+@every_defense_of_data
+def test_the_originals_stay_as_they_are_and_are_not_what_is_seen(defense):
+    given, before = own_batch(), own_batch()
+    _, seen = exchanged(defense, given, 0)
+    assert torch.equal(given.inputs, before.inputs)
+    assert torch.equal(given.labels, before.labels)
+    assert seen.inputs.shape[1:] == given.inputs.shape[1:]
+    assert 0 <= seen.inputs.min() <= seen.inputs.max() <= 1
+    originals = {tuple(image.flatten().tolist()) for image in before.inputs}
+    assert not originals & {tuple(image.flatten().tolist()) for image in seen.inputs}
+
+
+@every_defense_of_data
+def test_as_many_examples_in_their_order(defense):
+    trained, seen = exchanged(defense, own_batch(), 0)
+    expected = own_batch().labels
+    for outcome in defense.outcome:
+        expected = outcome(expected, CLASSES)
+    assert torch.equal(trained.labels, expected)
+    assert len(seen) == len(trained)
+    shares = seen.labels if seen.labels.dim() == 2 else torch.nn.functional.one_hot(seen.labels, CLASSES)
+    assert (shares[torch.arange(len(seen)), trained.labels] > 0).all()
 
 
 SHIPPED = [path for path in sorted(CONF.glob("*.yaml")) if path.stem != "custom"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.data.examples import Examples
-from fl_privacy.defenses import ClientState, Defense
+from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.federation import Audit, Interceptor, Participant, RoundReport, Server, ServerPlan, spread_probes
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
 
@@ -53,7 +53,25 @@ def withholding(update: Tensors, state: ClientState, rng: torch.Generator) -> Te
     return {name: t for name, t in update.items() if name != "conv.bias"}
 
 
+def exchanging(batch: Batch, data: LocalData) -> Batch:
+    """Two thirds of the examples, inverted, with noise that is drawn once and kept."""
+    kept = data.state.tensors
+    if "exchange/noise" not in kept:
+        kept["exchange/noise"] = torch.rand(batch.inputs.shape, generator=data.rng)
+    rows = torch.arange(len(batch)) % 3 > 0
+    return Batch((1 - batch.inputs + 0.1 * kept["exchange/noise"])[rows], batch.labels[rows])
+
+
+def two_thirds(labels: Tensor, num_classes: int) -> Tensor:
+    return labels[torch.arange(len(labels)) % 3 > 0]
+
+
+def brightened(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
+    return Batch(batch.inputs * torch.rand(len(batch), 1, 1, 1, generator=rng), batch.labels)
+
+
 NOISE = Defense(name="noise", upload=(with_noise,))
+DATA = Defense(name="data", examples=(exchanging,), outcome=(two_thirds,), data=(brightened,), upload=(with_noise,))
 HEAD = Defense(name="head", model=(with_private_head,), upload=(with_memory, withholding, with_noise))
 
 

@@ -70,6 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
     "clients sampled": {"rules": ServerPlan(fraction=0.5)},
     "round robin": {"rules": ServerPlan(aggregation="round_robin")},
     "private head and memory": {"defense": harness.HEAD},
+    "examples exchanged": {"defense": harness.DATA, "audit": harness.probes(1, 3)},
     "probes": {"audit": harness.probes(1, 2), "defense": harness.HEAD},
     "a model for each client": {"tamper": push_client_one},
     "failing clients": {"faults": ((0, "raises"), (2, "nan"))},

@@ -12,7 +12,16 @@ from flwr.common import FitIns, Status, ndarrays_to_parameters, parameters_to_nd
 
 from fl_privacy.defenses import ClientState, Defense, dp_noise, pruning
 from fl_privacy.errors import UserError
-from fl_privacy.flower import DPClient, LocalGrid, PrivacyClient, PruningClient, SPNClient, defend, numpy_client_app
+from fl_privacy.flower import (
+    ATSClient,
+    DPClient,
+    LocalGrid,
+    PrivacyClient,
+    PruningClient,
+    SPNClient,
+    defend,
+    numpy_client_app,
+)
 from fl_privacy.flower.memory import load_state
 from fl_privacy.types import LocalPlan, ModelState
 from tests.federation import harness
@@ -84,6 +93,13 @@ def test_a_private_head_survives_in_the_client_s_memory_alone() -> None:
     assert first.keys() == {f"private/out.spn.{name}" for name in ("weight", "bias", "codes")}
     assert torch.equal(first["private/out.spn.codes"], second["private/out.spn.codes"])
     assert not torch.equal(first["private/out.spn.weight"], second["private/out.spn.weight"])
+
+
+def test_a_client_behind_transformations_uploads_another_update() -> None:
+    plain, hidden = PrivacyClient(participant()), ATSClient(participant(), policies="0")
+    uploads = [client.fit(client.get_parameters({}), {"server-round": 1})[0] for client in (plain, hidden)]
+    assert hidden.participant.defense.name == "ats"
+    assert any(not np.array_equal(one, other) for one, other in zip(*uploads, strict=True))
 
 
 def test_settings_without_a_defense_are_refused() -> None:

@@ -7,7 +7,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from fl_privacy.defenses import ClientState, Defense, spn
+from fl_privacy.defenses import ClientState, Defense, instahide, spn
 from fl_privacy.errors import UserError
 from fl_privacy.flower import LocalGrid, participant_app, run_on_grid
 from fl_privacy.flower.memory import MEMORY, load_state, save_state
@@ -18,7 +18,7 @@ from tests.federation import harness
 class RecordingGrid(LocalGrid):
     """Keeps all bytes that a wire would have seen."""
 
-    def __init__(self, clients: Sequence[int], defense: Defense) -> None:
+    def __init__(self, clients: Sequence[int], defense: Defense = harness.HEAD) -> None:
         super().__init__(clients, participant_app(harness.participants(defense=defense)))
         self.wire = bytearray()
         self.private: list[ClientState] = []
@@ -63,6 +63,29 @@ def test_private_values_are_in_no_message(name: str) -> None:
             assert private[value].numpy().tobytes() not in grid.wire
     for word in (b"private", b"memory", b"spn"):
         assert word not in grid.wire
+
+
+KEPT_IMAGES = {"exchanged": (harness.DATA, "exchange/noise"), "instahide": (instahide(), "instahide/images")}
+
+
+@pytest.mark.parametrize(("defense", "name"), KEPT_IMAGES.values(), ids=KEPT_IMAGES.keys())
+def test_what_a_defense_keeps_of_the_examples_is_in_no_message(defense: Defense, name: str) -> None:
+    grid, recording = RecordingGrid(range(harness.CLIENTS), defense), harness.Recording()
+
+    run_on_grid(
+        grid,
+        harness.server(),
+        rounds=2,
+        audit=harness.probes(1),
+        interceptor=recording.interceptor(),
+        on_round=recording.reports.append,
+    )
+
+    for context in grid.contexts.values():
+        kept = load_state(context.state).tensors[name]
+        for example in kept:
+            assert example.numpy().tobytes() not in grid.wire
+    assert name.partition("/")[0].encode() not in grid.wire
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch import Tensor
 from fl_privacy.attacks.adaptive.bounds import Bounds, widest
 from fl_privacy.attacks.adaptive.clip import Clip
 from fl_privacy.attacks.adaptive.description import parts
+from fl_privacy.attacks.adaptive.disguise import Change
 from fl_privacy.attacks.adaptive.measures import MEASURES, Measure
 from fl_privacy.attacks.adaptive.scene import Scene
 from fl_privacy.attacks.adaptive.secret import Secret
@@ -70,6 +71,11 @@ class Counter:
     def loss_factor(self) -> float:
         """Of the cross entropy in the clients' loss."""
         return math.prod(measure.loss_factor for measure in self.measures)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What the client may have done to its images; empty where it does nothing to them."""
+        return next((measure.changes for measure in self.measures if measure.changes), ())
 
     def told(self, observations: Sequence[Observation], matched: Matched) -> Told:
         """What the measures say of ``observations``."""

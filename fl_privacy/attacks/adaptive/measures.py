@@ -7,6 +7,7 @@ from typing import Any
 
 from fl_privacy.attacks.adaptive.bounds import Rule, only_layer, shared_columns, where_shared, within_bins
 from fl_privacy.attacks.adaptive.clip import Clipping, Scope
+from fl_privacy.attacks.adaptive.disguise import Change, outcomes
 from fl_privacy.attacks.adaptive.scene import Scene
 from fl_privacy.attacks.adaptive.secret import Secret
 from fl_privacy.attacks.targets import matched_per_uploaded
@@ -26,6 +27,7 @@ class Measure:
         smoothness: weight of total variation as a share of the loss of a zero gradient.
         secret: what a private loss sends back, which is guessed as well.
         loss_factor: of the cross entropy in the clients' loss.
+        changes: what the client may have done to an image; every one is tried.
     """
 
     sentence: str
@@ -34,6 +36,7 @@ class Measure:
     smoothness: float = 0.0
     secret: Secret | None = None
     loss_factor: float = 1.0
+    changes: tuple[Change, ...] = ()
 
 
 HIDDEN, BLURRED = 1e-3, 3e-3
@@ -84,6 +87,21 @@ def against_mixing(settings: Settings, scene: Scene) -> list[Measure]:
 def against_refiner(settings: Settings, scene: Scene) -> list[Measure]:
     """Refiner: robust data look like noise, and where their noise is drawn anew it averages out over rounds."""
     return _prefer_smooth(scene, BLURRED)
+
+
+def against_ats(settings: Settings, scene: Scene) -> list[Measure]:
+    """ATS: the original is looked for through every transformation that may have been drawn."""
+    changes = outcomes(settings.get("policies", ()), by_probability=settings.get("by_probability", False))
+    if not changes:
+        return []
+    return [
+        Measure(
+            sentence=f"It looks for the original image through each of the {len(changes)} transformations that a client"
+            " may draw, and keeps the one that fits the update best.",
+            changes=changes,
+        ),
+        *_prefer_smooth(scene, HIDDEN),
+    ]
 
 
 def against_noise(settings: Settings, scene: Scene) -> list[Measure]:
@@ -166,6 +184,7 @@ def _prefer_smooth(scene: Scene, share: float) -> list[Measure]:
 
 
 MEASURES: Mapping[str, Callable[[Settings, Scene], list[Measure]]] = {
+    "ats": against_ats,
     "dp_noise": against_noise,
     "dp_sgd": against_dp_sgd,
     "none": lambda settings, scene: [],

@@ -31,7 +31,7 @@ def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
     together: dict[object, list[tuple[int, Observation]]] = {}
     for position, observation in observations:
         known = observation.knowledge
-        joins = known.defense is not None and known.same_data is not None
+        joins = known.same_data is not None and known.defense is not None
         shape = (observation.upload.num_examples, observation.input_shape, observation.num_classes)
         name = (known.same_data, *shape) if joins else position
         together.setdefault(name, []).append((position, observation))

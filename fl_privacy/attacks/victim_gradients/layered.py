@@ -85,9 +85,11 @@ class Layered:
     def calls(self, inputs: Tensor, labels: Tensor, secrets: Tensor | None = None) -> list[tuple[_Layer, Call]]:
         """Inputs of each call of a layer and the loss's gradient by its outputs, (V, B, ...) each.
 
-        With ``secrets`` (V, B, F), another loss sends them back into what enters the layer ``setting.secret``.
+        They can be differentiated unless gradients are switched off. With ``secrets`` (V, B, F), another loss sends
+        them back into what enters the layer ``setting.secret``.
         """
         count, size = inputs.shape[:2]
+        create_graph = torch.is_grad_enabled()
         with torch.enable_grad(), self._recording() as tape:
             self._victims.count = count
             logits = self._model(inputs.flatten(0, 1))
@@ -98,7 +100,7 @@ class Layered:
             if unseen := set(self._setting.names) - {name for layer, _, _ in tape for name in layer.names.values()}:
                 raise NotLayeredError(f"{min(unseen)} belongs to no layer that was called")
             deltas = torch.autograd.grad(
-                loss, [output for _, _, output in tape], create_graph=True, materialize_grads=True
+                loss, [output for _, _, output in tape], create_graph=create_graph, materialize_grads=True
             )
         return [
             (layer, Call(given.reshape(count, size, *given.shape[1:]), delta.reshape(count, size, *delta.shape[1:])))

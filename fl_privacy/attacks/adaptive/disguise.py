@@ -1,0 +1,71 @@
+"""Transformations that a client may have drawn for its images, done to the guess before its gradient is compared."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fl_privacy.transformations import Policy, apply_policy
+
+Change = Callable[[Tensor], Tensor]
+"""(N, C, H, W) -> the same, differentiable."""
+
+
+@dataclass(frozen=True, eq=False)
+class Disguise:
+    """What each guessed image is taken to have gone through.
+
+    Attributes:
+        changes: that there are.
+        chosen: (V, B) which of them.
+    """
+
+    changes: Sequence[Change]
+    chosen: Tensor
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """(V, B, C, H, W) -> the same."""
+        flat, chosen = images.flatten(0, 1), self.chosen.flatten()
+        rows = [(chosen == number).nonzero().flatten() for number in range(len(self.changes))]
+        changed = [change(flat[some]) for change, some in zip(self.changes, rows, strict=True) if len(some)]
+        back = torch.cat(rows).argsort()
+        return torch.cat(changed)[back].reshape(images.shape)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Disguise":
+        """With its tensor changed."""
+        return Disguise(self.changes, change(self.chosen))
+
+
+def choose(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
+    """(B,) one of ``number`` changes for each image of a batch of ``size`` in an attempt.
+
+    The attempts at a single image try one after the other; those at a batch draw, since its images differ.
+    """
+    if size == 1:
+        return torch.tensor([restart % number])
+    return torch.randint(number, (size,), generator=generator)
+
+
+def outcomes(policies: Sequence[str], *, by_probability: bool = False) -> tuple[Change, ...]:
+    """Everything that ``policies`` can do to an image: all signs of all of them, each outcome once.
+
+    Args:
+        policies: names.
+        by_probability: whether the client leaves operations out at random.
+    """
+    found: dict[tuple[Policy, tuple[int, ...]], None] = {}
+    for policy in map(Policy.parse, policies):
+        kept = [policy]
+        if by_probability:
+            kept = [
+                Policy(part)
+                for n in range(len(policy.indices) + 1)
+                for part in itertools.combinations(policy.indices, n)
+            ]
+        for one in kept:
+            signs = [(1, -1) if operation.signed else (1,) for operation in one.operations]
+            found |= dict.fromkeys((one, combination) for combination in itertools.product(*signs))
+    return tuple(partial(apply_policy, policy=policy, signs=signs) for policy, signs in found)

@@ -1,0 +1,36 @@
+"""ATS: train on transformed images."""
+
+from collections.abc import Sequence
+
+import torch
+
+from fl_privacy.defenses.base import ClientState, Defense
+from fl_privacy.defenses.checks import expect_one_of
+from fl_privacy.transformations import check_shape, read_policies, transform
+from fl_privacy.types import Batch
+
+
+def ats(
+    *, policies: str | int | Sequence[str | int] = ("13-43-18", "21-3-16"), by_probability: bool = False
+) -> Defense:
+    """Transform every image by a policy drawn at random; labels stay (Gao et al. 2021, 2023).
+
+    The originals enter no gradient. The default are the paper's policies for CIFAR-100 and ResNet20;
+    ``fl-privacy search-policies`` finds others.
+
+    Args:
+        policies: ``i-j-k``, a list of such (drawn uniformly for each image: "hybrid"), or a file of the search.
+        by_probability: apply each operation with AutoAugment's probability instead of always.
+    """
+    expect_one_of("defense.by_probability", by_probability, (True, False))
+    chosen = read_policies(policies)
+
+    def on_batch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
+        return Batch(transform(batch.inputs, chosen, rng, by_probability=by_probability), batch.labels)
+
+    return Defense(
+        name="ats",
+        data=(on_batch,),
+        prepare=(check_shape,),
+        public={"policies": [str(policy) for policy in chosen], "by_probability": by_probability},
+    )

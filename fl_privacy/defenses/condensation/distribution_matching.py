@@ -1,0 +1,77 @@
+"""DM: condensed images whose features have the mean of the real ones."""
+
+import torch
+from torch import Tensor
+
+from fl_privacy.defenses.base import Defense, LocalData
+from fl_privacy.defenses.checks import expect_number, expect_one_of
+from fl_privacy.defenses.condensation.augmentation import plain, siamese
+from fl_privacy.defenses.condensation.classes import Classes
+from fl_privacy.defenses.condensation.kept import made_once, of_each_present
+from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
+from fl_privacy.types import Batch
+
+
+def dm(
+    *,
+    images_per_class: int = 50,
+    iterations: int = 200,
+    lr: float = 1.0,
+    real_batch: int = 64,
+    width: int = 32,
+    augment: bool = True,
+) -> Defense:
+    """Train on condensed images made by distribution matching (Zhao and Bilen 2023), once on each client.
+
+    In every iteration a fresh random network looks at real and condensed images of each class; the condensed ones move
+    towards the mean of the real ones' features. The paper takes 20,000 iterations, 256 real images a class and a width
+    of 128; the defaults are for CPUs.
+
+    Args:
+        images_per_class: for each class that the client holds.
+        iterations: networks.
+        lr: of the images, normalized to a deviation of 0.25, by SGD with momentum 0.5.
+        real_batch: real images a class in each iteration.
+        width: of the networks.
+        augment: siamese augmentation of both.
+    """
+    for name, value in (("images_per_class", images_per_class), ("real_batch", real_batch), ("width", width)):
+        expect_number(f"defense.{name}", value, at_least=1, example=50)
+    expect_number("defense.iterations", iterations, at_least=0, example=200)
+    expect_number("defense.lr", lr, above=0, example=1.0)
+    expect_one_of("defense.augment", augment, (True, False))
+
+    def make(batch: Batch, data: LocalData) -> Batch:
+        classes, rng = Classes.of(batch), data.rng
+        images = classes.draw(images_per_class, rng).requires_grad_()
+        optimizer = torch.optim.SGD([images], lr=lr, momentum=0.5)
+        for _ in range(iterations):
+            network = fresh_network(images, data.num_classes, width, rng).requires_grad_(False)
+            change = siamese(rng) if augment else plain
+            real, made = change(classes.draw(real_batch, rng)), change(images)
+            with torch.no_grad():
+                wanted = mean_features(network, real)
+            found = mean_features(network, made)
+            (images.grad,) = torch.autograd.grad((found - wanted).square().sum(), images)
+            optimizer.step()
+        return classes.finished(images)
+
+    return Defense(
+        name="dm",
+        examples=(made_once("dm", make),),
+        outcome=(of_each_present(images_per_class),),
+        public={
+            "images_per_class": images_per_class,
+            "iterations": iterations,
+            "lr": lr,
+            "real_batch": real_batch,
+            "width": width,
+            "augment": augment,
+        },
+    )
+
+
+def mean_features(network: CondensationNet, images: Tensor) -> Tensor:
+    """(P, D) of the images (P, I, C, H, W) of each class."""
+    features = network.embed(images.flatten(0, 1))
+    return features.reshape(*images.shape[:2], -1).mean(1)

@@ -1,0 +1,68 @@
+"""A small generator of labelled images, from noise and a class."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.models import build_model
+from fl_privacy.types import Batch
+
+_COARSE = 4
+"""The first feature map has a quarter of the image's side."""
+
+
+class Generator(nn.Module):
+    """A linear layer onto a coarse map, then two doublings of its side with convolutions.
+
+    Args:
+        in_channels: C of the images.
+        image_size: their height and width.
+        num_classes: K.
+        noise: length of the noise.
+        width: channels of the coarse map.
+    """
+
+    def __init__(self, *, in_channels: int, image_size: int, num_classes: int, noise: int, width: int) -> None:
+        super().__init__()
+        self.noise, self.num_classes, self.image_size = noise, num_classes, image_size
+        self.side, self.width = -(-image_size // _COARSE), width
+        self.start = nn.Linear(noise + num_classes, width * self.side**2)
+        self.middle = nn.Conv2d(width, width // 2, 5, padding=2)
+        self.end = nn.Conv2d(width // 2, in_channels, 5, padding=2)
+
+    def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
+        """(B, noise) and (B,) -> images (B, C, H, W) in [0, 1]."""
+        codes = torch.cat([noise, F.one_hot(labels, self.num_classes).to(noise)], 1)
+        hidden = F.relu(self.start(codes)).reshape(len(noise), self.width, self.side, self.side)
+        hidden = F.relu(self.middle(F.interpolate(hidden, scale_factor=2, mode="bilinear")))
+        images: Tensor = torch.sigmoid(self.end(F.interpolate(hidden, scale_factor=2, mode="bilinear")))
+        return images[..., : self.image_size, : self.image_size]
+
+    def draw(self, labels: Tensor, rng: torch.Generator) -> Tensor:
+        """(B, C, H, W) of the classes ``labels``."""
+        noise = torch.randn(len(labels), self.noise, generator=rng, device=rng.device).to(labels.device)
+        images: Tensor = self(noise, labels)
+        return images
+
+
+def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, noise: int, width: int) -> Generator:
+    """For images like those of ``batch``, with initial values drawn from ``rng``."""
+    generator = build_model(
+        Generator,
+        seed=int(torch.randint(2**62, (1,), generator=rng, device=rng.device)),
+        in_channels=batch.inputs.shape[1],
+        image_size=batch.inputs.shape[2],
+        num_classes=num_classes,
+        noise=noise,
+        width=width,
+    )
+    assert isinstance(generator, Generator)
+    return generator.to(batch.inputs.device)
+
+
+def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator, device: torch.device) -> Batch:
+    """So many images of every class: which classes the client holds is not told."""
+    labels = torch.arange(generator.num_classes, device=device).repeat_interleave(images_per_class)
+    with torch.no_grad():
+        images = generator.draw(labels, rng)
+    return Batch((images * 255).round() / 255, labels)

@@ -1,0 +1,164 @@
+"""DC and DSA: condensed images that train a network along the gradients of the real ones."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from fl_privacy.defenses.base import Defense, LocalData
+from fl_privacy.defenses.checks import expect_number
+from fl_privacy.defenses.condensation.augmentation import plain, siamese
+from fl_privacy.defenses.condensation.classes import Classes
+from fl_privacy.defenses.condensation.kept import made_once, of_each_present
+from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
+from fl_privacy.types import Batch, Tensors
+
+
+def dc(
+    *,
+    images_per_class: int = 50,
+    networks: int = 2,
+    outer_steps: int = 10,
+    inner_steps: int = 5,
+    lr: float = 0.1,
+    real_batch: int = 32,
+    width: int = 32,
+) -> Defense:
+    """Train on condensed images made by gradient matching (Zhao et al. 2021), once on each client.
+
+    A fresh network is trained on the condensed images; on the way these move such that each class's gradient points
+    where that of the real images does. The paper takes 1,000 networks, for 50 images a class 50 outer and 10 inner
+    steps, 256 real images a class and a width of 128; the defaults are for CPUs.
+
+    Args:
+        images_per_class: for each class that the client holds.
+        networks: initial values that are tried.
+        outer_steps: updates of the images along the training of one network.
+        inner_steps: of the network after each.
+        lr: of the images, normalized to a deviation of 0.25, by SGD with momentum 0.5.
+        real_batch: real images a class at each update.
+        width: of the networks.
+    """
+    return _matching(
+        "dc",
+        _Plan(
+            augment=False,
+            images_per_class=images_per_class,
+            networks=networks,
+            outer_steps=outer_steps,
+            inner_steps=inner_steps,
+            lr=lr,
+            real_batch=real_batch,
+            width=width,
+        ),
+    )
+
+
+def dsa(
+    *,
+    images_per_class: int = 50,
+    networks: int = 2,
+    outer_steps: int = 10,
+    inner_steps: int = 5,
+    lr: float = 0.1,
+    real_batch: int = 32,
+    width: int = 32,
+) -> Defense:
+    """``dc`` with differentiable siamese augmentation of real and condensed images (Zhao and Bilen 2021)."""
+    return _matching(
+        "dsa",
+        _Plan(
+            augment=True,
+            images_per_class=images_per_class,
+            networks=networks,
+            outer_steps=outer_steps,
+            inner_steps=inner_steps,
+            lr=lr,
+            real_batch=real_batch,
+            width=width,
+        ),
+    )
+
+
+def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
+    """Sum over classes, weights and their output units of one minus the cosine; biases and norms do not count.
+
+    Args:
+        found: (P, O, ...) by name, one gradient for each class.
+        wanted: likewise.
+    """
+    total = []
+    for name, gradient in found.items():
+        if gradient.dim() > 2:
+            total.append((1 - F.cosine_similarity(gradient.flatten(2), wanted[name].flatten(2), dim=2)).sum())
+    return torch.stack(total).sum()
+
+
+def class_gradients(network: CondensationNet, images: Tensor, labels: Tensor) -> Tensors:
+    """(P, *shape) by name of the mean loss of each class's images (P, I, C, H, W) with labels (P,)."""
+    parameters = dict(network.named_parameters())
+
+    def loss(values: Tensors, inputs: Tensor, label: Tensor) -> Tensor:
+        logits = functional_call(network, dict(values), (inputs,))
+        return F.cross_entropy(logits, label.expand(len(inputs)))
+
+    gradients: Tensors = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, images, labels)
+    return gradients
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    images_per_class: int
+    networks: int
+    outer_steps: int
+    inner_steps: int
+    lr: float
+    real_batch: int
+    width: int
+    augment: bool
+
+    def __post_init__(self) -> None:
+        expect_number("defense.networks", self.networks, at_least=0, example=2)
+        expect_number("defense.lr", self.lr, above=0, example=0.1)
+        for name in ("images_per_class", "outer_steps", "inner_steps", "real_batch", "width"):
+            expect_number(f"defense.{name}", getattr(self, name), at_least=1, example=10)
+
+
+def _matching(name: str, plan: _Plan) -> Defense:
+    def make(batch: Batch, data: LocalData) -> Batch:
+        classes, rng = Classes.of(batch), data.rng
+        images = classes.draw(plan.images_per_class, rng).requires_grad_()
+        optimizer = torch.optim.SGD([images], lr=plan.lr, momentum=0.5)
+        for _ in range(plan.networks):
+            network = fresh_network(images, data.num_classes, plan.width, rng)
+            for step in range(plan.outer_steps):
+                change = siamese(rng) if plan.augment else plain
+                real = change(classes.draw(plan.real_batch, rng))
+                wanted = class_gradients(network, real, classes.present)
+                found = class_gradients(network, change(images), classes.present)
+                distance = gradient_distance(found, {key: value.detach() for key, value in wanted.items()})
+                (images.grad,) = torch.autograd.grad(distance, images)
+                optimizer.step()
+                if step + 1 < plan.outer_steps:
+                    _train(network, images.detach(), classes.present, plan.inner_steps, change)
+        return classes.finished(images)
+
+    public = {key: value for key, value in asdict(plan).items() if key != "augment"}
+    return Defense(
+        name=name, examples=(made_once(name, make),), outcome=(of_each_present(plan.images_per_class),), public=public
+    )
+
+
+def _train(
+    network: CondensationNet, images: Tensor, present: Tensor, steps: int, change: Callable[[Tensor], Tensor]
+) -> None:
+    """On the condensed ``images`` (P, I, C, H, W)."""
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.5, weight_decay=5e-4)
+    inputs, labels = change(images).flatten(0, 1), present.repeat_interleave(images.shape[1])
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.autograd.backward(F.cross_entropy(network(inputs), labels))
+        optimizer.step()

@@ -1,0 +1,80 @@
+"""Vision transformer of torchvision, for images of any size and number of channels."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torchvision.models import VisionTransformer
+
+from fl_privacy.errors import UserError
+from fl_privacy.models.initialize import initialize
+from fl_privacy.models.layers import input_normalization, require_positive
+
+
+class ViT(nn.Module):
+    """Vision transformer (Dosovitskiy et al. 2021).
+
+    The head starts as PyTorch initializes a linear layer: torchvision's zeros would make every other gradient zero.
+
+    Args:
+        in_channels: C of the images.
+        image_size: their height and width.
+        num_classes: K.
+        patch_size: side of a patch; divides ``image_size``.
+        depth: transformer blocks.
+        token_width: of a token; a multiple of ``heads``.
+        heads: of the attention.
+        mlp_width: of the hidden layer in a block.
+        dropout: in [0, 1).
+        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
+        init: weight initialization, one of ``initialize.INITIALIZERS``.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        image_size: int,
+        num_classes: int,
+        patch_size: int = 4,
+        depth: int = 6,
+        token_width: int = 192,
+        heads: int = 3,
+        mlp_width: int = 768,
+        dropout: float = 0.0,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        init: str = "default",
+    ) -> None:
+        super().__init__()
+        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        require_positive(patch_size=patch_size, depth=depth, token_width=token_width, heads=heads, mlp_width=mlp_width)
+        if image_size % patch_size:
+            raise UserError(
+                f"model.patch_size is expected to divide the image size {image_size}, but got {patch_size};"
+                " set data.image_size=32 and model.patch_size=4."
+            )
+        if token_width % heads:
+            raise UserError(
+                f"model.token_width is expected to be a multiple of model.heads={heads}, but got {token_width}."
+            )
+        if not 0 <= dropout < 1:
+            raise UserError(f"model.dropout is expected in [0, 1), but got {dropout}; try 0.1.")
+        self.normalize = input_normalization(mean, std, in_channels)
+        self.network = VisionTransformer(
+            image_size=image_size,
+            patch_size=patch_size,
+            num_layers=depth,
+            num_heads=heads,
+            hidden_dim=token_width,
+            mlp_dim=mlp_width,
+            dropout=dropout,
+            num_classes=num_classes,
+        )
+        self.network.conv_proj = nn.Conv2d(in_channels, token_width, patch_size, patch_size)
+        self.network.heads.head.reset_parameters()
+        initialize(self, init)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        logits: Tensor = self.network(self.normalize(inputs))
+        return logits

@@ -1,0 +1,185 @@
+"""Search transformation policies: one configuration, one folder, resumed where it was stopped."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from fl_privacy.config import positive, to_yaml
+from fl_privacy.config.instantiate import check_arguments, expect_type, plain_settings
+from fl_privacy.errors import UserError
+from fl_privacy.files import write_whole
+from fl_privacy.pipeline.monitor import Monitor
+from fl_privacy.pipeline.policy_scorer import PolicyScorer
+from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan, require_fsim
+from fl_privacy.report.policy_search import render_search
+from fl_privacy.results import folder_name
+from fl_privacy.results.folder import move_aside
+from fl_privacy.results.lock import hold, release
+from fl_privacy.results.records import RecordWriter, dump_json, read_records
+from fl_privacy.rng import derive_generator
+from fl_privacy.transformations import OPERATIONS, POLICY_FILE, Policy, random_policies
+
+SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safetensors"
+
+SINGLES = tuple(Policy((index,)) for index in range(len(OPERATIONS)))
+"""The operations by themselves, whose ranking explains the policies."""
+
+
+def search_policies(config: DictConfig, monitor: Monitor) -> Path:
+    """Search as ``config`` (of ``conf/policy_search.yaml``) says; returns the folder with the policy set.
+
+    Raises:
+        UserError: a setting is wrong, or no policy fulfills the demands.
+    """
+    plans = _Plans.of(config)
+    folder = _open(config)
+    if (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(plans.selection):
+        monitor.say("Finished already; overwrite=true searches again.")
+        return folder
+    lock = hold(folder)
+    try:
+        (folder / POLICY_FILE).unlink(missing_ok=True)
+        write_whole(folder / "config.yaml", to_yaml(config))
+        scored = _score_all(config, plans, folder, monitor)
+        _write_results(config, plans, folder, scored)
+    finally:
+        release(lock)
+    return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plans:
+    privacy: PrivacyPlan
+    selection: Selection
+    training: TrainingPlan
+
+    @classmethod
+    def of(cls, config: DictConfig) -> "_Plans":
+        """Checked before anything long begins."""
+        settings = plain_settings(config)
+        for name, annotation in (
+            ("variant", str), ("points", int | None), ("alpha", float), ("beta", float), ("keep", int),
+            ("accuracy_at_least", float | None), ("accuracy_share", float), ("fsim_at_least", float | None),
+            ("weights", str | None), ("seed", int), ("overwrite", bool), ("name", str | None), ("out", str),
+        ):  # fmt: skip
+            expect_type(name, settings[name], annotation)
+        for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together"):
+            positive(settings[name], name)
+        training = dict(settings["training"])
+        share = training.pop("share")
+        if not isinstance(share, int | float) or not 0 < share < 1:
+            raise UserError(f"training.share is expected in (0, 1), but got {share!r}; the paper's is 0.1.")
+        check_arguments(TrainingPlan, training, "training")
+        selection = Selection(**{field.name: settings[field.name] for field in fields(Selection)})
+        if selection.fsim_at_least is not None:
+            require_fsim()
+        return cls(
+            privacy=PrivacyPlan.named(
+                settings["variant"], points=settings["points"], alpha=settings["alpha"], beta=settings["beta"]
+            ),
+            selection=selection,
+            training=TrainingPlan(**training),
+        )
+
+
+def _open(config: DictConfig) -> Path:
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    front = [] if config.name is None else [str(config.name)]
+    label = "-".join([*front, "search", config.choices.data, config.choices.model])
+    unscored = {"together", *(field.name for field in fields(Selection))}
+    settings = {str(key): value for key, value in plain.items() if key not in unscored}
+    settings["fsim"] = config.fsim_at_least is not None
+    folder = Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
+    try:
+        if config.overwrite and folder.exists():
+            move_aside(folder, "previous" if (folder / POLICY_FILE).is_file() else "interrupted")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"out is expected to be a folder that can be written, but {config.out} can't ({error.strerror});"
+            " set out=FOLDER."
+        ) from error
+    return folder
+
+
+def _selected_by(folder: Path) -> object:
+    """The demands that the policies in ``folder`` were chosen by."""
+    try:
+        return json.loads((folder / POLICY_FILE).read_text()).get("selection")
+    except (ValueError, AttributeError):
+        return None
+
+
+def _score_all(config: DictConfig, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
+    """Scores of all policies, in the order of the search; those in the folder are taken from there."""
+    drawn = random_policies(config.policies, derive_generator(config.seed, "search", "policies"))
+    wanted = list(dict.fromkeys([*SINGLES, *drawn]))
+    known, _ = read_records(folder / SCORES)
+    write_whole(folder / SCORES, "".join(f"{dump_json(record)}\n" for record in known))
+    found = {scored.policy: scored for scored in map(_from_record, known)}
+    missing = [policy for policy in wanted if policy not in found]
+    if missing:
+        scorer = PolicyScorer(
+            config,
+            privacy=plans.privacy,
+            training=plans.training,
+            semi_trained=folder / SEMI_TRAINED,
+            monitor=monitor,
+        )
+        with RecordWriter(folder / SCORES) as records, monitor.counting("Scoring policies", len(wanted)) as count:
+            for start in range(0, len(missing), config.together):
+                for scored in scorer(missing[start : start + config.together]):
+                    found[scored.policy] = scored
+                    records.append(_as_record(scored))
+                count(len(found))
+    return [found[policy] for policy in wanted]
+
+
+def _write_results(config: DictConfig, plans: _Plans, folder: Path, scored: Sequence[Scored]) -> None:
+    chosen = plans.selection.chosen(scored)
+    singles = sorted((s for s in scored if len(s.policy.indices) == 1), key=lambda s: s.privacy)
+    write_whole(
+        folder / PAGE,
+        render_search(
+            scored,
+            chosen,
+            singles,
+            plans.selection,
+            data=config.choices.data,
+            model=config.choices.model,
+            seed=config.seed,
+        ),
+    )
+    content = {
+        "policies": [str(s.policy) for s in chosen],
+        "scores": [_as_record(s) for s in chosen],
+        "selection": asdict(plans.selection),
+        "accuracy_threshold": plans.selection.threshold(scored),
+        "accepted": [_as_record(s) for s in plans.selection.accepted(scored)[:100]],
+        "single_operations": [_as_record(s) for s in singles],
+    }
+    write_whole(folder / POLICY_FILE, dump_json(content, indent=1))
+
+
+def _as_record(scored: Scored) -> dict[str, Any]:
+    return {
+        "kind": "policy",
+        "policy": str(scored.policy),
+        "privacy": scored.privacy,
+        "accuracy": scored.accuracy,
+        "fsim": scored.fsim,
+    }
+
+
+def _from_record(record: dict[str, Any]) -> Scored:
+    return Scored(
+        policy=Policy.parse(record["policy"]),
+        privacy=record["privacy"],
+        accuracy=record["accuracy"],
+        fsim=record["fsim"],
+    )

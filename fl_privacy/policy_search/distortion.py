@@ -1,0 +1,43 @@
+"""How much of an image's structure a policy leaves: FSIM, by the optional package piq."""
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.policy_search.privacy import transformed_by
+from fl_privacy.transformations import Policy
+
+
+def require_fsim() -> ModuleType:
+    """The package piq.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module("piq")
+    except ImportError as error:
+        raise UserError(
+            "fsim_at_least needs the package piq, which is not installed; run `pip install piq`, or leave it null."
+        ) from error
+
+
+def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
+    """Mean feature similarity (Zhang et al. 2011) of ``images`` (N, C, H, W) and what each policy makes of them.
+
+    1 is no distortion.
+
+    Raises:
+        UserError: piq is not installed.
+    """
+    piq = require_fsim()
+    chromatic = images.shape[1] == 3
+    found = [
+        float(piq.fsim(transformed_by(images, policy, seed), images, data_range=1.0, chromatic=chromatic))
+        for policy in policies
+    ]
+    return torch.tensor(found).nan_to_num(0.0).tolist()

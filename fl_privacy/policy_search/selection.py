@@ -1,0 +1,93 @@
+"""From scored policies to the set that clients share."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fl_privacy.errors import UserError
+from fl_privacy.transformations import Policy, disjoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A policy and its scores.
+
+    Attributes:
+        policy: which.
+        privacy: S_pri, lower is better for the client.
+        accuracy: S_acc, higher is better.
+        fsim: mean FSIM in [0, 1], ``None`` where it was not asked for.
+
+    Raises:
+        UserError: a score is not finite.
+    """
+
+    policy: Policy
+    privacy: float
+    accuracy: float
+    fsim: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("privacy", "accuracy"):
+            if not math.isfinite(value := getattr(self, name)):
+                raise UserError(
+                    f"The {name} score of policy {self.policy} is expected to be finite, but is {value}; lower"
+                    " training.lr or give other weights."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What a policy has to reach, and how many are taken.
+
+    Attributes:
+        accuracy_at_least: T_acc; ``None`` keeps the ``accuracy_share`` best.
+        accuracy_share: in (0, 1].
+        fsim_at_least: ``None`` does not ask.
+        keep: n, of the policies that clients draw from, without an operation in common.
+    """
+
+    accuracy_at_least: float | None = None
+    accuracy_share: float = 0.5
+    fsim_at_least: float | None = None
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.accuracy_share <= 1:
+            raise UserError(f"accuracy_share is expected in (0, 1], but got {self.accuracy_share}; try 0.5.")
+        if self.fsim_at_least is not None and not 0 <= self.fsim_at_least <= 1:
+            raise UserError(f"fsim_at_least is expected in [0, 1], but got {self.fsim_at_least}; try 0.7.")
+        if self.keep < 1:
+            raise UserError(f"keep is expected to be at least 1, but got {self.keep}.")
+
+    def threshold(self, scored: Sequence[Scored]) -> float:
+        """T_acc among ``scored``."""
+        if self.accuracy_at_least is not None:
+            return self.accuracy_at_least
+        best_first = sorted((s.accuracy for s in scored), reverse=True)
+        return best_first[max(1, round(self.accuracy_share * len(scored))) - 1]
+
+    def accepted(self, scored: Sequence[Scored]) -> list[Scored]:
+        """Those that are accurate and little distorted, the most private first."""
+        least = self.threshold(scored)
+        fine = [s for s in scored if s.accuracy >= least and self._is_like(s)]
+        return sorted(fine, key=lambda s: s.privacy)
+
+    def chosen(self, scored: Sequence[Scored]) -> list[Scored]:
+        """The ``keep`` most private of the accepted that have no operation in common.
+
+        Raises:
+            UserError: there are not so many.
+        """
+        accepted = self.accepted(scored)
+        by_policy = {s.policy: s for s in accepted}
+        found = disjoint(list(by_policy), self.keep)
+        if len(found) < self.keep:
+            raise UserError(
+                f"{self.keep} policies without a common operation are expected, but only {len(found)} of"
+                f" {len(scored)} are left; search more policies or lower the demands on accuracy or fsim."
+            )
+        return [by_policy[policy] for policy in found]
+
+    def _is_like(self, scored: Scored) -> bool:
+        return self.fsim_at_least is None or (scored.fsim is not None and scored.fsim >= self.fsim_at_least)

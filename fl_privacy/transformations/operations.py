@@ -1,0 +1,190 @@
+"""The fifty operations that policies are made of, on batches of images."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, pad
+from torchvision.transforms.v2 import functional as F
+
+from fl_privacy.transformations.sampling import rotate, shear_vertically, translate
+
+LEVELS = 10
+"""Magnitudes of a kind of operation, equally spaced."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of operation.
+
+    Attributes:
+        apply: (images (..., C, H, W), signed magnitude) -> images of the same shape and type.
+        low: magnitude of level 0.
+        high: magnitude of level 9.
+        signed: whether the magnitude gets a random sign.
+    """
+
+    apply: Callable[[Tensor, float], Tensor]
+    low: float = 0.0
+    high: float = 0.0
+    signed: bool = False
+
+    def magnitude(self, level: int) -> float:
+        """Of ``level`` 0 to 9."""
+        return self.low + (self.high - self.low) * level / (LEVELS - 1)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One of the fifty: a kind at a level.
+
+    Attributes:
+        name: in ``KINDS``.
+        level: 0 to 9.
+        probability: with which AutoAugment applies it; always, unless asked for.
+    """
+
+    name: str
+    level: int
+    probability: float
+
+    @property
+    def signed(self) -> bool:
+        """Whether it comes in two directions."""
+        return KINDS[self.name].signed
+
+    @property
+    def magnitude(self) -> float:
+        """Without its sign, in the unit of its kind."""
+        return KINDS[self.name].magnitude(self.level)
+
+    def __call__(self, images: Tensor, sign: int = 1) -> Tensor:
+        """``images`` transformed.
+
+        Args:
+            images: (..., C, H, W). On uint8 the result is that of the Python Imaging Library within rounding; on
+                float in [0, 1] it is the same without rounding and can be differentiated.
+            sign: 1 or -1, of the magnitude; without effect where it is not ``signed``.
+        """
+        return KINDS[self.name].apply(images, self.magnitude * (sign if self.signed else 1))
+
+
+def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """``exact`` is a staircase on uint8; its slope on floats is taken to be 1."""
+
+    def apply(images: Tensor) -> Tensor:
+        if not images.is_floating_point():
+            return exact(images)
+        steps = exact((images.detach().clamp(0, 1) * 255).round().to(torch.uint8))
+        return images + (steps.to(images.dtype) / 255 - images).detach()
+
+    return apply
+
+
+def _limited(images: Tensor) -> Tensor:
+    """Cut to [0, 1], with the slope of what was not cut, so that an attacker's guess is not stuck outside."""
+    return images + (images.clamp(0, 1) - images).detach()
+
+
+def _enhancement(
+    exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor, float], Tensor]:
+    """Moves images away from a duller version of themselves by a share of the difference, or towards it."""
+
+    def apply(images: Tensor, change: float) -> Tensor:
+        if not images.is_floating_point():
+            return exact(images, 1 + change)
+        return _limited(images + change * (images - away_from(images)))
+
+    return apply
+
+
+def _smooth(images: Tensor) -> Tensor:
+    """Weighted mean with the eight neighbors; the outermost pixels stay."""
+    kernel = images.new_tensor([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
+    inner = conv2d(images.reshape(-1, 1, *images.shape[-2:]), kernel[None, None])
+    inner = inner.reshape(*images.shape[:-2], *inner.shape[-2:])
+    return images + pad(inner - images[..., 1:-1, 1:-1], (1, 1, 1, 1))
+
+
+def _grey(images: Tensor) -> Tensor:
+    grey: Tensor = F.rgb_to_grayscale(images)
+    return grey
+
+
+_equalize = _straight_through(F.equalize)
+
+
+def _posterize(images: Tensor, bits: float) -> Tensor:
+    return _straight_through(lambda levels: F.posterize(levels, round(bits)))(images)
+
+
+def _solarize(images: Tensor, threshold: float) -> Tensor:
+    levels = images * 255 if images.is_floating_point() else images.short()
+    inverted: Tensor = F.invert(images)
+    return torch.where(levels < threshold, images, inverted)
+
+
+def _autocontrast(images: Tensor) -> Tensor:
+    if not images.is_floating_point():
+        stretched: Tensor = F.autocontrast(images)
+        return stretched
+    low, high = images.amin((-2, -1), keepdim=True), images.amax((-2, -1), keepdim=True)
+    varies = high > low
+    return torch.where(varies, (images - low) / torch.where(varies, high - low, 1), images)
+
+
+def _translate_x(images: Tensor, share: float) -> Tensor:
+    return translate(images, (math.floor(share * images.shape[-1] + 0.5), 0))
+
+
+def _translate_y(images: Tensor, share: float) -> Tensor:
+    return translate(images, (0, math.floor(share * images.shape[-2] + 0.5)))
+
+
+KINDS: Mapping[str, Kind] = {
+    "shear_y": Kind(shear_vertically, high=0.3, signed=True),
+    "translate_x": Kind(_translate_x, high=150 / 331, signed=True),
+    "translate_y": Kind(_translate_y, high=150 / 331, signed=True),
+    "rotate": Kind(rotate, high=30.0),
+    "color": Kind(_enhancement(F.adjust_saturation, _grey), high=0.9, signed=True),
+    "contrast": Kind(
+        _enhancement(F.adjust_contrast, lambda images: _grey(images).mean((-3, -2, -1), keepdim=True)),
+        high=0.9,
+        signed=True,
+    ),
+    "sharpness": Kind(_enhancement(F.adjust_sharpness, _smooth), high=0.9, signed=True),
+    "brightness": Kind(_enhancement(F.adjust_brightness, torch.zeros_like), high=0.9, signed=True),
+    "posterize": Kind(_posterize, low=8.0, high=4.0),
+    "solarize": Kind(_solarize, low=256.0, high=0.0),
+    "invert": Kind(lambda images, _: F.invert(images)),
+    "equalize": Kind(lambda images, _: _equalize(images)),
+    "autocontrast": Kind(lambda images, _: _autocontrast(images)),
+}
+"""Magnitudes: slope, share of the side, degrees, change of a factor that leaves the image alone at 1, bits, level."""
+
+_TABLE = (
+    ("invert", 7), ("contrast", 6), ("rotate", 2), ("translate_x", 9), ("sharpness", 1),
+    ("sharpness", 3), ("shear_y", 2), ("translate_y", 2), ("autocontrast", 5), ("equalize", 2),
+    ("shear_y", 5), ("posterize", 5), ("color", 3), ("brightness", 5), ("sharpness", 9),
+    ("brightness", 9), ("translate_x", 4), ("equalize", 1), ("contrast", 7), ("sharpness", 5),
+    ("color", 5), ("translate_x", 5), ("equalize", 7), ("autocontrast", 8), ("translate_y", 3),
+    ("sharpness", 6), ("brightness", 6), ("color", 8), ("solarize", 0), ("invert", 0),
+    ("equalize", 0), ("autocontrast", 0), ("equalize", 8), ("equalize", 4), ("color", 5),
+    ("equalize", 5), ("autocontrast", 4), ("solarize", 4), ("brightness", 3), ("color", 0),
+    ("solarize", 1), ("autocontrast", 0), ("translate_y", 3), ("translate_y", 4), ("autocontrast", 1),
+    ("solarize", 1), ("equalize", 5), ("invert", 1), ("translate_y", 3), ("autocontrast", 1),
+)  # fmt: skip
+
+_PROBABILITIES = (
+    0.1, 0.2, 0.7, 0.3, 0.8, 0.9, 0.5, 0.7, 0.5, 0.9, 0.2, 0.3, 0.4, 0.6, 0.3, 0.7, 0.6, 0.5, 0.6, 0.6,
+    0.7, 0.5, 0.3, 0.4, 0.4, 0.2, 0.9, 0.2, 0.5, 0.0, 0.2, 0.6, 0.2, 0.6, 0.9, 0.6, 0.8, 0.2, 0.1, 0.7,
+    0.4, 0.9, 0.9, 0.7, 0.9, 0.8, 0.8, 0.1, 0.7, 0.9,
+)  # fmt: skip
+
+OPERATIONS: tuple[Operation, ...] = tuple(
+    Operation(name, level, probability) for (name, level), probability in zip(_TABLE, _PROBABILITIES, strict=True)
+)
+"""By index: Table 1 of Gao et al. 2023; probabilities of the CIFAR-10 policies of AutoAugment (Cubuk et al. 2019)."""

@@ -1,0 +1,124 @@
+"""Every operation against the Python Imaging Library, both signs."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+from torchvision.transforms import AutoAugment, AutoAugmentPolicy
+
+from fl_privacy.rng import derive_generator
+from fl_privacy.transformations import OPERATIONS, Operation
+
+GREY = (128, 128, 128)
+
+
+def enhanced(enhancer, image, change):
+    return enhancer(image).enhance(1 + change)
+
+
+def rotated(image, degrees):
+    turned = image.convert("RGBA").rotate(degrees)
+    return Image.composite(turned, Image.new("RGBA", turned.size, (128,) * 4), turned).convert(image.mode)
+
+
+def moved(image, matrix, how=Image.Resampling.NEAREST):
+    fill = GREY if image.mode == "RGB" else 128
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, how, fillcolor=fill)
+
+
+def by_pil(name, image, level, sign):
+    ten = np.linspace(0, 1, 10)[level]
+    share, change = sign * ten * 150 / 331, sign * ten * 0.9
+    return {
+        "shear_y": lambda: moved(image, (1, 0, 0, sign * ten * 0.3, 1, 0), Image.Resampling.BICUBIC),
+        "translate_x": lambda: moved(image, (1, 0, share * image.size[0], 0, 1, 0)),
+        "translate_y": lambda: moved(image, (1, 0, 0, 0, 1, share * image.size[1])),
+        "rotate": lambda: rotated(image, 30 * ten),
+        "color": lambda: enhanced(ImageEnhance.Color, image, change),
+        "contrast": lambda: enhanced(ImageEnhance.Contrast, image, change),
+        "sharpness": lambda: enhanced(ImageEnhance.Sharpness, image, change),
+        "brightness": lambda: enhanced(ImageEnhance.Brightness, image, change),
+        "posterize": lambda: ImageOps.posterize(image, int(np.round(8 - 4 * ten))),
+        "solarize": lambda: ImageOps.solarize(image, 256 - 256 * ten),
+        "invert": lambda: ImageOps.invert(image),
+        "equalize": lambda: ImageOps.equalize(image),
+        "autocontrast": lambda: ImageOps.autocontrast(image),
+    }[name]()
+
+
+def pictures(channels, height=32, width=32):
+    """A smooth one of few levels, a noisy one, one of a single color."""
+    rng = derive_generator(0, "pictures", channels)
+    smooth = torch.nn.functional.interpolate(
+        torch.rand(1, channels, 4, 4, generator=rng), (height, width), mode="bicubic"
+    )
+    noisy = torch.rand(1, channels, height, width, generator=rng)
+    plain = torch.full((1, channels, height, width), 0.4)
+    return (torch.cat([0.2 + 0.6 * smooth.clamp(0, 1), noisy, plain]) * 255).to(torch.uint8)
+
+
+def to_pil(image):
+    array = image.permute(1, 2, 0).numpy()
+    return Image.fromarray(array if array.shape[2] == 3 else array[:, :, 0])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("index", range(50))
+@pytest.mark.parametrize(("channels", "size"), [(3, (32, 32)), (1, (28, 28)), (3, (20, 30))])
+def test_equals_pil_within_rounding(index, sign, channels, size):
+    images, operation = pictures(channels, *size), OPERATIONS[index]
+    ours = operation(images, sign)
+    for image, found in zip(images, ours, strict=True):
+        expected = np.asarray(by_pil(operation.name, to_pil(image), operation.level, sign if operation.signed else 1))
+        got = np.asarray(to_pil(found))
+        assert np.abs(got.astype(int) - expected.astype(int)).max() <= 1, (operation, sign)
+
+
+GEOMETRY = ("shear_y", "translate_x", "translate_y", "rotate")
+
+
+@pytest.mark.parametrize("level", range(10))
+@pytest.mark.parametrize("name", GEOMETRY)
+def test_geometry_is_exact_at_every_level(name, level):
+    for channels, size in ((3, (32, 32)), (1, (28, 28)), (1, (17, 40))):
+        images = pictures(channels, *size)
+        for sign in (1, -1):
+            found = Operation(name, level, 1.0)(images, sign)
+            used = sign if name != "rotate" else 1
+            assert all(
+                np.array_equal(np.asarray(to_pil(f)), np.asarray(by_pil(name, to_pil(i), level, used)))
+                for f, i in zip(found, images, strict=True)
+            )
+
+
+@pytest.mark.parametrize("index", range(50))
+def test_on_floats_it_is_the_same_without_rounding_and_has_a_slope(index):
+    images = pictures(3).float() / 255
+    leaf = images.clone().requires_grad_()
+    for sign in (1, -1):
+        relaxed = OPERATIONS[index](leaf, sign)
+        exact = OPERATIONS[index](pictures(3), sign).float() / 255
+        off = (relaxed.detach() - exact).abs()[:2]
+        assert off.mean() < 1.5 / 255
+        (slope,) = torch.autograd.grad(relaxed.sum(), leaf)
+        assert slope.isfinite().all()
+        assert slope[:2].abs().sum() > 0
+
+
+@pytest.mark.parametrize("index", range(50))
+def test_images_of_a_batch_do_not_meet(index):
+    images = pictures(3)
+    for sign in (1, -1):
+        together = OPERATIONS[index](images, sign)
+        assert all(torch.equal(together[i], OPERATIONS[index](images[i], sign)) for i in range(3))
+
+
+def test_probabilities_are_those_of_autoaugment():
+    policies = AutoAugment(AutoAugmentPolicy.CIFAR10).policies
+    assert [o.probability for o in OPERATIONS] == [p for pair in policies for _, p, _ in pair]
+
+
+def test_table():
+    assert len(OPERATIONS) == 50
+    assert [(o.name, o.level) for o in OPERATIONS[13:16]] == [("brightness", 5), ("sharpness", 9), ("brightness", 9)]
+    assert (OPERATIONS[3].name, OPERATIONS[43].name, OPERATIONS[43].level) == ("translate_x", "translate_y", 4)
