@@ -1,5 +1,6 @@
 """The models, by import path; any ``torch.nn.Module`` of the user's own does as well."""
 
+from fl_privacy.models.alexnet import VGG16, AlexNet
 from fl_privacy.models.build import build_model, check_model
 from fl_privacy.models.convnet import ConvNet
 from fl_privacy.models.initialize import INITIALIZERS, initialize
@@ -10,6 +11,8 @@ from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
 __all__ = [
     "ACTIVATIONS",
     "INITIALIZERS",
+    "VGG16",
+    "AlexNet",
     "ConvNet",
     "DLNet",
     "InputNormalization",

@@ -1,5 +1,7 @@
 """Shapes, parameter counts and properties that every model must have to be attacked and exchanged."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,11 +9,13 @@ from torch.func import functional_call
 
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.models import ConvNet, DLNet, InputNormalization, LeNet, ResNet10, ResNet18, ResNet20
+from fl_privacy.models import VGG16, AlexNet, ConvNet, DLNet, InputNormalization, LeNet, ResNet10, ResNet18, ResNet20
 from fl_privacy.types import Batch, ModelState
 
-SMALL = {ConvNet: {"width": 4}, ResNet10: {"width": 8}, ResNet18: {"width": 8}, ResNet20: {"width": 8}}
-MODELS = [LeNet, DLNet, ConvNet, ResNet10, ResNet18, ResNet20]
+SMALL = {model: {"width": 4} for model in (AlexNet, VGG16, ConvNet)} | {
+    model: {"width": 8} for model in (ResNet10, ResNet18, ResNet20)
+}
+MODELS = [LeNet, DLNet, AlexNet, VGG16, ConvNet, ResNet10, ResNet18, ResNet20]
 
 
 @pytest.mark.parametrize("model_class", MODELS)
@@ -36,6 +40,22 @@ def test_published_parameter_counts():
     assert count(ResNet20(**cifar, width=16)) == 272_474
     assert ConvNet(**cifar).classifier.in_features == 36 * 64
     assert LeNet(in_channels=1, image_size=28, num_classes=10).classifier.in_features == 588
+
+
+def test_alexnet_and_vgg16_have_the_shapes_of_spn():
+    cifar = {"in_channels": 3, "image_size": 32, "num_classes": 10}
+    convolutions = [(64, 3, 5, 5), (192, 64, 5, 5), (384, 192, 3, 3), (256, 384, 3, 3), (256, 256, 3, 3)]
+    assert weight_shapes(AlexNet(**cifar)) == [*convolutions, (256, 4096), (10, 256)]
+    assert weight_shapes(AlexNet(**cifar, hidden=None)) == [*convolutions, (10, 4096)]
+    widths = [3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
+    vgg = VGG16(**cifar, norm="group")
+    assert weight_shapes(vgg) == [(o, i, 3, 3) for i, o in pairwise(widths)] + [(256, 8192), (10, 256)]
+    assert sum(isinstance(m, torch.nn.GroupNorm) for m in vgg.modules()) == 13
+
+
+def weight_shapes(model):
+    """Of convolutions and linear layers, in order."""
+    return [tuple(p.shape) for p in model.parameters() if p.dim() > 1]
 
 
 @pytest.mark.parametrize("model_class", MODELS)
@@ -108,6 +128,8 @@ def test_lenet_is_a_plain_stack():
         (ResNet18, {"strides": [1, 2]}, "4 values"),
         (ResNet18, {"norm": "layer"}, "norm"),
         (ConvNet, {"image_size": 8}, "9x9"),
+        (AlexNet, {"image_size": 7}, "8x8"),
+        (VGG16, {"hidden": 0}, "hidden"),
         (ResNet10, {"width": -1}, "width"),
     ],
 )
