@@ -60,6 +60,7 @@ class LocalPlan:
             ``delta``: weights after local training minus weights sent (FedAvg);
             ``weights``: the weights after local training, as stock Flower clients reply.
         lr: learning rate of the local steps; unused where the gradient is shared.
+        lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
         steps: number of local steps S; excludes ``epochs``.
         epochs: number of passes over the client's examples; excludes ``steps``.
         batch_size: examples per local step; ``None`` takes all the client has.
@@ -76,6 +77,7 @@ class LocalPlan:
 
     shares: Literal["gradient", "delta", "weights"] = "gradient"
     lr: float = 0.01
+    lr_decay: float = 1.0
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
@@ -96,6 +98,8 @@ class LocalPlan:
                 raise UserError(
                     f"plan.{name} is expected to be above 0 and finite, but got {getattr(self, name)}; try {example}."
                 )
+        if not 0 < self.lr_decay <= 1:
+            raise UserError(f"plan.lr_decay is expected in (0, 1], but got {self.lr_decay}; try 0.99.")
         if not 0 <= self.momentum < 1:
             raise UserError(f"plan.momentum is expected in [0, 1), but got {self.momentum}; try 0.9.")
         if self.nesterov and self.momentum == 0:
@@ -116,6 +120,10 @@ class LocalPlan:
                 "A shared gradient is that of one batch, but the plan asks for several local steps;"
                 " use plan.shares=delta or drop plan.steps and plan.epochs."
             )
+
+    def in_round(self, round: int) -> "LocalPlan":
+        """The plan of ``round`` (from 1): its learning rate, and no decay any more."""
+        return replace(self, lr=self.lr * self.lr_decay ** max(0, round - 1), lr_decay=1.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

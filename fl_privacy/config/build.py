@@ -15,12 +15,21 @@ from fl_privacy.config.instantiate import check_arguments, instantiate, locate_t
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Participant, Server, ServerPlan, audited_rounds, spread_probes
+from fl_privacy.federation import (
+    Audit,
+    Participant,
+    Server,
+    ServerPlan,
+    audited_rounds,
+    private_names,
+    public_state,
+    spread_probes,
+)
 from fl_privacy.metrics import MetricFunction, noise_ratio
 from fl_privacy.models import build_model, check_model
 from fl_privacy.parallel.sharded import ShardedAttack
 from fl_privacy.rng import derive_seed
-from fl_privacy.types import LocalPlan, ModelState
+from fl_privacy.types import LocalPlan
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,13 +66,16 @@ def build_federation(config: DictConfig) -> Federation:
     dataset, participants = _participants(to_yaml(config))
     section = config.federation
     rounds = positive(section.rounds, "federation.rounds")
-    model, plan = participants[0].model, participants[0].plan
+    model, plan, defense = participants[0].model, participants[0].plan, participants[0].defense
+    every = positive(config.evaluate_every, "evaluate_every")
     server = Server(
-        state=ModelState.of(model),
+        state=public_state(model, defense),
         local_plan=plan,
         plan=ServerPlan(aggregation=section.aggregation, fraction=section.fraction, lr=section.server_lr),
         clients=sorted(participants),
         seed=config.seed,
+        personal=bool(private_names(model, defense)),
+        tested=frozenset({*range(every, rounds + 1, every), rounds}),
     )
     return Federation(
         dataset=dataset,
@@ -72,7 +84,7 @@ def build_federation(config: DictConfig) -> Federation:
         server=server,
         rounds=rounds,
         audit=_audit(config, rounds, participants),
-        defense=participants[0].defense,
+        defense=defense,
         device=resolve_device(config.device),
     )
 
@@ -189,6 +201,7 @@ def _participants(config_text: str) -> tuple[Dataset, Mapping[int, Participant]]
             seed=config.seed,
             device=device,
             threads=positive(config.client_threads, "client_threads"),
+            test=dataset.test,
         )
         for client, indices in enumerate(parts)
     }

@@ -1,6 +1,6 @@
 """What a defense is: plain functions at four places of a client's round."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,8 @@ class LocalStep:
 
 
 Prepare = Callable[[tuple[int, ...]], None]
-ModelHook = Callable[[nn.Module, ClientState], nn.Module]
+PrivateHook = Callable[[nn.Module], Collection[str]]
+ModelHook = Callable[[nn.Module, ClientState, torch.Generator], nn.Module]
 DataHook = Callable[[Batch, ClientState, torch.Generator], Batch]
 GradientHook = Callable[[Tensors, LocalStep], Tensors]
 UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
@@ -46,12 +47,16 @@ class Defense:
 
     Attributes:
         name: as in the configuration.
-        model: (Module, ClientState) -> Module. Parameters that the result has beyond the model sent are private:
-            they are kept in the ClientState and not uploaded.
+        model: (Module, ClientState, rng) -> Module, a new one. Parameters and buffers that the result has beyond the
+            model sent are private: they are kept in the ClientState and not uploaded. Their first values are drawn
+            from ``rng``, the client's own stream, which is the same in every round.
         data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient.
         gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step.
         upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta);
             names that it drops are withheld.
+        private: (Module) -> names of parameters and buffers of the model that stay with each client: they are neither
+            sent nor uploaded, and each client keeps its own in the ClientState.
+        private_passes: over its examples, in which a client trains its private parameters alone on each new model.
         prepare: (C, H, W) -> None, once before anything is trained: gets what the defense needs, or says in a
             ``UserError`` why it can't.
         public: the description an adaptive attacker may know, shown in reports.
@@ -62,6 +67,8 @@ class Defense:
     data: tuple[DataHook, ...] = ()
     gradient: tuple[GradientHook, ...] = ()
     upload: tuple[UploadHook, ...] = ()
+    private: tuple[PrivateHook, ...] = ()
+    private_passes: int = 0
     prepare: tuple[Prepare, ...] = ()
     public: Mapping[str, Any] = field(default_factory=dict)
 
@@ -80,6 +87,8 @@ def compose(*defenses: Defense) -> Defense:
         data=tuple(hook for d in defenses for hook in d.data),
         gradient=tuple(hook for d in defenses for hook in d.gradient),
         upload=tuple(hook for d in defenses for hook in d.upload),
+        private=tuple(hook for d in defenses for hook in d.private),
+        private_passes=max((d.private_passes for d in defenses), default=0),
         prepare=tuple(hook for d in defenses for hook in d.prepare),
         public={f"{d.name}.{key}": value for d in defenses for key, value in d.public.items()},
     )

@@ -40,7 +40,7 @@ class Interceptor:
                 model=self.model,
                 sent=sent,
                 upload=upload,
-                plan=self.plan,
+                plan=self.plan.in_round(round),
                 input_shape=self.input_shape,
                 num_classes=self.num_classes,
                 knowledge=self.knowledge,

@@ -57,6 +57,9 @@ class Server:
         clients: ids.
         seed: of the choice of clients.
         tamper: changes what a client is sent.
+        personal: clients keep a part of the model: at the end of a round those asked are sent the new model, to train
+            their part on it.
+        tested: rounds after which they also test what they hold then.
     """
 
     state: ModelState
@@ -65,6 +68,8 @@ class Server:
     clients: Sequence[int]
     seed: int
     tamper: Tamper | None = None
+    personal: bool = False
+    tested: frozenset[int] = frozenset()
 
     def select(self, round: int) -> list[int]:
         """Ids of the clients asked in ``round`` (from 1), in ascending order."""

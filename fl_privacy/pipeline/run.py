@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import build_attack, build_federation, participants_of, to_yaml
-from fl_privacy.config.build import Federation, build_functions, positive
+from fl_privacy.config.build import Federation, build_functions
 from fl_privacy.data import partition_table
 from fl_privacy.federation import Evaluation, Interceptor, RoundReport, evaluate_model
 from fl_privacy.federation.capture import CaptureWriter
@@ -41,7 +41,6 @@ def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor) -> Pa
     """
     config = calibrated(config)
     federation, attack = build_federation(config), build_attack(config)
-    positive(config.evaluate_every, "evaluate_every")
     run_twin(config, backend, monitor)
     with open_folder(config, "run") as folder:
         if folder.finished:
@@ -115,8 +114,9 @@ def _run(
             waiting.clear()
 
     def on_round(report: RoundReport) -> None:
-        due = report.round % config.evaluate_every == 0 or report.round == federation.rounds
-        evaluation = _evaluate(federation) if due else None
+        evaluation = report.evaluation
+        if evaluation is None and report.round in federation.server.tested and not federation.server.personal:
+            evaluation = _evaluate(federation)
         folder.add_round(
             round=report.round,
             clients=report.clients,

@@ -35,7 +35,7 @@ class NetWithPrivateHead(SmallNet):
         return super().forward(x) + self.private(super().forward(x))
 
 
-def with_private_head(model: nn.Module, state: ClientState) -> nn.Module:
+def with_private_head(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
     return NetWithPrivateHead()
 
 

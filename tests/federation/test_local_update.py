@@ -28,6 +28,7 @@ def run(plan: LocalPlan, steps: int, **changes: Any) -> tuple[LocalResult, Clien
         "defense": Defense(),
         "state": state,
         "rng": torch.Generator().manual_seed(0),
+        "private_rng": torch.Generator().manual_seed(1),
     }
     result = local_update(harness.small_net(), ModelState.of(harness.small_net()), batches(steps), **settings | changes)
     return result, state
@@ -118,6 +119,7 @@ def test_what_was_sent_is_left_as_it_was() -> None:
         defense=Defense(),
         state=ClientState(),
         rng=torch.Generator(),
+        private_rng=torch.Generator(),
     )
 
     harness.assert_same_state(sent, ModelState.of(harness.small_net()))
@@ -164,7 +166,7 @@ def test_private_parameters_train_and_stay(plan: LocalPlan) -> None:
 
 
 def test_a_model_hook_may_not_rename_public_parameters() -> None:
-    defense = Defense(model=(lambda model, state: nn.Linear(3, 3),))
+    defense = Defense(model=(lambda model, state, rng: nn.Linear(3, 3),))
 
     with pytest.raises(UserError, match="keep the parameter names it was sent"):
         run(harness.FEDAVG, 1, defense=defense)
