@@ -6,6 +6,7 @@ from fl_privacy.models.convnet import ConvNet
 from fl_privacy.models.initialize import INITIALIZERS, initialize
 from fl_privacy.models.layers import ACTIVATIONS, InputNormalization
 from fl_privacy.models.lenet import DLNet, LeNet
+from fl_privacy.models.lenet5 import LeNet5
 from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "DLNet",
     "InputNormalization",
     "LeNet",
+    "LeNet5",
     "ResNet10",
     "ResNet18",
     "ResNet20",
