@@ -25,7 +25,7 @@ from fl_privacy.federation import (
     public_state,
     spread_probes,
 )
-from fl_privacy.metrics import MetricFunction, noise_ratio
+from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
 from fl_privacy.models import build_model, check_model
 from fl_privacy.parallel.sharded import ShardedAttack
 from fl_privacy.rng import derive_seed
@@ -135,9 +135,10 @@ def prepare_defense(defense: Defense, dataset: Dataset) -> None:
 
 def build_functions(config: DictConfig, dataset: Dataset) -> dict[str, MetricFunction]:
     """The metrics that need something of ``config``, by name."""
-    if config.evaluator is None:
-        return {}
-    return {"noise_ratio": noise_ratio(config.evaluator, dataset.train.input_shape)}
+    functions = {"bpki": bayesian_privacy_loss(bins=config.bpki.bins, smoothing=config.bpki.smoothing)}
+    if config.evaluator is not None:
+        functions["noise_ratio"] = noise_ratio(config.evaluator, dataset.train.input_shape)
+    return functions
 
 
 def build_attack(config: DictConfig) -> ReconstructionAttack | None:
@@ -212,9 +213,12 @@ def _audit(config: DictConfig, rounds: int, participants: Mapping[int, Participa
         return Audit()
     chosen = config.intercept.rounds
     audited = audited_rounds(chosen if isinstance(chosen, str | int) else list(chosen), rounds)
-    clients = participants.keys() if config.intercept.clients == "all" else set(config.intercept.clients)
-    if unknown := sorted(set(clients) - participants.keys()):
+    clients = set(participants if config.intercept.clients == "all" else config.intercept.clients)
+    if config.colluder is not None and config.colluder not in participants:
+        raise UserError(f"colluder is expected within 0..{len(participants) - 1}, but got {config.colluder!r}.")
+    if unknown := sorted(clients - participants.keys()):
         raise UserError(f"intercept.clients is expected within 0..{len(participants) - 1}, but got {unknown}.")
+    clients -= {config.colluder}
     batch_size = positive(config.batch_size, "batch_size")
     sizes = {client: len(p.indices) for client, p in participants.items() if client in clients}
     probing = config.intercept.target == "probe"

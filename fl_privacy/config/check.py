@@ -8,7 +8,18 @@ from fl_privacy.config.instantiate import expect_type
 from fl_privacy.config.suggest import suggest
 from fl_privacy.errors import UserError
 
-SECTIONS = ("data", "partition", "model", "federation", "federation.plan", "defense", "attack", "backend", "intercept")
+SECTIONS = (
+    "data",
+    "partition",
+    "model",
+    "federation",
+    "federation.plan",
+    "defense",
+    "attack",
+    "backend",
+    "secure_aggregation",
+    "intercept",
+)
 
 SETTINGS: dict[str, Any] = {
     "seed": int,
@@ -20,6 +31,11 @@ SETTINGS: dict[str, Any] = {
     "intercept.when": Literal["after", "during"],
     "intercept.save": bool,
     "knows_labels": bool,
+    "colluder": int | None,
+    "knows_features": bool,
+    "features_at": str | None,
+    "bpki.bins": int,
+    "bpki.smoothing": float,
     "public_images": int,
     "knows_defense": bool,
     "privacy.epsilon": float | None,

@@ -115,7 +115,7 @@ def _measure(matches: Sequence[Match], given: Mapping[str, MetricFunction]) -> l
     labels = torch.cat([m.guessed_labels[m.found] for m in matches]), torch.cat([m.labels[m.found] for m in matches])
     columns = {}
     for name, metric in METRICS.items():
-        function = metric.function or given.get(name)
+        function = given.get(name) or metric.function
         if function is None:
             continue
         guesses, truths = images if metric.of == "images" else labels
