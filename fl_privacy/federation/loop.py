@@ -71,9 +71,11 @@ def run_rounds(
             if isinstance(result, Failure):
                 logger.warning("%s in round %d failed: %s", probe, round, result.reason)
             else:
-                _capture(interceptor, round=round, client=probe.client, sent=sent, upload=result.upload, probe=probe)
+                seen = {"sent": sent, "upload": result.upload, "probe": probe}
+                _capture(interceptor, round=round, client=probe.client, states=kept.__getitem__, **seen)
         started = time.perf_counter()
         results: dict[int, LocalResult | Failure] = {}
+        intercepted: list[dict[str, Any]] = []
         for client in server.select(round):
             sent, state = server.sent_to(client), ClientState(dict(kept[client].tensors))
             results[client] = result = attempt(partial(participants[client].update, sent, state, round=round))
@@ -81,9 +83,11 @@ def run_rounds(
                 continue
             kept[client] = state
             if audit.intercepts(round, client):
-                _capture(interceptor, round=round, client=client, sent=sent, upload=result.upload)
+                intercepted.append({"client": client, "sent": sent, "upload": result.upload})
+        for seen in intercepted:
+            _capture(interceptor, round=round, states=kept.__getitem__, **seen)
         report = finish_round(server, results, round=round, started=started)
-        on_round(settled(report, _settle(server, participants, kept, round)) if server.personal else report)
+        on_round(settled(report, settle(server, participants, kept, round)) if server.personal else report)
     return kept
 
 
@@ -120,9 +124,10 @@ def settled(report: RoundReport, ends: Mapping[int, Settled | Failure]) -> Round
     )
 
 
-def _settle(
+def settle(
     server: Server, participants: Mapping[int, Participant], kept: dict[int, ClientState], round: int
 ) -> dict[int, Settled | Failure]:
+    """Let the clients asked in ``round`` end it with the new model; ``kept`` is what they hold then."""
     ends: dict[int, Settled | Failure] = {}
     for client in server.select(round):
         sent, state = server.sent_to(client), ClientState(dict(kept[client].tensors))
