@@ -162,6 +162,12 @@ class Knowledge:
         public_images: (N, C, H, W) in [0, 1], images of the same domain.
         public_labels: (N,) their classes.
         guess: (B, C, H, W) in [0, 1], what the attacker made of the same examples in an earlier round.
+        private: values that stand in for those of the victim that are not sent: of a colluding client, or of the
+            attacker's own draw.
+        colluder: the client that ``private`` was taken from, if any.
+        features: (B, ...) what the victim's private layers make of its examples, where the attacker is assumed to see
+            it: the input of the first public layer.
+        features_at: the module that ``features`` enter, where it is another one.
     """
 
     labels: Tensor | None = None
@@ -170,6 +176,10 @@ class Knowledge:
     public_images: Tensor | None = None
     public_labels: Tensor | None = None
     guess: Tensor | None = None
+    private: ModelState | None = None
+    colluder: int | None = None
+    features: Tensor | None = None
+    features_at: str | None = None
 
     def describe(self) -> list[str]:
         """One sentence for each thing known."""
@@ -185,6 +195,12 @@ class Knowledge:
             lines.append(f"The attacker holds {len(self.public_images)} public images of the same domain.")
         if self.guess is not None:
             lines.append("The attacker starts from its own guess at the same examples in the round it attacked before.")
+        if self.colluder is not None:
+            lines.append(f"Client {self.colluder} colludes: its private layers stand in for those of the victims.")
+        elif self.private is not None:
+            lines.append("For private layers, which it does not see, the attacker takes values of its own draw.")
+        if self.features is not None:
+            lines.append("The attacker sees what the victims' private layers put out.")
         return lines or ["The attacker knows nothing beyond the protocol."]
 
 
@@ -217,6 +233,13 @@ class Observation:
         if self.plan.shares != "weights":
             return self.upload.tensors
         return {name: w - self.sent.parameters[name] for name, w in self.upload.tensors.items()}
+
+    def assumed(self) -> ModelState:
+        """The values that the attacker works with: those sent, and for what was not sent those that stand in for it."""
+        private = self.knowledge.private
+        if private is None:
+            return self.sent
+        return ModelState({**private.parameters, **self.sent.parameters}, {**private.buffers, **self.sent.buffers})
 
     def told(self, **knowledge: Any) -> "Observation":
         """The same observation by an attacker that knows more."""

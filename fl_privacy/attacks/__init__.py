@@ -2,6 +2,7 @@
 
 from fl_privacy.attacks.base import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.engine import GradientInversion
+from fl_privacy.attacks.inversion import ModelInversion
 from fl_privacy.attacks.presets import (
     adam_dlg,
     ats,
@@ -9,12 +10,14 @@ from fl_privacy.attacks.presets import (
     grad_inversion,
     idlg,
     inverting_gradients,
+    model_inversion,
     refiner_aware,
     sapag,
 )
 
 __all__ = [
     "GradientInversion",
+    "ModelInversion",
     "Progress",
     "ReconstructionAttack",
     "adam_dlg",
@@ -23,6 +26,7 @@ __all__ = [
     "grad_inversion",
     "idlg",
     "inverting_gradients",
+    "model_inversion",
     "no_progress",
     "refiner_aware",
     "sapag",

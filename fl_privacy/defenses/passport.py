@@ -6,11 +6,15 @@ from torch import Tensor, nn
 
 from fl_privacy.types import Tensors
 
+
 class PassportConv2d(nn.Module):
     """``gamma * (W * X) + beta`` with ``gamma = Avg(D(E(W * P_gamma)))`` and beta likewise (Gu et al. 2021, Eq. 24).
 
     E and D are linear layers over channels with a leaky ReLU between them, applied at each position; Avg is the mean
     over positions. ``W`` has the name that the convolution's weight had; its bias is gone, beta stands for it.
+
+    Two things are done in another order, which changes no result: D, which is linear, follows the mean, and images are
+    convolved with ``gamma * W`` and the bias beta.
 
     Args:
         convolution: whose weight, stride, padding, dilation and groups it takes.
@@ -35,9 +39,10 @@ class PassportConv2d(nn.Module):
 
     def from_passports(self) -> tuple[Tensor, Tensor]:
         """gamma (O,) and beta (O,) of Eq. 24."""
-        seen = self._convolve(torch.stack([self.passport_gamma, self.passport_beta]))
-        made = self.decoder(F.leaky_relu(self.encoder(seen.movedim(1, -1)))).mean((1, 2))
-        return made[0], made[1]
+        seen = self._convolve(torch.stack([self.passport_gamma, self.passport_beta]), self.weight, None)
+        codes = F.conv2d(seen, self.encoder.weight[:, :, None, None], self.encoder.bias)
+        gamma, beta = self.decoder(F.leaky_relu(codes).mean((2, 3)))
+        return gamma, beta
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """gamma (O,) and beta (O,) as they are used: stored, or of Eq. 24."""
@@ -53,11 +58,11 @@ class PassportConv2d(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, O, H', W')."""
         gamma, beta = self.affine()
-        return self._convolve(inputs) * gamma[:, None, None] + beta[:, None, None]
+        return self._convolve(inputs, gamma[:, None, None, None] * self.weight, beta)
 
-    def _convolve(self, inputs: Tensor) -> Tensor:
+    def _convolve(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         stride, padding, dilation, groups = self._geometry
-        return F.conv2d(inputs, self.weight, None, stride, padding, dilation, groups)  # type: ignore[arg-type]
+        return F.conv2d(inputs, weight, bias, stride, padding, dilation, groups)
 
 
 def passport_layers(model: nn.Module) -> dict[str, PassportConv2d]:

@@ -55,6 +55,7 @@ class Stopwatch:
         self.seconds = 0.0
 
     def __call__(self, function: Callable[..., T], *args: object) -> T:
+        """What ``function`` returns."""
         started = time.perf_counter()
         result = function(*args)
         self.seconds += time.perf_counter() - started
@@ -92,7 +93,9 @@ def local_update(
     values = join_private(model, sent, state)
     shares_gradient = plan.shares == "gradient"
     still = sent.parameters if shares_gradient else ()
-    steps = take_steps(model, values, batches, still=still, plan=plan, defense=defense, state=state, rng=rng, timed=timed)
+    steps = take_steps(
+        model, values, batches, still=still, plan=plan, defense=defense, state=state, rng=rng, timed=timed
+    )
     parameters, buffers = steps.values.parameters, steps.values.buffers
 
     if shares_gradient:

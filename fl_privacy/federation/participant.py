@@ -65,7 +65,7 @@ class Participant:
         """Train in ``round`` on the client's own examples and upload."""
         order = local_batches(len(self.indices), self.plan, self._rng("order", round))
         batches = [self.examples.batch(self.indices[i], self.device) for i in order]
-        return self._run(sent, batches, len(torch.cat(order).unique()), state, round, f"round-{round}")
+        return self._run(sent, batches, len(torch.cat(order).unique()), state, round=round, purpose=f"round-{round}")
 
     def settle(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Settled:
         """End ``round``: train the private part on the new model ``sent``, then test both together if asked."""
@@ -94,7 +94,7 @@ class Participant:
         order = local_batches(batch_size, self.plan, self._rng("probe", round, victim))
         batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
         scratch = ClientState(dict(state.tensors))
-        return self._run(sent, batches, batch_size, scratch, round, f"round-{round}/victim-{victim}")
+        return self._run(sent, batches, batch_size, scratch, round=round, purpose=f"round-{round}/victim-{victim}")
 
     def victim_batch(self, victim: int, batch_size: int) -> Batch:
         """(B, ...) the ``victim``-th of the disjoint batches that are probed; the same in every round."""
@@ -125,6 +125,10 @@ class Participant:
         model = self._own_model(state)
         return model, private_values(model, sent.to(self.device), state).to("cpu")
 
+    def architecture(self) -> nn.Module:
+        """What this client makes of the model it is sent; its values are not used."""
+        return self._own_model(ClientState())
+
     def keeps_private(self) -> bool:
         """Whether some of the model's values are neither sent nor uploaded."""
         return bool(private_names(self.model, self.defense))
@@ -136,7 +140,14 @@ class Participant:
         return model
 
     def _run(
-        self, sent: ModelState, batches: list[Batch], num_examples: int, state: ClientState, round: int, purpose: str
+        self,
+        sent: ModelState,
+        batches: list[Batch],
+        num_examples: int,
+        state: ClientState,
+        *,
+        round: int,
+        purpose: str,
     ) -> LocalResult:
         with self._streams(purpose):
             result = local_update(

@@ -40,7 +40,15 @@ def train_private(
     if not defense.gradient:  # nobody looks at the other gradients, which need not be computed
         model, values = _holding(model, values), ModelState(moved.parameters, values.buffers)
     steps = take_steps(
-        model, values, batches, still=sent.parameters, plan=plan, defense=defense, state=state, rng=rng, timed=Stopwatch()
+        model,
+        values,
+        batches,
+        still=sent.parameters,
+        plan=plan,
+        defense=defense,
+        state=state,
+        rng=rng,
+        timed=Stopwatch(),
     )
     keep_private(steps.values, sent, state)
 

@@ -31,7 +31,9 @@ MakeClient = Callable[[Context], NumPyClient]
 
 
 def numpy_client_app(make_client: MakeClient) -> ClientApp:
-    """A ClientApp that answers ``train``, ``train.probe``, ``evaluate``, ``evaluate.settle`` and ``query`` by a NumPyClient.
+    """A ClientApp that answers with a ``NumPyClient``.
+
+    It knows the messages ``train``, ``train.probe``, ``evaluate``, ``evaluate.settle`` and ``query``.
 
     The reply has the records of the request, so that stock strategies can read it; what the client raises becomes an
     error reply with that one line. Metrics that are no numbers stay on the node.

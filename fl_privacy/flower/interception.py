@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.federation import Audit, Failure, Interceptor, Probe
 from fl_privacy.federation.attempt import attempt
+from fl_privacy.federation.insider import States, no_states
 from fl_privacy.flower.exchange import pair
 from fl_privacy.flower.records import CLIENT, PARTITION, VICTIM, read_state, read_upload
 from fl_privacy.flower.strategy import PROBE
@@ -29,6 +30,7 @@ class HonestButCurious(Strategy):
     Attributes:
         strategy: does the training.
         interceptor: makes observations of what is captured.
+        states: what a simulated client keeps for itself, for an interceptor with an insider.
         audit: the rounds, and with target ``update`` the clients. A client is known by the partition that it reports,
             else by the rank of its node's id among all nodes.
     """
@@ -36,6 +38,7 @@ class HonestButCurious(Strategy):
     strategy: Strategy
     interceptor: Interceptor
     audit: Audit
+    states: States = no_states
     _sent: list[Message] = field(default_factory=list, init=False, repr=False)
     _node_ids: list[int] = field(default_factory=list, init=False, repr=False)
 
@@ -94,7 +97,9 @@ class HonestButCurious(Strategy):
         if shared not in states:
             states[shared] = read_state(message.content, model)
         upload = read_upload(reply.content, model)
-        self.interceptor.capture(round=round, client=client, sent=states[shared], upload=upload, probe=probe)
+        self.interceptor.capture(
+            round=round, client=client, sent=states[shared], upload=upload, probe=probe, states=self.states
+        )
 
     def _client(self, reply: Message) -> int:
         identity = reply.content.config_records.get(CLIENT)

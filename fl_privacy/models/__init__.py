@@ -3,6 +3,7 @@
 from fl_privacy.models.alexnet import VGG16, AlexNet
 from fl_privacy.models.build import build_model, check_model
 from fl_privacy.models.convnet import ConvNet
+from fl_privacy.models.cut import Front, Rest, cut_layer
 from fl_privacy.models.initialize import INITIALIZERS, initialize
 from fl_privacy.models.layers import ACTIVATIONS, InputNormalization
 from fl_privacy.models.lenet import DLNet, LeNet
@@ -16,13 +17,16 @@ __all__ = [
     "AlexNet",
     "ConvNet",
     "DLNet",
+    "Front",
     "InputNormalization",
     "LeNet",
     "LeNet5",
     "ResNet10",
     "ResNet18",
     "ResNet20",
+    "Rest",
     "build_model",
     "check_model",
+    "cut_layer",
     "initialize",
 ]

@@ -45,19 +45,22 @@ class LeNet5(nn.Module):
                 " set data.image_size=28."
             )
         self.normalize = input_normalization(mean, std, in_channels)
-        self.conv1 = nn.Conv2d(in_channels, 6, 5, padding=2)
-        self.conv2 = nn.Conv2d(6, 16, 5)
-        self.conv3 = nn.Conv2d(16, 120, 5)
-        self.hidden = nn.Linear(120 * side * side, 84)
-        self.classifier = nn.Linear(84, num_classes)
-        self.activation = new_activation(activation)
-        self.pool = nn.MaxPool2d(2)
+        self.features = nn.Sequential(
+            nn.Conv2d(in_channels, 6, 5, padding=2),
+            new_activation(activation),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            new_activation(activation),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 120, 5),
+            new_activation(activation),
+        )
+        self.classifier = nn.Sequential(
+            nn.Linear(120 * side * side, 84), new_activation(activation), nn.Linear(84, num_classes)
+        )
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(B, C, H, W) in [0, 1] -> logits (B, K)."""
-        maps = self.pool(self.activation(self.conv1(self.normalize(inputs))))
-        maps = self.pool(self.activation(self.conv2(maps)))
-        features = self.activation(self.conv3(maps)).flatten(1)
-        logits: Tensor = self.classifier(self.activation(self.hidden(features)))
+        logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
         return logits

@@ -16,7 +16,7 @@ from fl_privacy.pipeline.backend import Backend
 from fl_privacy.pipeline.calibrate import calibrated
 from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.guesses import guesses_of
-from fl_privacy.pipeline.informed import informed_attacker
+from fl_privacy.pipeline.informed import informed_attacker, insider_of
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.privacy import privacy_of
@@ -90,7 +90,7 @@ def _run(
             monitor=monitor,
             public=public_examples(config, dataset.test),
             disturbance=disturbance_of(federation.participants, config.batch_size)
-            if federation.defense.public
+            if federation.defense.public and not federation.server.personal
             else None,
             guesses=guesses_of(config, federation.participants),
             informed=informed_attacker(federation.defense, federation.participants) if config.knows_defense else None,
@@ -145,6 +145,7 @@ def _run(
                 input_shape=dataset.train.input_shape,
                 num_classes=dataset.train.num_classes,
                 sink=intercepted,
+                insider=insider_of(config, federation.participants),
             ),
             on_round=on_round,
         )

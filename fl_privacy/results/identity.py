@@ -35,11 +35,15 @@ ATTACK_KEYS = (
     "captured",
     "split",
     "evaluator",
+    "colluder",
+    "knows_features",
+    "features_at",
+    "bpki",
 )
 """Settings of an attacker that only listens: the training comes out the same."""
 
 
-NULL_AS_ABSENT = ("evaluator",)
+NULL_AS_ABSENT = ("evaluator", "colluder", "features_at")
 """Settings that came later: where they are null, a run is the same as before."""
 
 

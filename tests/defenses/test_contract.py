@@ -13,6 +13,7 @@ from fl_privacy.defenses import (
     compose,
     dp_noise,
     dp_sgd,
+    fdl_pp,
     local_dp,
     none,
     pruning,
@@ -21,6 +22,7 @@ from fl_privacy.defenses import (
     selective_sharing,
     soteria,
     soteria_mixing,
+    split_fed,
 )
 
 from .harness import clean_gradient, flat, local_step, run, small_evaluator
@@ -102,6 +104,9 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
     "soteria": (soteria(rate=0.75), columns_of_head_zero(0.75)),
     "soteria, estimated": (soteria(rate=0.75, scores="estimated"), columns_of_head_zero(0.75)),
     "soteria, mixing": (soteria_mixing(rate=0.5), lambda clean, d: 0 < (d != clean).double().mean() < 1),
+    "split_fed": (split_fed(), unchanged),
+    "fdl_pp": (fdl_pp(), unchanged),
+    "fdl_pp, penalized": (fdl_pp(form="penalized"), unchanged),
     "1 bit": (quantization(bits=1, rounding="nearest"), lambda clean, d: torch.equal(d.sign(), clean.sign())),
     "4 bits": (quantization(bits=4), lambda clean, d: len(d.unique()) <= 6 * 15 and (d - clean).norm() > 0),
     "28 bits": (

@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import CaptureWriter, load_observations, run_rounds, save_observation
-from fl_privacy.types import Knowledge, Observation
+from fl_privacy.types import Knowledge, ModelState, Observation
 from tests.federation import harness
 
 
@@ -233,3 +233,26 @@ def test_knowledge_of_images_is_kept(tmp_path: Path, observations: list[Observat
 
     for name, kept in (("public_images", images), ("public_labels", classes), ("guess", guess)):
         assert torch.equal(getattr(loaded.knowledge, name), kept)
+
+
+def test_help_from_inside_survives_the_round_trip(tmp_path: Path, observations: list[Observation]) -> None:
+    whole = observations[0].sent
+    private = ModelState({"conv.weight": whole.parameters["conv.weight"]}, {"conv.extra": torch.ones(2)})
+    rest = ModelState({n: p for n, p in whole.parameters.items() if n != "conv.weight"}, whole.buffers)
+    told = replace(observations[0], sent=rest).told(
+        private=private, colluder=2, features=torch.rand(1, 3), features_at="norm"
+    )
+    save_observation(told, tmp_path)
+    inside = harness.small_net()
+    inside.conv.extra = nn.Buffer(torch.zeros(2))
+
+    (loaded,) = load_observations(tmp_path, harness.small_net(), inside=inside)
+
+    assert loaded.model is inside
+    assert (loaded.knowledge.colluder, loaded.knowledge.features_at) == (2, "norm")
+    assert loaded.knowledge.private is not None
+    harness.assert_same_state(loaded.knowledge.private, private)
+    harness.assert_same_state(loaded.sent, rest)
+    assert torch.equal(loaded.knowledge.features, told.knowledge.features)
+    with pytest.raises(UserError, match=r"conv\.extra, which the model given lacks"):
+        load_observations(tmp_path, harness.small_net())

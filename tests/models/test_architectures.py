@@ -9,7 +9,18 @@ from torch.func import functional_call
 
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.models import VGG16, AlexNet, ConvNet, DLNet, InputNormalization, LeNet, ResNet10, ResNet18, ResNet20
+from fl_privacy.models import (
+    VGG16,
+    AlexNet,
+    ConvNet,
+    DLNet,
+    InputNormalization,
+    LeNet,
+    LeNet5,
+    ResNet10,
+    ResNet18,
+    ResNet20,
+)
 from fl_privacy.types import Batch, ModelState
 
 SMALL = {model: {"width": 4} for model in (AlexNet, VGG16, ConvNet)} | {
@@ -40,6 +51,8 @@ def test_published_parameter_counts():
     assert count(ResNet20(**cifar, width=16)) == 272_474
     assert ConvNet(**cifar).classifier.in_features == 36 * 64
     assert LeNet(in_channels=1, image_size=28, num_classes=10).classifier.in_features == 588
+    # LeNet-5 for MNIST is known to have 61,706 parameters.
+    assert count(LeNet5(in_channels=1, image_size=28, num_classes=10)) == 61_706
 
 
 def test_alexnet_and_vgg16_have_the_shapes_of_spn():

@@ -100,6 +100,11 @@ def against_dp_sgd(settings: Settings, scene: Scene) -> list[Measure]:
     return [*clipping, *_prefer_smooth(scene, BLURRED)]
 
 
+def against_split(settings: Settings, scene: Scene) -> list[Measure]:
+    """Private layers, of which only stand-ins are known; model inversion also finds them with the image."""
+    return _prefer_smooth(scene, BLURRED)
+
+
 def _clip(norm: float | None, std: float | None, settings: Settings, scene: Scene) -> list[Measure]:
     """``norm``: ``None`` where nothing is clipped, 0 where it is not known."""
     scope: Scope = settings.get("clip_scope", "global") if norm else "global"
@@ -124,6 +129,7 @@ def _prefer_smooth(scene: Scene, share: float) -> list[Measure]:
 MEASURES: Mapping[str, Callable[[Settings, Scene], list[Measure]]] = {
     "dp_noise": against_noise,
     "dp_sgd": against_dp_sgd,
+    "fdl_pp": against_split,
     "none": lambda settings, scene: [],
     "pruning": against_sparsity,
     "quantization": against_quantization,
@@ -131,5 +137,6 @@ MEASURES: Mapping[str, Callable[[Settings, Scene], list[Measure]]] = {
     "selective_sharing": against_sparsity,
     "soteria": against_soteria,
     "soteria_mixing": against_mixing,
+    "split_fed": against_split,
 }
 """By the name of the defense."""
