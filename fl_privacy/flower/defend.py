@@ -42,7 +42,7 @@ class DefendedClient(NumPyClient):
     memory: RecordDict = field(default_factory=RecordDict)
 
     def __post_init__(self) -> None:
-        if self.defense.model or self.defense.data or self.defense.gradient:
+        if self.defense.model or self.defense.data or self.defense.gradient or self.defense.private:
             raise UserError(
                 f"A defense around a foreign client is expected to act on the upload only, but {self.defense.name}"
                 " acts within the training; give it to a PrivacyClient."

@@ -131,7 +131,8 @@ class ModelInversion:
             layer = self._layer(first)
         except UserError as error:
             return {position: failed(o, str(error)) for position, o in group.members}
-        front = Front(frozen_copy(first.model, first.assumed(), first.plan, device=device, dtype=dtype), layer)
+        evaluating = replace(first.plan, batch_norm="eval")  # an image's features are its own
+        front = Front(frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=dtype), layer)
         told = self._features([o for _, o in group.members], front, seed=seed, report=report)
         results = {p: failed(o, f) for (p, o), f in zip(group.members, told, strict=True) if isinstance(f, str)}
         pairs = [(m, f) for m, f in zip(group.members, told, strict=True) if isinstance(f, Tensor)]
