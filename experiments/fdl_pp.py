@@ -273,7 +273,8 @@ def draw_courses(table: Mapping[str, Any], file: Path) -> None:
             if values := [point[name] for point in row["course"] if name in point]:
                 axis.plot(values, label=method)
         axis.set(xlabel="round", title=name)
-        axis.legend(fontsize=6)
+        if axis.lines:
+            axis.legend(fontsize=6)
     figure.savefig(file)
 
 
