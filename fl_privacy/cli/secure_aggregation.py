@@ -15,7 +15,7 @@ def secure_backend_of(config: DictConfig) -> Backend | None:
     """The backend of ``config.secure_aggregation``, in this process; ``None`` where the server reads every update.
 
     Raises:
-        UserError: there is none of that name, or the run asks for what it can't give.
+        UserError: the run asks for what it can't give.
     """
     settings = plain_settings(config.secure_aggregation)
     name = settings.pop("name", None)
@@ -34,10 +34,8 @@ def secure_backend_of(config: DictConfig) -> Backend | None:
     run: Any
     if name == "secagg":
         from fl_privacy.flower.secure_aggregation import run_secure_aggregation as run  # noqa: PLC0415
-    elif name == "ckks":
-        from fl_privacy.federation.encrypted import run_encrypted as run  # noqa: PLC0415
     else:
-        raise UserError(f"secure_aggregation.name is expected to be none, secagg or ckks, but got {name!r}.")
+        from fl_privacy.federation.encrypted import run_encrypted as run  # noqa: PLC0415
     check_arguments(run, settings, "secure_aggregation")
     return partial(_unattacked, partial(run, **settings))
 

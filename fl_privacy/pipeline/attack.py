@@ -18,6 +18,7 @@ from fl_privacy.config.build import (
     prepare_defense,
     resolve_device,
 )
+from fl_privacy.config.check import expect_readable_updates
 from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.errors import UserError
@@ -75,6 +76,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     Raises:
         UserError: a setting is wrong, or there is nothing to attack.
     """
+    expect_readable_updates(config, "The command attack")
     config = calibrated(config)
     attack = build_attack(config)
     if attack is None:

@@ -63,3 +63,13 @@ def test_secure_aggregation_trains_like_the_plain_mean(tmp_path, name) -> None:
     assert rounds[1]["bytes_up"] > rounds[0]["bytes_up"]
     refused = run("run", *TINY, f"secure_aggregation={name}", out=tmp_path)
     assert refused.status == 2
+
+
+def test_secure_aggregation_is_refused_where_updates_are_read(tmp_path, capsys) -> None:
+    attack = run("attack", "victims=1", *MODEL[:1], "secure_aggregation=secagg", out=tmp_path)
+
+    assert attack.status == 2
+    assert "The command attack reads every update" in capsys.readouterr().err
+    assert run("run", *UNATTACKED, "secure_aggregation.name=secag", out=tmp_path).status == 2
+    assert "secure_aggregation.name is expected" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
