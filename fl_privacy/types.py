@@ -59,7 +59,7 @@ class LocalPlan:
         shares: what is uploaded. ``gradient``: the gradient of one batch (FedSGD);
             ``delta``: weights after local training minus weights sent (FedAvg);
             ``weights``: the weights after local training, as stock Flower clients reply.
-        lr: learning rate of the local steps; unused where the gradient is shared.
+        lr: learning rate of the local steps; where the gradient is shared, of those of a private part alone.
         lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
         steps: number of local steps S; excludes ``epochs``.
         epochs: number of passes over the client's examples; excludes ``steps``.

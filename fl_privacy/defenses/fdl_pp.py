@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from fl_privacy.defenses.base import ClientState, Defense, LocalStep
 from fl_privacy.defenses.checks import expect_number, expect_one_of, expect_whole
 from fl_privacy.defenses.passport import PassportConv2d, penalty_gradients, replace_module
-from fl_privacy.defenses.split import Start, private_modules
+from fl_privacy.defenses.split import Start, draw_own, keep_private, private_modules
 from fl_privacy.defenses.split_fed import split_fed
 from fl_privacy.errors import UserError
 from fl_privacy.types import Tensors
@@ -33,10 +34,11 @@ def fdl_pp(
     The output of each private convolution is scaled and shifted by gamma and beta, which an autoencoder makes of the
     convolution's weights and the client's secret passports, drawn from N(0, 1) in the shape of the layer's input;
     see :class:`fl_privacy.defenses.passport.PassportConv2d`. Normalization layers among the private ones give way to
-    it: with a residual network, name its stem. Weights, autoencoder and passports never leave the client.
+    it: a public one directly behind a passport would undo what it does. Weights, autoencoder and passports never leave the client.
 
     Args:
-        private: names of the modules that are kept; ``None`` is the first convolution or linear layer.
+        private: names of the modules that are kept; ``None`` is the first convolution or linear layer and the normalization
+            directly behind it.
         start: initial values of the private convolutions, ``own`` to each client or ``shared`` by all.
         private_passes: over a client's examples at the end of each round, which train the private part alone.
         form: ``functional`` computes gamma and beta in every pass (Eq. 24); ``penalized`` trains them as parameters
@@ -49,13 +51,15 @@ def fdl_pp(
     if hidden is not None:
         expect_whole("defense.hidden", hidden, at_least=1, example=32)
     split = split_fed(private=private, start=start, private_passes=private_passes)
+    choose = partial(_chosen, private=private)
+    hook = keep_private(choose)
     image_shapes: list[tuple[int, ...]] = []
 
     def install(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
         if not image_shapes:
             raise UserError("FDL-PP expects to be told the images' shape, but was not; call its prepare hook first.")
         installed = copy.deepcopy(model)
-        convolutions = _private_convolutions(installed, private)
+        convolutions = _private_convolutions(installed, choose(installed))
         shapes = _input_shapes(installed, convolutions, image_shapes[-1])
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=rng)))
@@ -63,7 +67,7 @@ def fdl_pp(
                 width = hidden or max(1, convolution.out_channels // 2)
                 layer = PassportConv2d(convolution, shapes[name], hidden=width, stored=form == "penalized")
                 replace_module(installed, name, layer.to(convolution.weight.device))
-        for name, module in _below(installed, private_modules(model, private)):
+        for name, module in _below(installed, choose(model)):
             if isinstance(module, NORMS):
                 replace_module(installed, name, nn.Identity())
         return installed
@@ -75,15 +79,24 @@ def fdl_pp(
     return replace(
         split,
         name="fdl_pp",
-        model=(*split.model, install),
+        private=(hook,),
+        model=(*((draw_own(hook),) if start == "own" else ()), install),
         gradient=(tie,) if form == "penalized" else (),
         prepare=(image_shapes.append,),
         public={**split.public, "form": form},
     )
 
 
-def _private_convolutions(model: nn.Module, private: Sequence[str] | None) -> dict[str, nn.Conv2d]:
+def _chosen(model: nn.Module, *, private: Sequence[str] | None) -> list[str]:
     chosen = private_modules(model, private)
+    if private is not None:
+        return chosen
+    leaves = [name for name, module in model.named_modules() if next(module.children(), None) is None]
+    behind = leaves[leaves.index(chosen[0]) + 1 :][:1]
+    return chosen + [name for name in behind if isinstance(model.get_submodule(name), NORMS)]
+
+
+def _private_convolutions(model: nn.Module, chosen: Sequence[str]) -> dict[str, nn.Conv2d]:
     found = {name: module for name, module in _below(model, chosen) if isinstance(module, nn.Conv2d)}
     if not found:
         raise UserError(

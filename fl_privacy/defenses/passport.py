@@ -17,7 +17,7 @@ class PassportConv2d(nn.Module):
     convolved with ``gamma * W`` and the bias beta.
 
     Args:
-        convolution: whose weight, stride, padding, dilation and groups it takes.
+        convolution: whose weight, stride, padding and its mode, dilation and groups it takes.
         input_shape: (C, H, W) of what enters it, hence of the passports.
         hidden: outputs of E.
         stored: gamma and beta are parameters of their own, 1 and 0 at first, and a penalty ties them to the passports.
@@ -35,7 +35,14 @@ class PassportConv2d(nn.Module):
         self.passport_beta = nn.Buffer(torch.randn(input_shape))
         self.gamma = nn.Parameter(torch.ones(channels)) if stored else None
         self.beta = nn.Parameter(torch.zeros(channels)) if stored else None
-        self._geometry = (convolution.stride, convolution.padding, convolution.dilation, convolution.groups)
+        self._pad = convolution._reversed_padding_repeated_twice, convolution.padding_mode
+        padded = convolution.padding_mode != "zeros"
+        self._geometry = (
+            convolution.stride,
+            0 if padded else convolution.padding,
+            convolution.dilation,
+            convolution.groups,
+        )
 
     def from_passports(self) -> tuple[Tensor, Tensor]:
         """gamma (O,) and beta (O,) of Eq. 24."""
@@ -62,6 +69,9 @@ class PassportConv2d(nn.Module):
 
     def _convolve(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         stride, padding, dilation, groups = self._geometry
+        widths, mode = self._pad
+        if mode != "zeros":
+            inputs = F.pad(inputs, widths, mode)
         return F.conv2d(inputs, weight, bias, stride, padding, dilation, groups)
 
 

@@ -1,7 +1,7 @@
 """Which part of a model stays with the clients, found by the names of its modules."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -15,30 +15,43 @@ Start = Literal["own", "shared"]
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """``names`` if ``model`` has such modules; ``None`` is its first convolution or linear layer.
+    """``names`` if ``model`` has such modules; ``None`` is ``first_layer``.
 
     Raises:
         UserError: a module is missing, or nothing would be left to share.
     """
     modules = dict(model.named_modules())
     if names is None:
-        return [next(name for name, module in modules.items() if isinstance(module, nn.Conv2d | nn.Linear))]
+        return first_layer(model)
     owners = [name for name, module in modules.items() if name and any(True for _ in module.parameters())]
     if missing := [name for name in names if name not in owners]:
         raise UserError(
             f"defense.private is expected to name modules with parameters, but got {missing[0]!r};"
             f" use some of {', '.join(owners)}."
         )
-    if all(_within(name, names) for name, _ in model.named_parameters()):
-        raise UserError("defense.private is expected to leave something to share, but covers the model; name fewer.")
-    return list(names)
+    return _leaving_some(model, names)
 
 
-def keep_private(names: Sequence[str] | None) -> PrivateHook:
-    """The hook that keeps the parameters and buffers of the modules ``names`` with the clients."""
+def first_layer(model: nn.Module) -> list[str]:
+    """The first convolution or linear layer.
+
+    Raises:
+        UserError: there is none, or nothing would be left to share.
+    """
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    if not layers:
+        raise UserError(
+            f"A convolution or linear layer to keep private is expected, but {type(model).__name__} has none;"
+            " name modules in defense.private."
+        )
+    return _leaving_some(model, layers[:1])
+
+
+def keep_private(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHook:
+    """The hook that keeps the parameters and buffers of the modules that ``choose`` names with the clients."""
 
     def kept(model: nn.Module) -> list[str]:
-        chosen = private_modules(model, names)
+        chosen = choose(model)
         values = [*model.named_parameters(), *model.named_buffers()]
         return [name for name, _ in values if _within(name, chosen)]
 
@@ -63,6 +76,12 @@ def draw_own(private: PrivateHook) -> ModelHook:
         return own
 
     return drawn
+
+
+def _leaving_some(model: nn.Module, names: Sequence[str]) -> list[str]:
+    if all(_within(name, names) for name, _ in model.named_parameters()):
+        raise UserError("defense.private is expected to leave something to share, but covers the model; name fewer.")
+    return list(names)
 
 
 def _within(name: str, modules: Sequence[str]) -> bool:

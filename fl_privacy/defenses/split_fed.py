@@ -1,10 +1,11 @@
 """SplitFed as FDL-PP compares itself with it: a private front, a public rest."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from fl_privacy.defenses.base import Defense
 from fl_privacy.defenses.checks import expect_one_of, expect_whole
-from fl_privacy.defenses.split import Start, draw_own, keep_private
+from fl_privacy.defenses.split import Start, draw_own, keep_private, private_modules
 
 
 def split_fed(*, private: Sequence[str] | None = None, start: Start = "own", private_passes: int = 1) -> Defense:
@@ -20,7 +21,7 @@ def split_fed(*, private: Sequence[str] | None = None, start: Start = "own", pri
     """
     expect_one_of("defense.start", start, ("own", "shared"))
     expect_whole("defense.private_passes", private_passes, at_least=0, example=1)
-    hook = keep_private(private)
+    hook = keep_private(partial(private_modules, names=private))
     return Defense(
         name="split_fed",
         private=(hook,),

@@ -1,6 +1,6 @@
 """Additive homomorphic encryption of packed updates with CKKS (Cheon et al. 2017), by TenSEAL."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,21 +23,25 @@ def _tenseal() -> Any:
 
 
 class Adder:
-    """What the server can do: add ciphertexts without a secret key."""
+    """What the server can do: add ciphertexts without a secret key.
+
+    Attributes:
+        received: bytes of ciphertexts so far.
+    """
 
     def __init__(self, context: bytes) -> None:
         self._tenseal = _tenseal()
         self.context = self._tenseal.context_from(context)
+        self.received = 0
 
-    def add(self, uploads: Sequence[Sequence[bytes]]) -> list[bytes]:
-        """The sums, ciphertext by ciphertext."""
-        return [self._sum(column) for column in zip(*uploads, strict=True)]
-
-    def _sum(self, ciphertexts: Sequence[bytes]) -> bytes:
-        total, *others = (self._tenseal.ckks_vector_from(self.context, c) for c in ciphertexts)
-        for other in others:
-            total += other
-        return bytes(total.serialize())
+    def add(self, uploads: Iterable[Sequence[bytes]]) -> list[bytes]:
+        """The sums, ciphertext by ciphertext; of ``uploads`` one at a time is held."""
+        totals: list[Any] = []
+        for upload in uploads:
+            self.received += sum(map(len, upload))
+            vectors = [self._tenseal.ckks_vector_from(self.context, c) for c in upload]
+            totals = [t + v for t, v in zip(totals, vectors, strict=True)] if totals else vectors
+        return [bytes(total.serialize()) for total in totals]
 
 
 class KeyHolder:

@@ -1,6 +1,7 @@
 """Rounds in which the server adds up encrypted updates."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -48,58 +49,71 @@ def run_encrypted(
     adder = Adder(keys.public_context())
     kept = {client: ClientState() for client in participants}
     for round in range(1, rounds + 1):
-        started, crypto = time.perf_counter(), 0.0
+        started = time.perf_counter()
         asked = server.select(round)
         results: dict[int, LocalResult | Failure] = {}
         for client in asked:
             state = ClientState(dict(kept[client].tensors))
             work = partial(participants[client].update, server.sent_to(client), state, round=round)
-            results[client] = _finite(attempt(work))
-            if isinstance(results[client], LocalResult):
+            results[client] = result = attempt(work)
+            if isinstance(result, LocalResult):
                 kept[client] = state
-        sound = {c: r for c, r in results.items() if isinstance(r, LocalResult)}
-        if not sound:
-            raise UserError("At least one usable update is expected in a round, but all clients failed; fix them.")
+        sound, excluded = _usable(server, results)
         packing = Packing(bits=bits, summands=len(sound))
-        total = sum(r.upload.num_examples for r in sound.values())
-        began = time.perf_counter()
-        shares = [r.upload.num_examples / total * _flat(r.upload) for r in sound.values()]
-        like = next(iter(sound.values())).upload
-        largest = _largest(shares, like)
-        uploads = [keys.encrypt(packing.pack(share / largest)) for share in shares]
-        summed = keys.decrypt(adder.add(uploads))
+        began, before = time.perf_counter(), adder.received
+        uploads = [r.upload for r in sound.values()]
+        total = sum(u.num_examples for u in uploads)
+        largest = _largest(uploads, total)
+        shares = (u.num_examples / total * _flat(u) / largest for u in uploads)
+        summed = keys.decrypt(adder.add(keys.encrypt(packing.pack(share)) for share in shares))
         mean = largest * packing.unpack(summed, len(largest), summands=len(sound))
         crypto = time.perf_counter() - began
-        server.receive({min(sound): _shaped(mean, like, total)})
+        server.receive({min(sound): _shaped(mean, uploads[0], total)})
         report = RoundReport(
             round=round,
             clients=tuple(sound),
-            excluded={c: r.reason for c, r in results.items() if isinstance(r, Failure)},
+            excluded=excluded,
             train_loss=sum(r.train_loss for r in sound.values()) / len(sound),
             seconds=time.perf_counter() - started,
             defense_seconds=crypto + sum(r.defense_seconds for r in sound.values()),
-            upload_bytes=sum(len(c) for upload in uploads for c in upload),
+            upload_bytes=adder.received - before,
         )
         on_round(settled(report, settle(server, participants, kept, round)) if server.personal else report)
     return kept
 
 
-def _finite(result: LocalResult | Failure) -> LocalResult | Failure:
-    if isinstance(result, LocalResult) and not bool(_flat(result.upload).isfinite().all()):
-        return Failure("its update is not finite")
-    return result
+def _usable(
+    server: Server, results: Mapping[int, LocalResult | Failure]
+) -> tuple[dict[int, LocalResult], dict[int, str]]:
+    """The replies that count, by client, and why others don't: each client checks its own before it encrypts it."""
+    uploads = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
+    excluded = {c: reason for c, upload in uploads.items() if (reason := server.fault(upload))}
+    layouts = {c: _layout(u) for c, u in uploads.items() if c not in excluded and isinstance(u, Upload)}
+    if not layouts:
+        raise UserError("At least one usable update is expected in a round, but all clients failed; fix them.")
+    ((usual, _),) = Counter(layouts.values()).most_common(1)
+    excluded |= {c: "its update has other tensors than most" for c, own in layouts.items() if own != usual}
+    return {c: r for c, r in results.items() if isinstance(r, LocalResult) and c not in excluded}, excluded
+
+
+def _layout(upload: Upload) -> tuple[tuple[str, ...], ...]:
+    return tuple(upload.tensors), tuple(upload.buffers)
 
 
 def _flat(upload: Upload) -> Tensor:
     return torch.cat([t.flatten().double() for t in _all(upload)])
 
 
-def _largest(shares: Sequence[Tensor], like: Upload) -> Tensor:
-    """(N,) the largest absolute value that any client has in the tensor of each element; 1 where all are zero."""
-    peaks = torch.stack(list(shares)).abs().amax(0).split([t.numel() for t in _all(like)])
-    each = [peak.amax().expand(len(peak)) if len(peak) else peak for peak in peaks]
-    largest = torch.cat(each)
-    return torch.where(largest > 0, largest, 1.0)
+def _largest(uploads: Sequence[Upload], total: int) -> Tensor:
+    """(N,) the largest absolute share that any client has in the tensor of each element; 1 where all are zero."""
+    sizes = torch.tensor([t.numel() for t in _all(uploads[0])])
+    peaks = torch.stack([_peaks(u) * (u.num_examples / total) for u in uploads]).amax(0)
+    return torch.where(peaks > 0, peaks, 1.0).repeat_interleave(sizes)
+
+
+def _peaks(upload: Upload) -> Tensor:
+    """(number of tensors,) the largest absolute value in each."""
+    return torch.stack([t.double().abs().amax() if t.numel() else torch.tensor(0.0).double() for t in _all(upload)])
 
 
 def _all(upload: Upload) -> Sequence[Tensor]:
@@ -110,6 +124,7 @@ def _shaped(values: Tensor, like: Upload, num_examples: int) -> Upload:
     pieces = iter(values.split([t.numel() for t in _all(like)]))
 
     def shaped(tensors: Tensors) -> dict[str, Tensor]:
-        return {name: next(pieces).view_as(t).to(t.dtype) for name, t in tensors.items()}
+        found = {name: next(pieces).view_as(t) for name, t in tensors.items()}
+        return {n: (v if tensors[n].is_floating_point() else v.round()).to(tensors[n].dtype) for n, v in found.items()}
 
     return Upload(tensors=shaped(like.tensors), buffers=shaped(like.buffers), num_examples=num_examples)

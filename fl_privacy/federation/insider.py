@@ -8,11 +8,14 @@ from torch import nn
 from torch.func import functional_call
 
 from fl_privacy.defenses import ClientState
+from fl_privacy.defenses.split import draw_own
 from fl_privacy.errors import UserError
 from fl_privacy.federation.audit import Probe
 from fl_privacy.federation.participant import Participant
 from fl_privacy.federation.private_part import join_private, private_values
+from fl_privacy.gradients import set_mode
 from fl_privacy.models import Front, cut_layer
+from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState, Observation
 
 States = Callable[[int], ClientState]
@@ -32,7 +35,7 @@ class Insider:
     """Completes observations where clients keep a part of the model.
 
     Private layers of a colluding client stand in for those of the victims; without one, values of the attacker's own
-    draw do: those that the architecture was made with.
+    draw do: those that the architecture was made with, in another order, as a client draws its own.
 
     Attributes:
         participants: the simulated clients.
@@ -40,6 +43,7 @@ class Insider:
         knows_features: whether the attacker sees what the victim's private layers make of its examples.
         features_at: the module whose input these are; ``None`` is the first public layer.
         batch_size: of the victims that are probed.
+        seed: of the attacker's own draw.
     """
 
     participants: Mapping[int, Participant]
@@ -47,6 +51,7 @@ class Insider:
     knows_features: bool = False
     features_at: str | None = None
     batch_size: int = 1
+    seed: int = 0
     _models: dict[int, nn.Module] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(
@@ -66,7 +71,9 @@ class Insider:
 
     def _stand_in(self, model: nn.Module, sent: ModelState, states: States) -> tuple[nn.Module, ModelState | None]:
         if self.colluder is None:
-            values = private_values(model, sent, ClientState())
+            hook = draw_own(lambda own: [name for name, _ in own.named_parameters() if name not in sent.parameters])
+            drawn = hook(model, ClientState(), derive_generator(self.seed, "stand-in"))
+            values = private_values(drawn, sent, ClientState())
             return model, values if values.parameters or values.buffers else None
         inside, values = self.participants[self.colluder].private_part(sent, states(self.colluder))
         return self._models.setdefault(self.colluder, inside), values
@@ -75,11 +82,14 @@ class Insider:
     def _features(self, victim: Participant, sent: ModelState, state: ClientState, examples: Batch) -> torch.Tensor:
         model, private = victim.private_part(sent, state)
         shape = victim.examples.input_shape
-        front = Front(model, self.features_at or cut_layer(model, shape, sent.parameters)).eval()
+        front = Front(model, self.features_at or cut_layer(model, shape, sent.parameters))
+        set_mode(front, victim.plan.batch_norm)
+        for module in front.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.eval()
         values = join_private(model, sent, ClientState())
         held = {**values.parameters, **values.buffers, **private.parameters, **private.buffers}
         inputs = examples.inputs.to(victim.device)
-        features: torch.Tensor = functional_call(
-            front, {f"model.{n}": t.to(victim.device) for n, t in held.items()}, (inputs,)
-        )
+        copied = {f"model.{n}": t.to(victim.device, copy=True) for n, t in held.items()}
+        features: torch.Tensor = functional_call(front, copied, (inputs,))
         return features.cpu()

@@ -45,7 +45,7 @@ class Interceptor:
         probe: Probe | None = None,
         states: States = no_states,
     ) -> None:
-        """Make the observation of one upload and hand it to the sink; ``states`` are what the clients hold then."""
+        """Make the observation of one upload and hand it to the sink; ``states`` are what the clients held before."""
         observation = Observation(
             id=observation_id(round, client, probe),
             model=self.model,

@@ -73,7 +73,7 @@ def run_rounds(
             else:
                 seen = {"sent": sent, "upload": result.upload, "probe": probe}
                 _capture(interceptor, round=round, client=probe.client, states=kept.__getitem__, **seen)
-        started = time.perf_counter()
+        started, before = time.perf_counter(), dict(kept)
         results: dict[int, LocalResult | Failure] = {}
         intercepted: list[dict[str, Any]] = []
         for client in server.select(round):
@@ -85,7 +85,7 @@ def run_rounds(
             if audit.intercepts(round, client):
                 intercepted.append({"client": client, "sent": sent, "upload": result.upload})
         for seen in intercepted:
-            _capture(interceptor, round=round, states=kept.__getitem__, **seen)
+            _capture(interceptor, round=round, states=before.__getitem__, **seen)
         report = finish_round(server, results, round=round, started=started)
         on_round(settled(report, settle(server, participants, kept, round)) if server.personal else report)
     return kept

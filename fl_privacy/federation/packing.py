@@ -16,7 +16,7 @@ SLOT_BITS = 40
 class Packing:
     """Quantized batching in the way of BatchCrypt (Zhang et al. 2020).
 
-    Values in [-1, 1] are rounded to ``2^bits`` levels; as many as fit lie side by side in a slot, each with room above
+    Values in [-1, 1] are rounded to ``2^bits - 1`` levels, of which one is zero; as many as fit lie side by side in a slot, each with room above
     for the carries of ``summands`` additions.
 
     Attributes:
@@ -51,11 +51,16 @@ class Packing:
     @property
     def step(self) -> float:
         """Distance of two levels; a value is off by half of it at most."""
-        return 2 / (2**self.bits - 1)
+        return 1 / self._most
+
+    @property
+    def _most(self) -> int:
+        """The level of 1; that of -1 is its negative."""
+        return 2 ** (self.bits - 1) - 1
 
     def pack(self, values: Tensor) -> Tensor:
         """(N,) in [-1, 1] -> (ceil(N / per_slot),) whole numbers as float64."""
-        levels = ((values.double().clamp(-1, 1) + 1) / self.step).round().long()
+        levels = (values.double().clamp(-1, 1) * self._most).round().long() + self._most
         padding = -len(levels) % self.per_slot
         fields = torch.cat([levels, levels.new_zeros(padding)]).view(-1, self.per_slot)
         return (fields << self._shifts()).sum(1).double()
@@ -64,7 +69,7 @@ class Packing:
         """The sum (count,) of the values of ``summands`` packed updates from the sum of their slots."""
         whole = slots.round().long()
         fields = (whole[:, None] >> self._shifts()) & (2**self.width - 1)
-        return fields.flatten()[:count].double() * self.step - summands
+        return (fields.flatten()[:count] - summands * self._most).double() * self.step
 
     def _shifts(self) -> Tensor:
         return torch.arange(self.per_slot) * self.width

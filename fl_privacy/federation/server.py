@@ -92,7 +92,7 @@ class Server:
         Raises:
             UserError: no reply is usable.
         """
-        excluded = {c: reason for c, reply in sorted(replies.items()) if (reason := self._fault(reply))}
+        excluded = {c: reason for c, reply in sorted(replies.items()) if (reason := self.fault(reply))}
         usable = {c: r for c, r in sorted(replies.items()) if c not in excluded and isinstance(r, Upload)}
         if not usable:
             reasons = "; ".join(f"client {c}: {reason}" for c, reason in list(excluded.items())[:3])
@@ -117,7 +117,8 @@ class Server:
             case "weights":
                 return {n: p + self.plan.lr * (mean[n] - p) if n in mean else p for n, p in old.items()}
 
-    def _fault(self, reply: Upload | Failure) -> str | None:
+    def fault(self, reply: Upload | Failure) -> str | None:
+        """Why ``reply`` does not count; ``None`` where it does."""
         if isinstance(reply, Failure):
             return reply.reason
         if reply.num_examples < 1:

@@ -41,12 +41,14 @@ class HonestButCurious(Strategy):
     states: States = no_states
     _sent: list[Message] = field(default_factory=list, init=False, repr=False)
     _node_ids: list[int] = field(default_factory=list, init=False, repr=False)
+    _before: States = field(default=no_states, init=False, repr=False)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The messages of ``strategy``; the probes that it sends meanwhile are captured."""
         self._node_ids = sorted(grid.get_node_ids())
+        self._before = self._held(server_round)
         tapped = _TappedGrid(grid, self, server_round)
         self._sent = list(self.strategy.configure_train(server_round, arrays, config, tapped))
         return self._sent
@@ -98,8 +100,16 @@ class HonestButCurious(Strategy):
             states[shared] = read_state(message.content, model)
         upload = read_upload(reply.content, model)
         self.interceptor.capture(
-            round=round, client=client, sent=states[shared], upload=upload, probe=probe, states=self.states
+            round=round, client=client, sent=states[shared], upload=upload, probe=probe, states=self._before
         )
+
+    def _held(self, round: int) -> States:
+        """``states`` as they are now, before the clients train."""
+        insider = self.interceptor.insider
+        if insider is None or self.states is no_states or round not in self.audit.rounds:
+            return self.states
+        held = {client: self.states(client) for client in insider.participants}
+        return held.__getitem__
 
     def _client(self, reply: Message) -> int:
         identity = reply.content.config_records.get(CLIENT)

@@ -6,11 +6,12 @@ Flower has SecAgg+ for its legacy interface only, which this module keeps to its
 import copy
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import Client
 from flwr.client.mod import secaggplus_mod
@@ -36,11 +37,13 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Participant, RoundReport, Server
+from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.backends import quiet_flower
-from fl_privacy.flower.client import NAMES, PrivacyClient
+from fl_privacy.flower.client import NAMES
 from fl_privacy.flower.grid import FIRST_NODE, LocalGrid
+from fl_privacy.flower.masked import COUNTS, MaskableClient, reproducible_mod
 from fl_privacy.flower.records import DEFENSE_SECONDS, PARTITION, ROUND, TRAIN_LOSS, to_array, to_tensor
-from fl_privacy.types import Upload
+from fl_privacy.types import Tensors, Upload
 
 Fits = list[tuple[ClientProxy, FitRes]]
 
@@ -58,7 +61,8 @@ def run_secure_aggregation(
     """Train ``server.state`` for ``rounds`` rounds under SecAgg+ (Bell et al. 2020); returns what the server received.
 
     Masks hide each update; their keys are shared among the clients, so that the sum can be unmasked as long as
-    ``threshold`` of them answer. Numbers of examples and metrics travel in the clear. A server that breaks the protocol
+    ``threshold`` of them answer. Numbers of examples, metrics and whole-number buffers, such as the count of batches of
+    a batch norm, travel in the clear. A client with a value beyond ``clip`` does not take part in the round. A server that breaks the protocol
     and asks for both kinds of shares unmasks every update.
 
     Args:
@@ -66,7 +70,7 @@ def run_secure_aggregation(
         participants: the clients.
         rounds: how many.
         on_round: told of each round.
-        clip: largest value of an update that is not cut.
+        clip: largest absolute value that an update may hold.
         levels: of a quantized value.
         threshold: share of the clients whose key shares unmask the sum, in (0, 1].
 
@@ -81,9 +85,11 @@ def run_secure_aggregation(
         )
 
     def make_client(context: Context) -> Client:
-        return PrivacyClient(participants[int(context.node_config[PARTITION])], context.state).to_client()
+        participant = participants[int(context.node_config[PARTITION])]
+        return MaskableClient(participant, context.state, clip=clip).to_client()
 
-    grid = Traffic(server.clients, ClientApp(client_fn=make_client, mods=[secaggplus_mod]))
+    mods = [reproducible_mod(server.seed), secaggplus_mod]
+    grid = Traffic(server.clients, ClientApp(client_fn=make_client, mods=mods))
     largest = max(len(p.indices) for p in participants.values())
     workflow = SecAggPlusWorkflow(
         num_shares=1.0,
@@ -93,6 +99,7 @@ def run_secure_aggregation(
         quantization_range=levels,
     )
     for round in range(1, rounds + 1):
+        grid.failed.clear()
         started, before = time.perf_counter(), grid.received
         strategy = _Summing(server, grid)
         context = LegacyContext(_server_context(), strategy=strategy)
@@ -101,9 +108,10 @@ def run_secure_aggregation(
         with quiet_flower():
             workflow(grid, context)
         if strategy.report is None:
+            reasons = "; ".join(f"client {c}: {reason}" for c, reason in sorted(grid.failed.items())[:3])
             raise UserError(
-                f"At least {threshold:.0%} of the clients are expected to answer in round {round}, but fewer did;"
-                " fix the clients or lower secure_aggregation.threshold."
+                f"At least {threshold:.0%} of the clients are expected to answer in round {round}, but fewer did"
+                f" ({reasons}); fix the clients or lower secure_aggregation.threshold."
             )
         on_round(strategy.report(time.perf_counter() - started, grid.received - before))
     return grid
@@ -115,12 +123,14 @@ class Traffic(LocalGrid):
     Attributes:
         received: bytes so far.
         masked: the arrays by which each client last replied, as the server sees them.
+        failed: why a client did not reply.
     """
 
     def __init__(self, clients: Sequence[int], client_app: ClientApp) -> None:
         super().__init__(clients, client_app)
         self.received = 0
         self.masked: dict[int, list[np.ndarray]] = {}
+        self.failed: dict[int, str] = {}
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
         """As a ``LocalGrid``; nodes elsewhere would get copies of what the workflow sends, and take keys out of it."""
@@ -128,7 +138,9 @@ class Traffic(LocalGrid):
             message.content = copy.deepcopy(message.content)
         replies = super().deliver(messages)
         for reply in replies:
-            if reply.has_content():
+            if reply.has_error():
+                self.failed.setdefault(reply.metadata.src_node_id - FIRST_NODE, reply.error.reason or "it dropped out")
+            else:
                 self.received += sum(map(len, _payload(reply.content)))
                 record = reply.content.config_records.get(RECORD_KEY_CONFIGS)
                 if vectors := record and record.get(SecAggKey.MASKED_PARAMETERS):
@@ -149,7 +161,7 @@ class _Summing(Strategy):
     """What the workflow wants of a strategy: whom to ask, and what to make of the mean."""
 
     server: Server
-    grid: LocalGrid
+    grid: Traffic
     report: Callable[[float, int], RoundReport] | None = field(default=None, init=False)
 
     def configure_fit(
@@ -168,13 +180,16 @@ class _Summing(Strategy):
         self, server_round: int, results: Fits, failures: list[Any]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         replies = {proxy.node_id - FIRST_NODE: reply for proxy, reply in results}
+        if len({reply.metrics[NAMES] for reply in replies.values()}) > 1:
+            raise UserError("SecAgg+ is expected to add up the same tensors of every client, but their names differ.")
         some = next(iter(replies.values()))
-        names = json.loads(str(some.metrics[NAMES]))
-        tensors = dict(zip(names, map(to_tensor, parameters_to_ndarrays(some.parameters)), strict=True))
-        parameters, buffers = self.server.state.parameters, self.server.state.buffers
+        arrays = zip(json.loads(str(some.metrics[NAMES])), parameters_to_ndarrays(some.parameters), strict=True)
+        values = {**self.server.state.parameters, **self.server.state.buffers}
+        tensors = {name: to_tensor(array).view_as(values[name]).to(values[name].dtype) for name, array in arrays}
+        parameters = self.server.state.parameters
         mean = Upload(
-            tensors={n: t.to(parameters[n].dtype) for n, t in tensors.items() if n in parameters},
-            buffers={n: t.to(buffers[n].dtype) for n, t in tensors.items() if n in buffers},
+            tensors={n: t for n, t in tensors.items() if n in parameters},
+            buffers={n: t for n, t in tensors.items() if n not in parameters} | self._counts(replies.values()),
             num_examples=sum(reply.num_examples for reply in replies.values()),
         )
         self.server.receive({min(replies): mean})
@@ -185,13 +200,20 @@ class _Summing(Strategy):
         self.report = lambda seconds, received: RoundReport(
             round=server_round,
             clients=tuple(sorted(replies)),
-            excluded=dict.fromkeys(set(self.server.select(server_round)) - replies.keys(), "it dropped out"),
+            excluded={c: r for c, r in self.grid.failed.items() if c not in replies},
             train_loss=total(TRAIN_LOSS) / len(replies),
             seconds=seconds,
             defense_seconds=total(DEFENSE_SECONDS),
             upload_bytes=received,
         )
         return None, {}
+
+    def _counts(self, replies: Collection[FitRes]) -> Tensors:
+        """The mean of the buffers that came in the clear."""
+        buffers = self.server.state.buffers
+        each = [json.loads(str(reply.metrics[COUNTS])) for reply in replies]
+        tensors = [{n: torch.tensor(v, dtype=buffers[n].dtype) for n, v in counts.items()} for counts in each]
+        return weighted_mean(tensors, [reply.num_examples for reply in replies])
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         return None

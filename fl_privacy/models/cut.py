@@ -19,17 +19,20 @@ def called_layers(model: nn.Module, image_shape: tuple[int, ...]) -> list[str]:
     owners = {name: m for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
     handles = [module.register_forward_pre_hook(noting(name)) for name, module in owners.items()]
     values = next(model.parameters())
+    modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad():
             model.eval()(values.new_zeros(1, *image_shape))
     finally:
         for handle in handles:
             handle.remove()
+        for module, training in modes:
+            module.training = training
     return list(found)
 
 
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """The first layer with public parameters behind the private ones; where nothing is private, the second layer.
+    """The first layer behind the last private one, as an image meets them; where nothing is private, the second.
 
     Args:
         model: architecture.
@@ -44,12 +47,13 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
         name: [f"{name}.{own}" for own, _ in model.get_submodule(name).named_parameters(recurse=False)]
         for name in layers
     }
-    shared = [name for name in layers if any(own in public for own in owned[name])]
-    found = next((name for name in shared if name != layers[0]), None)
+    private = [name for name in layers if not any(own in public for own in owned[name])]
+    last = layers.index(private[-1]) if private else 0
+    found = next(iter(layers[last + 1 :]), None)
     if found is None:
         raise UserError(
-            f"A model of several layers is expected, of which the first may be private, but {type(model).__name__}"
-            f" has {', '.join(layers)}; choose another model."
+            f"A model with a public layer behind the private ones is expected, but {type(model).__name__} has"
+            f" {', '.join(layers)}, of which {', '.join(private) or 'none'} is private; keep earlier layers private."
         )
     return found
 
@@ -68,15 +72,27 @@ class Front(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """As above."""
-        seen: list[Tensor] = []
 
-        def look(given: Tensor) -> Tensor:
-            seen.append(given)
-            return given
+        def stop(given: Tensor) -> Tensor:
+            raise _ReachedError(given)
 
-        with _at_input(self.model.get_submodule(self.layer), look):
-            self.model(inputs)
-        return seen[0]
+        try:
+            with _at_input(self.model.get_submodule(self.layer), stop):
+                self.model(inputs)
+        except _ReachedError as reached:
+            return reached.given
+        raise UserError(
+            f"An image is expected to pass {self.layer} of {type(self.model).__name__}, but does not;"
+            " set features_at to a module that is called."
+        )
+
+
+class _ReachedError(Exception):
+    """A layer was reached, by which the pass ends; ``given`` is its input."""
+
+    def __init__(self, given: Tensor) -> None:
+        super().__init__()
+        self.given = given
 
 
 class Rest(nn.Module):

@@ -62,6 +62,7 @@ def insider_of(config: DictConfig, participants: Mapping[int, Participant]) -> I
         knows_features=config.knows_features,
         features_at=config.features_at,
         batch_size=config.batch_size,
+        seed=config.seed,
     )
 
 

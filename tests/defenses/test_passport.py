@@ -1,14 +1,17 @@
 """Passport layers against the paper's formula written out, and what of them moves."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from scipy.signal import correlate2d
 from torch import nn
 
-from fl_privacy.defenses import ClientState, LocalStep, fdl_pp
+from fl_privacy.defenses import ClientState, Defense, LocalStep, fdl_pp, split_fed
 from fl_privacy.defenses.passport import PassportConv2d, passport_layers
 from fl_privacy.errors import UserError
+from fl_privacy.federation import private_names
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import LeNet5, ResNet18
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -132,3 +135,35 @@ def test_wrong_uses_are_refused() -> None:
         fdl_pp().model[-1](lenet(), ClientState(), torch.Generator())
     with pytest.raises(UserError, match=r"defense\.form is expected to be one of functional, penalized"):
         fdl_pp(form="stored")
+
+
+def test_by_default_the_normalization_behind_the_first_convolution_gives_way_too() -> None:
+    torch.manual_seed(3)
+    model = ResNet18(in_channels=3, image_size=16, num_classes=5, width=4)
+
+    changed = installed(model, (3, 16, 16))
+
+    assert list(passport_layers(changed)) == ["stem.0"]
+    assert isinstance(changed.stem[1], nn.Identity)
+    kept = private_names(model, fdl_pp())
+    assert {"stem.0.weight", "stem.1.weight", "stem.1.running_mean"} <= kept
+    assert not any(name.startswith("stages") for name in kept)
+    assert private_names(lenet(), fdl_pp()) == {"features.0.weight", "features.0.bias"}
+
+
+@pytest.mark.parametrize("mode", ["zeros", "circular", "reflect"])
+def test_the_convolution_s_padding_is_kept(mode: str) -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(2, 4, 3, padding=1, padding_mode=mode, bias=False).double()
+    layer = PassportConv2d(convolution, (2, 7, 7), hidden=3, stored=True).double()  # gamma is 1, beta 0
+    images = torch.rand(3, 2, 7, 7, dtype=torch.float64)
+
+    torch.testing.assert_close(layer(images), convolution(images))
+
+
+@pytest.mark.parametrize("make", [split_fed, fdl_pp])
+def test_a_model_without_layers_to_keep_or_to_share_is_refused(make: Callable[[], Defense]) -> None:
+    with pytest.raises(UserError, match="A convolution or linear layer to keep private is expected, but Sequential"):
+        private_names(nn.Sequential(nn.BatchNorm1d(3)), make())
+    with pytest.raises(UserError, match="covers the model"):
+        private_names(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), make())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fl_privacy.defenses import none, split_fed
+from fl_privacy.defenses import Defense, none, split_fed
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, private_names, public_state, run_rounds
 from fl_privacy.types import LocalPlan
@@ -70,7 +70,7 @@ def test_clients_that_fail_do_not_count() -> None:
     assert reports.reports[0].clients == (1,)
     assert reports.reports[0].excluded == {
         0: "RuntimeError: the disk of this client",
-        2: "its update is not finite",
+        2: "conv.weight: not finite",
     }
     with pytest.raises(UserError, match="all clients failed"):
         encrypted(defense=none(), faults=((0, "raises"), (1, "nan"), (2, "nan")))
@@ -105,3 +105,26 @@ def test_the_server_adds_what_it_can_t_decrypt() -> None:
         tenseal.ckks_vector_from(adder.context, total[0]).decrypt()
     with pytest.raises((ValueError, RuntimeError)):
         KeyHolder().decrypt([b"no ciphertext"])
+
+
+def test_a_client_with_other_tensors_or_shapes_does_not_sink_the_round() -> None:
+    _, alone = encrypted(defense=none(), faults=((1, "shape"),))
+    assert alone.reports[0].clients == (0, 2)
+    assert "expected shape" in alone.reports[0].excluded[1]
+
+    reports: list[Any] = []
+    clients = harness.participants(PLAN, none())
+    clients[2] = replace(clients[2], defense=Defense(upload=(harness.withholding,)))
+    run_encrypted(harness.server(PLAN), clients, rounds=1, on_round=reports.append)
+
+    assert reports[0].excluded == {2: "its update has other tensors than most"}
+
+
+def test_zeros_stay_zero_and_counts_whole() -> None:
+    def still(update: Any, state: Any, rng: Any) -> Any:
+        return {name: t * (name != "conv.weight") for name, t in update.items()}
+
+    found, _ = encrypted(bits=8, defense=Defense(upload=(still,)))
+
+    assert torch.equal(found.parameters["conv.weight"], harness.small_net().conv.weight)
+    assert found.buffers["norm.num_batches_tracked"] == 3 * ROUNDS

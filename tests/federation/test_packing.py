@@ -12,6 +12,7 @@ def test_the_sum_of_packed_updates_is_the_sum_of_the_updates(bits: int, summands
     packing = Packing(bits=bits, summands=summands)
     values = 2 * torch.rand(summands, 1001, generator=torch.Generator().manual_seed(0)).double() - 1
     values[:, 0], values[:, 1] = 1, -1
+    values[:, 2] = 0
 
     slots = torch.stack([packing.pack(v) for v in values]).sum(0)
 
@@ -21,6 +22,7 @@ def test_the_sum_of_packed_updates_is_the_sum_of_the_updates(bits: int, summands
     assert (found - values.sum(0)).abs().max() <= summands * packing.step / 2 * (1 + 1e-6)
     assert found[0].item() == pytest.approx(summands)
     assert found[1].item() == pytest.approx(-summands)
+    assert found[2] == 0
 
 
 def test_more_bits_share_a_slot_with_fewer_values() -> None:

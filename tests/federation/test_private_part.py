@@ -9,11 +9,15 @@ import torch
 from flwr.app import Message
 from torch.func import functional_call
 
+from fl_privacy.attacks.inversion.problem import InversionProblem
+from fl_privacy.attacks.space import Space
+from fl_privacy.attacks.victim_gradients import frozen_copy
 from fl_privacy.defenses import ClientState, Defense, dp_noise, fdl_pp, none, split_fed
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Participant, Server, private_names, public_state, run_rounds
+from fl_privacy.federation import Audit, Participant, Server, private_names, public_state, run_rounds
 from fl_privacy.federation.insider import Insider
 from fl_privacy.flower import LocalGrid, participant_app, run_in_process, run_on_grid
+from fl_privacy.models import Front
 from fl_privacy.types import LocalPlan, ModelState
 from tests.federation import harness
 
@@ -42,7 +46,13 @@ def server(defense: Defense, plan: LocalPlan = harness.FEDAVG) -> Server:
     )
 
 
-def run(defense: Defense, backend: Any = run_rounds, plan: LocalPlan = harness.FEDAVG, **insider: Any) -> Any:
+def run(
+    defense: Defense,
+    backend: Any = run_rounds,
+    plan: LocalPlan = harness.FEDAVG,
+    audit: Audit | None = None,
+    **insider: Any,
+) -> Any:
     federation, recording = server(defense, plan), harness.Recording()
     interceptor = recording.interceptor(plan)
     if insider:
@@ -53,7 +63,7 @@ def run(defense: Defense, backend: Any = run_rounds, plan: LocalPlan = harness.F
         federation,
         source() if backend is run_rounds else source,
         rounds=ROUNDS,
-        audit=harness.probes(1, 2),
+        audit=audit or harness.probes(1, 2),
         interceptor=interceptor,
         on_round=recording.reports.append,
     )
@@ -93,8 +103,13 @@ def test_the_private_part_is_neither_sent_nor_uploaded(defense: Defense) -> None
 
 @every_split
 def test_public_layers_are_the_same_on_all_clients_private_ones_are_not(defense: Defense) -> None:
-    _, _, kept = run(defense)
+    _, recording, kept = run(defense, run_in_process)
 
+    for round in range(1, ROUNDS + 1):
+        first, *others = (o for o in recording.observations if o.id.startswith(f"round-{round}/"))
+        assert {o.id.split("/")[1] for o in others} >= {"client-1", "client-2"}
+        for other in others:
+            harness.assert_same_state(first.sent, other.sent)
     names = kept[0].tensors
     for name in names:
         assert name.startswith("private/")
@@ -207,6 +222,9 @@ def test_without_a_colluder_the_attacker_has_a_draw_of_its_own() -> None:
 
     stand_in = recording.observations[0].knowledge.private.parameters["conv.weight"]
     assert all(not torch.equal(stand_in, own.tensors["private/conv.weight"]) for own in kept.values())
+    initial = harness.small_net().conv.weight  # what clients begin with where start=shared
+    assert not torch.equal(stand_in, initial)
+    assert sorted(stand_in.flatten().tolist()) == sorted(initial.flatten().tolist())
 
 
 def test_splits_compose() -> None:
@@ -223,3 +241,47 @@ def test_splits_compose() -> None:
 def test_wrong_modules_are_refused(private: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         private_names(harness.small_net(), split_fed(private=private))
+
+
+def test_features_are_those_behind_the_victim_s_gradient_with_a_private_norm() -> None:
+    plan = replace(harness.FEDAVG, batch_norm="train")
+    defense = split_fed(private=["conv", "norm"])
+    _, recording, _ = run(defense, plan=plan, colluder=0, knows_features=True)
+
+    told = [o for o in recording.observations if o.id.startswith("round-2/client-0/")]
+    assert told
+    for observation in told:
+        victim = int(observation.id.rpartition("-")[2])
+        images = participants(defense, plan)[0].victim_batch(victim, 2).inputs
+        device = torch.device("cpu")
+        model = frozen_copy(observation.model, observation.assumed(), plan, device=device, dtype=torch.float32)
+        problem = InversionProblem(
+            front=Front(model, "out"),
+            features=observation.knowledge.features[None],
+            priors=(),
+            space=Space(),
+            shape=tuple(images.shape),
+            unknown={},
+            anchor=0.0,
+        )
+        assert float(problem.loss(problem.space.to_variables(images[None]).flatten(1))) < 1e-9
+    seen = [o for o in recording.observations if o.id.startswith("round-1/")]
+    assert all((o.knowledge.private.buffers["norm.num_batches_tracked"] == 0).all() for o in seen)
+
+
+@pytest.mark.parametrize("backend", [run_rounds, run_in_process])
+def test_an_update_is_captured_beside_what_the_client_held_before_it(backend: Any) -> None:
+    defense = split_fed(private=CONV)
+    _, recording, _ = run(defense, backend, audit=harness.updates(1), colluder=2, knows_features=True)
+
+    clients = participants(defense)
+    assert [o.id for o in recording.observations] == [f"round-1/client-{i}" for i in range(3)]
+    for client, observation in enumerate(recording.observations):
+        _, expected = clients[2].private_part(observation.sent, ClientState())
+        harness.assert_same_state(observation.knowledge.private, expected)
+        _, own = clients[client].private_part(observation.sent, ClientState())
+        images = clients[client].trained_batch(round=1).inputs
+        features = torch.nn.functional.conv2d(
+            images, own.parameters["conv.weight"], own.parameters["conv.bias"], padding=1
+        )
+        torch.testing.assert_close(observation.knowledge.features, features)

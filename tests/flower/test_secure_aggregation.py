@@ -14,7 +14,7 @@ from fl_privacy.flower.secure_aggregation import Traffic, run_secure_aggregation
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 
-PLAN = LocalPlan(shares="delta", lr=0.1, epochs=1, batch_size=5, buffers="withheld")
+PLAN = LocalPlan(shares="delta", lr=0.1, epochs=1, batch_size=5)
 ROUNDS = 2
 
 
@@ -46,6 +46,10 @@ def test_the_model_is_that_of_the_plain_mean(plan: LocalPlan) -> None:
 
     for name, value in expected.parameters.items():
         torch.testing.assert_close(found.parameters[name], value, rtol=1e-4, atol=2e-5)
+    assert found.buffers.keys() == expected.buffers.keys()
+    for name, value in expected.buffers.items():
+        torch.testing.assert_close(found.buffers[name], value, rtol=1e-4, atol=2e-5)
+    assert found.buffers["norm.num_batches_tracked"] == 3 * ROUNDS
     assert [r.clients for r in reports.reports] == [r.clients for r in seen.reports]
     assert reports.reports[0].train_loss == pytest.approx(seen.reports[0].train_loss)
     assert reports.reports[0].upload_bytes > seen.reports[0].upload_bytes
@@ -69,7 +73,7 @@ def test_a_client_that_drops_out_does_not_stop_the_others() -> None:
     found, reports, _ = secure(faults=((1, "raises"),))
 
     assert reports.reports[0].clients == (0, 2)
-    assert reports.reports[0].excluded == {1: "it dropped out"}
+    assert reports.reports[0].excluded == {1: "RuntimeError: the disk of this client"}
     assert all(value.isfinite().all() for value in found.parameters.values())
 
 
@@ -82,3 +86,23 @@ def test_what_it_can_t_do_is_refused() -> None:
         run_secure_aggregation(harness.server(PLAN), harness.participants(PLAN), rounds=1, on_round=print, threshold=0)
     with pytest.raises(UserError, match="fewer did"):
         secure(faults=((0, "raises"), (1, "raises"), (2, "raises")))
+
+
+def test_values_beyond_the_clip_are_reported_not_cut() -> None:
+    with pytest.raises(UserError, match=r"client 0: UserError: Values of .* are expected within \+-1e-06, but reach"):
+        run_secure_aggregation(harness.server(PLAN), harness.participants(PLAN), rounds=1, on_round=print, clip=1e-6)
+    _, reports, _ = secure(faults=((1, "nan"),))
+    assert reports.reports[0].clients == (0, 2)
+    assert "but reach nan" in reports.reports[0].excluded[1]
+
+
+def test_a_run_gives_the_same_bits_again_and_leaves_numpy_s_stream_alone() -> None:
+    np.random.seed(1)
+    one, _, _ = secure()
+    left = np.random.get_state()[1]
+    np.random.seed(2)
+    other, _, _ = secure()
+
+    harness.assert_same_state(one, other)
+    np.random.seed(1)
+    assert (np.random.get_state()[1] == left).all()

@@ -31,7 +31,38 @@ def test_the_cut_is_behind_the_private_layers():
     model = LeNet5(in_channels=1, image_size=28, num_classes=5)
     public = [n for n, _ in model.named_parameters() if not n.startswith(("features.0.", "features.3."))]
     assert cut_layer(model, (1, 28, 28), public) == "features.6"
-    with pytest.raises(UserError, match="A model of several layers is expected"):
+    with pytest.raises(UserError, match="A model with a public layer behind the private ones"):
         cut_layer(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 5)), (1, 28, 28), ["1.weight"])
     with pytest.raises(UserError, match="features_at is expected to name a module"):
         Front(model, "nowhere")
+
+
+def test_the_cut_is_behind_the_last_private_layer_and_leaves_the_mode_alone():
+    model = LeNet5(in_channels=1, image_size=28, num_classes=5).train()
+    public = [n for n, _ in model.named_parameters() if not n.startswith("features.3.")]
+
+    assert cut_layer(model, (1, 28, 28), public) == "features.6"
+    assert all(module.training for module in model.modules())
+    behind = [n for n, _ in model.named_parameters() if not n.startswith("classifier")]
+    with pytest.raises(UserError, match="A model with a public layer behind the private ones"):
+        cut_layer(model, (1, 28, 28), behind)
+
+
+def test_the_front_stops_at_its_layer():
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Conv2d(2, 2, 3))
+    model[2].forward = lambda features: pytest.fail("the pass went on")
+    front, images = Front(model, "2"), torch.rand(3, 4, 1, 8, 8)
+    weights = torch.rand(3, 2, 1, 3, 3)
+
+    def one(weight, inputs):
+        return torch.func.functional_call(front, {"model.0.weight": weight}, (inputs,))
+
+    together = torch.func.vmap(one)(weights, images)
+
+    for k in range(3):
+        torch.testing.assert_close(together[k], one(weights[k], images[k]))
+    assert not model[2]._forward_pre_hooks
+    unused = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 2), "unused": torch.nn.Linear(2, 2)})
+    unused.forward = unused["used"].forward
+    with pytest.raises(UserError, match="An image is expected to pass unused"):
+        Front(unused, "unused")(torch.rand(1, 2))

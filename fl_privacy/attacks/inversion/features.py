@@ -15,7 +15,7 @@ from fl_privacy.types import ModelState, Observation, Tensors
 
 _GUESSES = 64
 _ROOM = 2.0
-"""Features are looked for in so wide a range as the front's of random images."""
+"""Features are looked for in a range, around 0, that reaches so many times as far as the front's of random images."""
 
 
 class _Stretched(nn.Module):
@@ -63,7 +63,8 @@ class Recovery:
     ) -> list[Tensor | str]:
         first = observations[0]
         low, high = _range(front, first.input_shape, seed)
-        low, width = (low if low >= 0 else _ROOM * low), _ROOM * (high - min(low, 0.0))
+        low = _ROOM * min(low, 0.0)
+        width = _ROOM * max(high, 0.0) - low
         rest = _Stretched(Rest(first.model, front.layer, first.input_shape), low, width)
         assumed = first.assumed()
         sent = ModelState(_renamed(assumed.parameters), _renamed(assumed.buffers))
