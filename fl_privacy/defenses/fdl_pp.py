@@ -34,11 +34,12 @@ def fdl_pp(
     The output of each private convolution is scaled and shifted by gamma and beta, which an autoencoder makes of the
     convolution's weights and the client's secret passports, drawn from N(0, 1) in the shape of the layer's input;
     see :class:`fl_privacy.defenses.passport.PassportConv2d`. Normalization layers among the private ones give way to
-    it: a public one directly behind a passport would undo what it does. Weights, autoencoder and passports never leave the client.
+    it: a public one directly behind a passport would undo what it does. Weights, autoencoder and passports never leave
+    the client.
 
     Args:
-        private: names of the modules that are kept; ``None`` is the first convolution or linear layer and the normalization
-            directly behind it.
+        private: names of the modules that are kept; ``None`` is the first convolution or linear layer and the
+            normalization directly behind it.
         start: initial values of the private convolutions, ``own`` to each client or ``shared`` by all.
         private_passes: over a client's examples at the end of each round, which train the private part alone.
         form: ``functional`` computes gamma and beta in every pass (Eq. 24); ``penalized`` trains them as parameters

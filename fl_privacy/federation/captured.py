@@ -31,6 +31,9 @@ from fl_privacy.federation.capture import (
 )
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload
 
+_LATER = frozenset({"lr_decay"})
+"""Fields of a plan that captures of earlier versions lack; those had their defaults."""
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -160,7 +163,7 @@ class _Reader:
         for key, value in raw.items():
             if key not in types or not fits(value, types[key]):
                 self._refuse(f"has {key}={value!r} in its plan")
-        if missing := [f.name for f in fields(LocalPlan) if f.name not in raw]:
+        if missing := [f.name for f in fields(LocalPlan) if f.name not in raw and f.name not in _LATER]:
             self._refuse(f"has no {missing[0]} in its plan")
         return LocalPlan(**raw)
 

@@ -16,8 +16,8 @@ SLOT_BITS = 40
 class Packing:
     """Quantized batching in the way of BatchCrypt (Zhang et al. 2020).
 
-    Values in [-1, 1] are rounded to ``2^bits - 1`` levels, of which one is zero; as many as fit lie side by side in a slot, each with room above
-    for the carries of ``summands`` additions.
+    Values in [-1, 1] are rounded to ``2^bits - 1`` levels, of which one is zero; as many as fit lie side by side in a
+    slot, each with room above for the carries of ``summands`` additions.
 
     Attributes:
         bits: of a value.

@@ -62,8 +62,8 @@ def run_secure_aggregation(
 
     Masks hide each update; their keys are shared among the clients, so that the sum can be unmasked as long as
     ``threshold`` of them answer. Numbers of examples, metrics and whole-number buffers, such as the count of batches of
-    a batch norm, travel in the clear. A client with a value beyond ``clip`` does not take part in the round. A server that breaks the protocol
-    and asks for both kinds of shares unmasks every update.
+    a batch norm, travel in the clear. A client with a value beyond ``clip`` does not take part in the round. A server
+    that breaks the protocol and asks for both kinds of shares unmasks every update.
 
     Args:
         server: selects clients and moves the model by the mean.

@@ -16,8 +16,8 @@ _SHARED = {
 
 _SECURE = {
     "secagg": "The server is honest but curious and sees the sum of the updates, numbers of examples, training"
-    " losses and whole-number buffers; SecAgg+ hides each update. A server that breaks the protocol and asks for both kinds of key shares"
-    " unmasks them.",
+    " losses and whole-number buffers; SecAgg+ hides each update. A server that breaks the protocol and"
+    " asks for both kinds of key shares unmasks them.",
     "ckks": "The server is honest but curious and sees ciphertexts, numbers of examples and the largest value in each"
     " tensor; the clients share the secret key: one of them that colludes with the server reveals every update.",
 }

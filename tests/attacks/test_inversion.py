@@ -14,7 +14,7 @@ from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.starts import Uniform
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import Front
-from fl_privacy.types import Batch, ModelState, Observation
+from fl_privacy.types import Batch, ModelState, Observation, Reconstruction
 from tests.attacks.victims import SHAPE, examples, observe, smooth_net
 
 FAST = {"iterations": 40, "lr": 1.0, "line_search": "strong_wolfe", "total_variation": 0.0, "dtype": "float64"}
@@ -105,6 +105,24 @@ def test_the_image_is_found_from_recovered_features() -> None:
     found = model_inversion(**FAST, features="recovered", matching="l2", matching_iterations=60)([observed], seed=0)
 
     assert errors(found, batch.inputs)[0] < 1e-3
+
+
+def test_features_are_looked_for_in_twice_the_range_on_both_sides_of_zero() -> None:
+    front = nn.Sequential(nn.Conv2d(2, 1, 1, bias=False), nn.Identity(), nn.Conv2d(1, 2, 1), nn.Flatten())
+    front.append(nn.Linear(128, 5)).double()
+    with torch.no_grad():
+        front[0].weight.copy_(torch.tensor([-1.0, 3.0]).view(1, 2, 1, 1))  # of images: -1..3
+    ends: list[float] = []
+
+    def matching(observations: list[Observation], **_: object) -> list[Reconstruction]:
+        stretched = observations[0].model
+        ends.extend([stretched.low, stretched.low + stretched.width])
+        return [Reconstruction(id=o.id, batch=None, failure="not tried") for o in observations]
+
+    Recovery(matching=matching)([observe(front, examples(1))], Front(front, "2"), seed=0, progress=lambda *_: None)
+
+    assert -2.0 <= ends[0] <= -1.8
+    assert 5.4 <= ends[1] <= 6.0
 
 
 def linear_model() -> nn.Module:

@@ -218,6 +218,17 @@ def test_a_capture_of_another_architecture_is_refused(folder: Path) -> None:
         load_observations(folder, nn.Sequential(nn.Flatten(), nn.Linear(36, 4)))
 
 
+def test_plans_of_earlier_versions_have_defaults_where_fields_came_later(folder: Path) -> None:
+    plan = json.loads(first_json(folder).read_text())["plan"]
+    edit(plan={key: value for key, value in plan.items() if key != "lr_decay"})(folder)
+
+    assert load_observations(folder, harness.small_net())[0].plan.lr_decay == 1.0
+
+    edit(plan={key: value for key, value in plan.items() if key != "momentum"})(folder)
+    with pytest.raises(UserError, match="has no momentum in its plan"):
+        load_observations(folder, harness.small_net())
+
+
 def test_unfinished_files_are_passed_over(folder: Path, observations: list[Observation]) -> None:
     (folder / "round-1" / ".half.part").write_bytes(b"{")
 
