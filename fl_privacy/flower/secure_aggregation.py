@@ -43,7 +43,7 @@ from fl_privacy.flower.client import NAMES
 from fl_privacy.flower.grid import FIRST_NODE, LocalGrid
 from fl_privacy.flower.masked import COUNTS, MaskableClient, reproducible_mod
 from fl_privacy.flower.records import DEFENSE_SECONDS, PARTITION, ROUND, TRAIN_LOSS, to_array, to_tensor
-from fl_privacy.types import Tensors, Upload
+from fl_privacy.types import Upload
 
 Fits = list[tuple[ClientProxy, FitRes]]
 
@@ -208,7 +208,7 @@ class _Summing(Strategy):
         )
         return None, {}
 
-    def _counts(self, replies: Collection[FitRes]) -> Tensors:
+    def _counts(self, replies: Collection[FitRes]) -> dict[str, torch.Tensor]:
         """The mean of the buffers that came in the clear."""
         buffers = self.server.state.buffers
         each = [json.loads(str(reply.metrics[COUNTS])) for reply in replies]
