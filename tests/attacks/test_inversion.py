@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -107,11 +108,13 @@ def test_the_image_is_found_from_recovered_features() -> None:
     assert errors(found, batch.inputs)[0] < 1e-3
 
 
-def test_features_are_looked_for_in_twice_the_range_on_both_sides_of_zero() -> None:
-    front = nn.Sequential(nn.Conv2d(2, 1, 1, bias=False), nn.Identity(), nn.Conv2d(1, 2, 1), nn.Flatten())
+@pytest.mark.parametrize(("bias", "low", "high"), [(0.0, -2, 6), (2.0, 0, 10)])
+def test_features_are_looked_for_in_twice_the_range_around_zero(bias: float, low: float, high: float) -> None:
+    front = nn.Sequential(nn.Conv2d(2, 1, 1), nn.Identity(), nn.Conv2d(1, 2, 1), nn.Flatten())
     front.append(nn.Linear(128, 5)).double()
     with torch.no_grad():
-        front[0].weight.copy_(torch.tensor([-1.0, 3.0]).view(1, 2, 1, 1))  # of images: -1..3
+        front[0].weight.copy_(torch.tensor([-1.0, 3.0]).view(1, 2, 1, 1))
+        front[0].bias.fill_(bias)  # of images: bias - 1 .. bias + 3
     ends: list[float] = []
 
     def matching(observations: list[Observation], **_: object) -> list[Reconstruction]:
@@ -121,8 +124,8 @@ def test_features_are_looked_for_in_twice_the_range_on_both_sides_of_zero() -> N
 
     Recovery(matching=matching)([observe(front, examples(1))], Front(front, "2"), seed=0, progress=lambda *_: None)
 
-    assert -2.0 <= ends[0] <= -1.8
-    assert 5.4 <= ends[1] <= 6.0
+    assert low <= ends[0] <= low + 0.2
+    assert high - 0.6 <= ends[1] <= high
 
 
 def linear_model() -> nn.Module:
