@@ -24,7 +24,7 @@ from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.policy_search import transformed_by
 from fl_privacy.results.records import read_records
 from fl_privacy.transformations import OPERATIONS, Policy
-from fl_privacy.types import Batch, Knowledge, LocalPlan, Observation, Upload
+from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload
 
 PLAN = LocalPlan(batch_norm="eval")
 
@@ -56,7 +56,7 @@ def main() -> None:
     assert isinstance(config, DictConfig)
     dataset = build_dataset(config)
     model = build_network(config, dataset)
-    sent = load_weights(arguments.weights or arguments.search / SEMI_TRAINED, model)
+    sent = load_weights(arguments.weights or arguments.search / SEMI_TRAINED, ModelState.of(model))
     records, _ = read_records(arguments.search / SCORES)
     chosen = records[len(OPERATIONS) :][: arguments.policies]
 

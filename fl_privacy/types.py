@@ -59,7 +59,8 @@ class LocalPlan:
         shares: what is uploaded. ``gradient``: the gradient of one batch (FedSGD);
             ``delta``: weights after local training minus weights sent (FedAvg);
             ``weights``: the weights after local training, as stock Flower clients reply.
-        lr: learning rate of the local steps; unused where the gradient is shared.
+        lr: learning rate of the local steps; where the gradient is shared, of those of a private part alone.
+        lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
         steps: number of local steps S; excludes ``epochs``.
         epochs: number of passes over the client's examples; excludes ``steps``.
         batch_size: examples per local step; ``None`` takes all the client has.
@@ -76,6 +77,7 @@ class LocalPlan:
 
     shares: Literal["gradient", "delta", "weights"] = "gradient"
     lr: float = 0.01
+    lr_decay: float = 1.0
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
@@ -96,6 +98,8 @@ class LocalPlan:
                 raise UserError(
                     f"plan.{name} is expected to be above 0 and finite, but got {getattr(self, name)}; try {example}."
                 )
+        if not 0 < self.lr_decay <= 1:
+            raise UserError(f"plan.lr_decay is expected in (0, 1], but got {self.lr_decay}; try 0.99.")
         if not 0 <= self.momentum < 1:
             raise UserError(f"plan.momentum is expected in [0, 1), but got {self.momentum}; try 0.9.")
         if self.nesterov and self.momentum == 0:
@@ -116,6 +120,10 @@ class LocalPlan:
                 "A shared gradient is that of one batch, but the plan asks for several local steps;"
                 " use plan.shares=delta or drop plan.steps and plan.epochs."
             )
+
+    def in_round(self, round: int) -> "LocalPlan":
+        """The plan of ``round`` (from 1): its learning rate, and no decay any more."""
+        return replace(self, lr=self.lr * self.lr_decay ** max(0, round - 1), lr_decay=1.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,6 +164,12 @@ class Knowledge:
         public_images: (N, C, H, W) in [0, 1], images of the same domain.
         public_labels: (N,) their classes.
         guess: (B, C, H, W) in [0, 1], what the attacker made of the same examples in an earlier round.
+        private: values that stand in for those of the victim that are not sent: of a colluding client, or of the
+            attacker's own draw.
+        colluder: the client that ``private`` was taken from, if any.
+        features: (B, ...) what the victim's private layers make of its examples, where the attacker is assumed to see
+            it: the input of the first public layer.
+        features_at: the module that ``features`` enter, where it is another one.
     """
 
     labels: Tensor | None = None
@@ -164,6 +178,10 @@ class Knowledge:
     public_images: Tensor | None = None
     public_labels: Tensor | None = None
     guess: Tensor | None = None
+    private: ModelState | None = None
+    colluder: int | None = None
+    features: Tensor | None = None
+    features_at: str | None = None
 
     def describe(self) -> list[str]:
         """One sentence for each thing known."""
@@ -179,6 +197,12 @@ class Knowledge:
             lines.append(f"The attacker holds {len(self.public_images)} public images of the same domain.")
         if self.guess is not None:
             lines.append("The attacker starts from its own guess at the same examples in the round it attacked before.")
+        if self.colluder is not None:
+            lines.append(f"Client {self.colluder} colludes: its private layers stand in for those of the victims.")
+        elif self.private is not None:
+            lines.append("For private layers, which it does not see, the attacker takes values of its own draw.")
+        if self.features is not None:
+            lines.append("The attacker sees what the victims' private layers put out.")
         return lines or ["The attacker knows nothing beyond the protocol."]
 
 
@@ -211,6 +235,13 @@ class Observation:
         if self.plan.shares != "weights":
             return self.upload.tensors
         return {name: w - self.sent.parameters[name] for name, w in self.upload.tensors.items()}
+
+    def assumed(self) -> ModelState:
+        """The values that the attacker works with: those sent, and for what was not sent those that stand in for it."""
+        private = self.knowledge.private
+        if private is None:
+            return self.sent
+        return ModelState({**private.parameters, **self.sent.parameters}, {**private.buffers, **self.sent.buffers})
 
     def told(self, **knowledge: Any) -> "Observation":
         """The same observation by an attacker that knows more."""

@@ -3,6 +3,7 @@
 from fl_privacy.attacks.analytic import AnalyticInversion, analytic
 from fl_privacy.attacks.base import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.engine import GradientInversion
+from fl_privacy.attacks.inversion import ModelInversion
 from fl_privacy.attacks.presets import (
     adam_dlg,
     ats,
@@ -10,6 +11,7 @@ from fl_privacy.attacks.presets import (
     grad_inversion,
     idlg,
     inverting_gradients,
+    model_inversion,
     refiner_aware,
     sapag,
 )
@@ -17,6 +19,7 @@ from fl_privacy.attacks.presets import (
 __all__ = [
     "AnalyticInversion",
     "GradientInversion",
+    "ModelInversion",
     "Progress",
     "ReconstructionAttack",
     "adam_dlg",
@@ -26,6 +29,7 @@ __all__ = [
     "grad_inversion",
     "idlg",
     "inverting_gradients",
+    "model_inversion",
     "no_progress",
     "refiner_aware",
     "sapag",

@@ -30,7 +30,10 @@ class Group:
         """Whether ``victim``, whose shapes fit, was sent the same values in all rounds."""
         rounds = [self.first, *(group.first for group in self.earlier)]
         pairs = zip(rounds, [victim.observation, *victim.earlier], strict=True)
-        return all(_same_values(own.sent, other.sent) for own, other in pairs)
+        return all(
+            _same_values(own.sent, other.sent) and _same_values(own.knowledge.private, other.knowledge.private)
+            for own, other in pairs
+        )
 
     def add(self, victim: Victim) -> None:
         """Take ``victim`` in."""
@@ -64,11 +67,14 @@ def _key(observation: Observation) -> tuple[object, ...]:
         tuple(sorted(observation.upload.tensors)),
         repr(observation.knowledge.defense),
         None if observation.knowledge.labels is None else observation.knowledge.labels.dim(),
+        observation.knowledge.features_at,
     )
 
 
-def _same_values(one: ModelState, other: ModelState) -> bool:
+def _same_values(one: ModelState | None, other: ModelState | None) -> bool:
     if one is other:
         return True
+    if one is None or other is None:
+        return False
     pairs = ((one.parameters, other.parameters), (one.buffers, other.buffers))
     return all(a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs)

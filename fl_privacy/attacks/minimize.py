@@ -2,17 +2,41 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.compiled import Evaluation
 from fl_privacy.attacks.optimizers import Optimizer
-from fl_privacy.attacks.problem import Problem
 from fl_privacy.attacks.space import Projection
 
 _HISTORY = 100
 _COMPACT_BELOW = 0.75
+
+
+class Minimizable(Protocol):
+    """A loss of the variables (V, N) of V victims, of which the first are pixels."""
+
+    @property
+    def pixels(self) -> int:
+        """How many of the variables are pixels."""
+        ...
+
+    @property
+    def attempts(self) -> int:
+        """So many neighboring victims are attempts at the same one."""
+        ...
+
+    def projected(self, variables: Tensor, how: Projection) -> Tensor:
+        """The variables with their images brought to [0, 1]."""
+        ...
+
+    def select(self, rows: Tensor) -> Self:
+        """Of the victims ``rows``."""
+        ...
+
+
+P = TypeVar("P", bound=Minimizable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +66,13 @@ class Minimum:
 
 
 def minimize(
-    problem: Problem,
+    problem: P,
     variables: Tensor,
     *,
     generators: Sequence[torch.Generator],
     enough: Tensor,
     descent: Descent,
-    evaluate: Evaluation,
+    evaluate: Callable[[P, Tensor], tuple[Tensor, Tensor]],
     report: Callable[[float], None],
 ) -> Minimum:
     """Minimize ``problem`` from ``variables`` (V, N).
@@ -60,7 +84,7 @@ def minimize(
         generators: the random stream of each victim.
         enough: (V,) a victim whose loss is below has finished.
         descent: how to minimize.
-        evaluate: of the problem.
+        evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
         report: called with the share of the work that is done.
     """
     count = len(variables)

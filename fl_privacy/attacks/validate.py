@@ -12,10 +12,11 @@ def failure(observation: Observation) -> str | None:
 
 
 def _wrong_model(observation: Observation) -> str | None:
+    assumed = observation.assumed().parameters
     for name, parameter in observation.model.named_parameters():
-        sent = observation.sent.parameters.get(name)
+        sent = assumed.get(name)
         if sent is None:
-            return f"The values sent are expected to cover the model, but {name} is missing."
+            return f"The values sent are expected to cover the model, but {name} is missing; stand in for private ones."
         if sent.shape != parameter.shape:
             return f"{name} is expected to be sent as {tuple(parameter.shape)}, but got {tuple(sent.shape)}."
         if not sent.isfinite().all():

@@ -65,10 +65,10 @@ class Workload:
         self._unrolls = needs_unrolling(first.plan, first.upload.num_examples, attack.local_steps)
         names = [name for name in first.sent.parameters if name in first.upload.tensors]
         self._names = audible(attack.objective.layers, names)
-        model = frozen_copy(first.model, first.sent, first.plan, device=self._device, dtype=self._dtype)
+        model = frozen_copy(first.model, first.assumed(), first.plan, device=self._device, dtype=self._dtype)
         self._setting = Setting(model, self._names, first.plan)
         evaluating = replace(first.plan, batch_norm="eval")
-        self._observer = frozen_copy(first.model, first.sent, evaluating, device=self._device, dtype=self._dtype)
+        self._observer = frozen_copy(first.model, first.assumed(), evaluating, device=self._device, dtype=self._dtype)
         self._ranks: dict[str, int] = {}
         self._gradients = self._choose()
         scene = Scene.of(first, attack, self._names, unrolls=self._unrolls, learnable=self._learnable())

@@ -4,13 +4,16 @@ from functools import partial
 
 from omegaconf import DictConfig
 
+from fl_privacy.cli.secure_aggregation import secure_backend_of
 from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.pipeline.backend import Backend, plain_loop
 
 
 def backend_of(config: DictConfig) -> Backend:
-    """The backend that ``config.backend`` describes."""
+    """The backend that ``config.backend`` and ``config.secure_aggregation`` describe."""
+    if secure := secure_backend_of(config):
+        return secure
     settings = plain_settings(config.backend)
     name = settings.pop("name", None)
     if name == "ray":

@@ -10,7 +10,17 @@ from fl_privacy.config.grid import GRIDS, grid_names
 from fl_privacy.config.instantiate import locate_target
 from fl_privacy.metrics import METRICS
 
-GROUPS = ("attack", "defense", "model", "data", "partition", "federation", "backend", "experiment")
+GROUPS = (
+    "attack",
+    "defense",
+    "model",
+    "data",
+    "partition",
+    "federation",
+    "backend",
+    "secure_aggregation",
+    "experiment",
+)
 
 
 def catalog() -> list[Table]:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.config import compose, participants_of, to_yaml
+from fl_privacy.config.check import expect_readable_updates
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Server
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
@@ -25,6 +26,7 @@ server_app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run config's ``overrides`` describe, training with the clients behind ``grid``."""
     config, monitor = _config(context), RichMonitor(Console(soft_wrap=True))
+    expect_readable_updates(config, "The Flower app")
 
     def on_grid(server: Server, source: ParticipantSource, **settings: Any) -> None:
         run_on_grid(grid, server, **settings)

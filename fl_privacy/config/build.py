@@ -15,12 +15,21 @@ from fl_privacy.config.instantiate import check_arguments, instantiate, locate_t
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Participant, Server, ServerPlan, audited_rounds, spread_probes
-from fl_privacy.metrics import MetricFunction, noise_ratio
+from fl_privacy.federation import (
+    Audit,
+    Participant,
+    Server,
+    ServerPlan,
+    audited_rounds,
+    private_names,
+    public_state,
+    spread_probes,
+)
+from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
 from fl_privacy.models import build_model, check_model
 from fl_privacy.parallel.sharded import ShardedAttack
 from fl_privacy.rng import derive_seed
-from fl_privacy.types import LocalPlan, ModelState
+from fl_privacy.types import LocalPlan
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,13 +66,16 @@ def build_federation(config: DictConfig) -> Federation:
     dataset, participants = _participants(to_yaml(config))
     section = config.federation
     rounds = positive(section.rounds, "federation.rounds")
-    model, plan = participants[0].model, participants[0].plan
+    model, plan, defense = participants[0].model, participants[0].plan, participants[0].defense
+    every = positive(config.evaluate_every, "evaluate_every")
     server = Server(
-        state=ModelState.of(model),
+        state=public_state(model, defense),
         local_plan=plan,
         plan=ServerPlan(aggregation=section.aggregation, fraction=section.fraction, lr=section.server_lr),
         clients=sorted(participants),
         seed=config.seed,
+        personal=bool(private_names(model, defense)),
+        tested=frozenset({*range(every, rounds + 1, every), rounds}),
     )
     return Federation(
         dataset=dataset,
@@ -72,7 +84,7 @@ def build_federation(config: DictConfig) -> Federation:
         server=server,
         rounds=rounds,
         audit=_audit(config, rounds, participants),
-        defense=participants[0].defense,
+        defense=defense,
         device=resolve_device(config.device),
     )
 
@@ -123,9 +135,10 @@ def prepare_defense(defense: Defense, dataset: Dataset) -> None:
 
 def build_functions(config: DictConfig, dataset: Dataset) -> dict[str, MetricFunction]:
     """The metrics that need something of ``config``, by name."""
-    if config.evaluator is None:
-        return {}
-    return {"noise_ratio": noise_ratio(config.evaluator, dataset.train.input_shape)}
+    functions = {"bpki": bayesian_privacy_loss(bins=config.bpki.bins, smoothing=config.bpki.smoothing)}
+    if config.evaluator is not None:
+        functions["noise_ratio"] = noise_ratio(config.evaluator, dataset.train.input_shape)
+    return functions
 
 
 def build_attack(config: DictConfig) -> ReconstructionAttack | None:
@@ -189,6 +202,7 @@ def _participants(config_text: str) -> tuple[Dataset, Mapping[int, Participant]]
             seed=config.seed,
             device=device,
             threads=positive(config.client_threads, "client_threads"),
+            test=dataset.test,
         )
         for client, indices in enumerate(parts)
     }
@@ -199,9 +213,12 @@ def _audit(config: DictConfig, rounds: int, participants: Mapping[int, Participa
         return Audit()
     chosen = config.intercept.rounds
     audited = audited_rounds(chosen if isinstance(chosen, str | int) else list(chosen), rounds)
-    clients = participants.keys() if config.intercept.clients == "all" else set(config.intercept.clients)
-    if unknown := sorted(set(clients) - participants.keys()):
+    clients = set(participants if config.intercept.clients == "all" else config.intercept.clients)
+    if config.colluder is not None and config.colluder not in participants:
+        raise UserError(f"colluder is expected within 0..{len(participants) - 1}, but got {config.colluder!r}.")
+    if unknown := sorted(clients - participants.keys()):
         raise UserError(f"intercept.clients is expected within 0..{len(participants) - 1}, but got {unknown}.")
+    clients -= {config.colluder}
     batch_size = positive(config.batch_size, "batch_size")
     sizes = {client: p.number_of_examples for client, p in participants.items() if client in clients}
     probing = config.intercept.target == "probe"

@@ -8,7 +8,18 @@ from fl_privacy.config.instantiate import expect_type
 from fl_privacy.config.suggest import suggest
 from fl_privacy.errors import UserError
 
-SECTIONS = ("data", "partition", "model", "federation", "federation.plan", "defense", "attack", "backend", "intercept")
+SECTIONS = (
+    "data",
+    "partition",
+    "model",
+    "federation",
+    "federation.plan",
+    "defense",
+    "attack",
+    "backend",
+    "secure_aggregation",
+    "intercept",
+)
 
 SETTINGS: dict[str, Any] = {
     "seed": int,
@@ -19,7 +30,13 @@ SETTINGS: dict[str, Any] = {
     "intercept.clients": Literal["all"] | list[int],
     "intercept.when": Literal["after", "during"],
     "intercept.save": bool,
+    "secure_aggregation.name": Literal["none", "secagg", "ckks"],
     "knows_labels": bool,
+    "colluder": int | None,
+    "knows_features": bool,
+    "features_at": str | None,
+    "bpki.bins": int,
+    "bpki.smoothing": float,
     "public_images": int,
     "knows_defense": bool,
     "privacy.epsilon": float | None,
@@ -62,3 +79,20 @@ def check_settings(config: DictConfig) -> None:
             if (name := f"{section}.{key}") not in SETTINGS and name not in SECTIONS:
                 allowed = [k.partition(".")[2] for k in (*SETTINGS, *SECTIONS) if k.startswith(f"{section}.")]
                 raise UserError(f"Unknown key {name}{suggest(str(key), allowed)}")
+
+
+def expect_readable_updates(config: DictConfig, where: str) -> None:
+    """Refuse secure aggregation where every update is read.
+
+    Args:
+        config: of the run.
+        where: that is, to begin the message with.
+
+    Raises:
+        UserError: ``secure_aggregation`` is another one than ``none``.
+    """
+    if (name := config.secure_aggregation.name) != "none":
+        raise UserError(
+            f"{where} reads every update and is expected with secure_aggregation=none, but got {name};"
+            " use `fl-privacy run` with backend=loop and attack=none."
+        )

@@ -5,6 +5,7 @@ from fl_privacy.defenses.base import ClientState, Defense, LocalData, LocalStep,
 from fl_privacy.defenses.condensation import dc, dm, dp_merf, dsa, gs_wgan
 from fl_privacy.defenses.dp_noise import dp_noise
 from fl_privacy.defenses.dp_sgd import dp_sgd
+from fl_privacy.defenses.fdl_pp import fdl_pp
 from fl_privacy.defenses.instahide import instahide
 from fl_privacy.defenses.local_dp import local_dp
 from fl_privacy.defenses.none import none
@@ -15,6 +16,7 @@ from fl_privacy.defenses.refiner import refiner
 from fl_privacy.defenses.selective_sharing import selective_sharing
 from fl_privacy.defenses.soteria import soteria
 from fl_privacy.defenses.soteria_mixing import soteria_mixing
+from fl_privacy.defenses.split_fed import split_fed
 from fl_privacy.defenses.spn import spn
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "dp_noise",
     "dp_sgd",
     "dsa",
+    "fdl_pp",
     "gs_wgan",
     "instahide",
     "local_dp",
@@ -41,5 +44,6 @@ __all__ = [
     "selective_sharing",
     "soteria",
     "soteria_mixing",
+    "split_fed",
     "spn",
 ]

@@ -1,6 +1,6 @@
-"""What a defense is: plain functions at five places of a client's round."""
+"""What a defense is: plain functions at a few places of a client's round."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +61,7 @@ class LocalData:
 
 
 Prepare = Callable[[tuple[int, ...]], None]
+PrivateHook = Callable[[nn.Module], Collection[str]]
 ModelHook = Callable[[nn.Module, ClientState, torch.Generator], nn.Module]
 ExamplesHook = Callable[[Batch, LocalData], Batch]
 OutcomeHook = Callable[[Tensor, int], Tensor]
@@ -88,6 +89,9 @@ class Defense:
             sent. Private ones take the gradient that they have, unless the result has another for them.
         upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta);
             names that it drops are withheld.
+        private: (Module) -> names of parameters and buffers of the model that stay with each client: they are neither
+            sent nor uploaded, and each client keeps its own in the ClientState.
+        private_passes: over its examples, in which a client trains its private parameters alone on each new model.
         prepare: (C, H, W) -> None, once before anything is trained: gets what the defense needs, or says in a
             ``UserError`` why it can't.
         public: the description an adaptive attacker may know, shown in reports.
@@ -101,6 +105,8 @@ class Defense:
     loss: tuple[LossChange, ...] = ()
     gradient: tuple[GradientHook, ...] = ()
     upload: tuple[UploadHook, ...] = ()
+    private: tuple[PrivateHook, ...] = ()
+    private_passes: int = 0
     prepare: tuple[Prepare, ...] = ()
     public: Mapping[str, Any] = field(default_factory=dict)
 
@@ -127,6 +133,8 @@ def compose(*defenses: Defense) -> Defense:
         loss=tuple(change for d in defenses for change in d.loss),
         gradient=tuple(hook for d in defenses for hook in d.gradient),
         upload=tuple(hook for d in defenses for hook in d.upload),
+        private=tuple(hook for d in defenses for hook in d.private),
+        private_passes=max((d.private_passes for d in defenses), default=0),
         prepare=tuple(hook for d in defenses for hook in d.prepare),
         public={f"{d.name}.{key}": value for d in defenses for key, value in d.public.items()},
     )

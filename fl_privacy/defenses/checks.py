@@ -31,3 +31,11 @@ def expect_number(
     inside = inside and (at_most is None or value <= at_most) and (below is None or value < below)
     if not inside:
         raise UserError(f"{name} is expected in {low}, {high}, but got {value!r}; try {example}.")
+
+
+def expect_whole(name: str, value: int, *, at_least: int, example: int) -> None:
+    """Raise ``UserError`` unless ``value`` is a whole number of at least ``at_least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise UserError(
+            f"{name} is expected to be a whole number of at least {at_least}, but got {value!r}; try {example}."
+        )

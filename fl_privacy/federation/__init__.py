@@ -3,11 +3,13 @@
 from fl_privacy.federation.audit import Audit, Probe, audited_rounds, spread_probes
 from fl_privacy.federation.capture import CaptureWriter, save_observation
 from fl_privacy.federation.captured import load_observations
-from fl_privacy.federation.evaluation import Evaluation, evaluate_model
+from fl_privacy.federation.evaluation import Evaluation, evaluate_model, mean_evaluation
+from fl_privacy.federation.insider import Insider
 from fl_privacy.federation.interception import Interceptor, observation_id, parse_observation_id
 from fl_privacy.federation.local_update import LocalResult, local_update
-from fl_privacy.federation.loop import RoundReport, finish_round, run_rounds
-from fl_privacy.federation.participant import Participant
+from fl_privacy.federation.loop import RoundReport, finish_round, run_rounds, settled
+from fl_privacy.federation.participant import Participant, Settled
+from fl_privacy.federation.private_part import private_names, public_state
 from fl_privacy.federation.server import Failure, Server, ServerPlan, upload_bytes
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "CaptureWriter",
     "Evaluation",
     "Failure",
+    "Insider",
     "Interceptor",
     "LocalResult",
     "Participant",
@@ -22,15 +25,20 @@ __all__ = [
     "RoundReport",
     "Server",
     "ServerPlan",
+    "Settled",
     "audited_rounds",
     "evaluate_model",
     "finish_round",
     "load_observations",
     "local_update",
+    "mean_evaluation",
     "observation_id",
     "parse_observation_id",
+    "private_names",
+    "public_state",
     "run_rounds",
     "save_observation",
+    "settled",
     "spread_probes",
     "upload_bytes",
 ]

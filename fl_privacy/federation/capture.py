@@ -24,6 +24,7 @@ FORMAT = 1
 
 PARAMETERS, BUFFERS, UPDATE = "parameters/", "buffers/", "update/"
 LABELS, PUBLIC_IMAGES, PUBLIC_LABELS, GUESS = "labels", "public_images", "public_labels", "guess"
+FEATURES, PRIVATE_PARAMETERS, PRIVATE_BUFFERS = "features", "private_parameters/", "private_buffers/"
 """Names in the tensor files; those that end in a slash are prefixes."""
 
 _ID = re.compile(r"[\w-]+(/[\w-]+)*", re.ASCII)
@@ -76,6 +77,8 @@ class CaptureWriter:
                 "knowledge": self._store_once(observation.knowledge, _of_knowledge(observation.knowledge)),
                 "defense": observation.knowledge.defense,
                 "same_data": observation.knowledge.same_data,
+                "features_at": observation.knowledge.features_at,
+                "colluder": observation.knowledge.colluder,
             },
             observation.id,
         )
@@ -113,8 +116,13 @@ def _of_knowledge(knowledge: Knowledge) -> Tensors:
         PUBLIC_IMAGES: knowledge.public_images,
         PUBLIC_LABELS: knowledge.public_labels,
         GUESS: knowledge.guess,
+        FEATURES: knowledge.features,
     }
-    return {name: tensor for name, tensor in optional.items() if tensor is not None}
+    told = {name: tensor for name, tensor in optional.items() if tensor is not None}
+    if knowledge.private is None:
+        return told
+    private = knowledge.private
+    return told | _prefixed(PRIVATE_PARAMETERS, private.parameters) | _prefixed(PRIVATE_BUFFERS, private.buffers)
 
 
 def _prefixed(prefix: str, tensors: Tensors) -> dict[str, Tensor]:

@@ -17,10 +17,13 @@ from fl_privacy.annotations import fits
 from fl_privacy.errors import UserError
 from fl_privacy.federation.capture import (
     BUFFERS,
+    FEATURES,
     FORMAT,
     GUESS,
     LABELS,
     PARAMETERS,
+    PRIVATE_BUFFERS,
+    PRIVATE_PARAMETERS,
     PUBLIC_IMAGES,
     PUBLIC_LABELS,
     UPDATE,
@@ -28,15 +31,19 @@ from fl_privacy.federation.capture import (
 )
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload
 
+_LATER = frozenset({"lr_decay"})
+"""Fields of a plan that captures of earlier versions lack; those had their defaults."""
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def load_observations(folder: Path, model: nn.Module) -> list[Observation]:
+def load_observations(folder: Path, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
     """The observations below ``folder``, in the order of their ids (``client-2`` before ``client-10``).
 
     Args:
         folder: what ``save_observation`` or ``CaptureWriter`` wrote to.
         model: architecture of the model the clients were sent; its values are not used.
+        inside: architecture that the clients make of it, where one of them colludes; ``None`` is ``model``.
 
     Raises:
         UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
@@ -46,14 +53,15 @@ def load_observations(folder: Path, model: nn.Module) -> list[Observation]:
         raise UserError(f"Captured updates are expected in {folder}, but there are none; run with intercept.save=true.")
     states: dict[str, ModelState] = {}
     knowledge: dict[tuple[str, str], Knowledge] = {}
-    return [_Reader(folder, path, model).observation(states, knowledge) for path in paths]
+    models = model, model if inside is None else inside
+    return [_Reader(folder, path, *models).observation(states, knowledge) for path in paths]
 
 
 class _Reader:
     """One observation's files."""
 
-    def __init__(self, folder: Path, path: Path, model: nn.Module) -> None:
-        self.folder, self.path, self.model = folder, path, model
+    def __init__(self, folder: Path, path: Path, model: nn.Module, inside: nn.Module) -> None:
+        self.folder, self.path, self.model, self.inside = folder, path, model, inside
 
     def observation(self, states: dict[str, ModelState], knowledge: dict[tuple[str, str], Knowledge]) -> Observation:
         """What the files hold; values that several observations share come from and go to the mappings."""
@@ -65,12 +73,17 @@ class _Reader:
             self._refuse(f"is of the observation {raw.get('id')!r}")
         sent, known = (
             self._digest(raw, "sent"),
-            (self._digest(raw, "knowledge"), json.dumps([raw.get("defense"), raw.get("same_data")])),
+            (
+                self._digest(raw, "knowledge"),
+                json.dumps([raw.get(key) for key in ("defense", "same_data", "colluder", "features_at")]),
+            ),
         )
-        if sent not in states:
-            states[sent] = self._state(sent)
+        if raw.get("colluder") is not None:
+            self.model = self.inside
         if known not in knowledge:
             knowledge[known] = self._knowledge(raw)
+        if sent not in states:
+            states[sent] = self._state(sent, knowledge[known].private)
         return Observation(
             id=id,
             model=self.model,
@@ -82,9 +95,10 @@ class _Reader:
             knowledge=knowledge[known],
         )
 
-    def _state(self, digest: str) -> ModelState:
+    def _state(self, digest: str, private: ModelState | None) -> ModelState:
         parameters, buffers = self._split(digest, PARAMETERS, BUFFERS)
-        if missing := [name for name, _ in self.model.named_parameters() if name not in parameters]:
+        assumed = parameters if private is None else {**parameters, **private.parameters}
+        if missing := [name for name, _ in self.model.named_parameters() if name not in assumed]:
             self._refuse(f"was sent no parameter {missing[0]}, which the model given has")
         return ModelState(self._parameters(parameters), self._buffers(buffers))
 
@@ -114,6 +128,14 @@ class _Reader:
         same_data = raw.get("same_data")
         if not isinstance(same_data, str | None):
             self._refuse(f"has the name {same_data!r} for its examples")
+        colluder = raw.get("colluder")
+        if not fits(colluder, int | None):
+            self._refuse(f"has the colluding client {colluder!r}")
+        features_at = raw.get("features_at")
+        if not isinstance(features_at, str | None) or (
+            features_at and features_at not in dict(self.model.named_modules())
+        ):
+            self._refuse(f"has features that enter {features_at!r}")
         return Knowledge(
             labels=labels,
             defense=defense,
@@ -121,7 +143,18 @@ class _Reader:
             public_images=images,
             public_labels=classes,
             guess=guess,
+            private=self._private(tensors),
+            colluder=colluder,
+            features=tensors.get(FEATURES),
+            features_at=features_at,
         )
+
+    def _private(self, tensors: Tensors) -> ModelState | None:
+        def below(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+        parameters, buffers = below(PRIVATE_PARAMETERS), below(PRIVATE_BUFFERS)
+        return ModelState(self._parameters(parameters), self._buffers(buffers)) if parameters or buffers else None
 
     def _plan(self, raw: object) -> LocalPlan:
         if not isinstance(raw, dict):
@@ -130,7 +163,7 @@ class _Reader:
         for key, value in raw.items():
             if key not in types or not fits(value, types[key]):
                 self._refuse(f"has {key}={value!r} in its plan")
-        if missing := [f.name for f in fields(LocalPlan) if f.name not in raw]:
+        if missing := [f.name for f in fields(LocalPlan) if f.name not in raw and f.name not in _LATER]:
             self._refuse(f"has no {missing[0]} in its plan")
         return LocalPlan(**raw)
 

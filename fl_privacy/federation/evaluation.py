@@ -1,5 +1,6 @@
 """Accuracy of a model on held-out examples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,16 @@ class Evaluation:
     accuracy: float
     loss: float
     num_examples: int
+
+
+def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """The mean over clients that tested their own models, each counting the same."""
+    count = len(evaluations)
+    return Evaluation(
+        sum(e.accuracy for e in evaluations) / count,
+        sum(e.loss for e in evaluations) / count,
+        sum(e.num_examples for e in evaluations),
+    )
 
 
 @torch.no_grad()

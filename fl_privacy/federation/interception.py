@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from fl_privacy.federation.audit import Probe
+from fl_privacy.federation.insider import Insider, States, no_states
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
 
 Sink = Callable[[Observation], None]
@@ -23,6 +24,7 @@ class Interceptor:
         num_classes: K.
         sink: where observations go.
         knowledge: what the attacker knows beyond the protocol.
+        insider: tells what private layers there are to stand in for the victims'; ``None`` where none are private.
     """
 
     model: nn.Module
@@ -31,21 +33,32 @@ class Interceptor:
     num_classes: int
     sink: Sink
     knowledge: Knowledge = field(default_factory=Knowledge)
+    insider: Insider | None = None
 
-    def capture(self, *, round: int, client: int, sent: ModelState, upload: Upload, probe: Probe | None = None) -> None:
-        """Make the observation of one upload and hand it to the sink."""
-        self.sink(
-            Observation(
-                id=observation_id(round, client, probe),
-                model=self.model,
-                sent=sent,
-                upload=upload,
-                plan=self.plan,
-                input_shape=self.input_shape,
-                num_classes=self.num_classes,
-                knowledge=self.knowledge,
-            )
+    def capture(
+        self,
+        *,
+        round: int,
+        client: int,
+        sent: ModelState,
+        upload: Upload,
+        probe: Probe | None = None,
+        states: States = no_states,
+    ) -> None:
+        """Make the observation of one upload and hand it to the sink; ``states`` are what the clients held before."""
+        observation = Observation(
+            id=observation_id(round, client, probe),
+            model=self.model,
+            sent=sent,
+            upload=upload,
+            plan=self.plan.in_round(round),
+            input_shape=self.input_shape,
+            num_classes=self.num_classes,
+            knowledge=self.knowledge,
         )
+        if self.insider:
+            observation = self.insider(observation, round=round, client=client, probe=probe, states=states)
+        self.sink(observation)
 
 
 def observation_id(round: int, client: int, probe: Probe | None = None) -> str:

@@ -1,7 +1,7 @@
 """One client's work in one round: defended local training, from the model sent to the upload."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
-from fl_privacy.errors import UserError
+from fl_privacy.federation.private_part import join_private, keep_private
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
-
-PRIVATE = "private/"
-"""Prefix of a private parameter's name in ``ClientState.tensors``."""
 
 T = TypeVar("T")
 
@@ -36,13 +33,29 @@ class LocalResult:
     defense_seconds: float
 
 
-class _Stopwatch:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Steps:
+    """What local steps come to.
+
+    Attributes:
+        values: parameters and buffers after the last step.
+        gradients: of the last step, defended.
+        losses: of each step.
+    """
+
+    values: ModelState
+    gradients: Tensors
+    losses: Sequence[Tensor]
+
+
+class Stopwatch:
     """Adds up the seconds of the calls made through it."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
 
     def __call__(self, function: Callable[..., T], *args: object) -> T:
+        """What ``function`` returns."""
         started = time.perf_counter()
         result = function(*args)
         self.seconds += time.perf_counter() - started
@@ -74,14 +87,67 @@ def local_update(
         rng: drawn from by the defense only.
         private_rng: likewise, for the first values of private parts; the same stream in every round.
     """
-    started, timed = time.perf_counter(), _Stopwatch()
+    started, timed = time.perf_counter(), Stopwatch()
     for model_hook in defense.model:
         model = timed(model_hook, model, state, private_rng)
     values = join_private(model, sent, state)
+    shares_gradient = plan.shares == "gradient"
+    still = sent.parameters if shares_gradient else ()
+    steps = take_steps(
+        model,
+        values,
+        batches,
+        public=sent.parameters,
+        still=still,
+        plan=plan,
+        defense=defense,
+        state=state,
+        rng=rng,
+        timed=timed,
+    )
+    parameters, buffers = steps.values.parameters, steps.values.buffers
+
+    if shares_gradient:
+        update: Tensors = {name: steps.gradients[name] for name in sent.parameters if name in steps.gradients}
+    else:
+        update = {name: parameters[name] - p for name, p in sent.parameters.items()}
+    for upload_hook in defense.upload:
+        update = timed(upload_hook, update, state, rng)
+    if plan.shares == "weights":
+        update = {name: sent.parameters[name] + delta for name, delta in update.items()}
+    keep_private(steps.values, sent, state)
+    shared_buffers = {n: buffers[n] for n in sent.buffers} if plan.buffers == "shared" else {}
+    return LocalResult(
+        upload=Upload(tensors=update, buffers=shared_buffers, num_examples=num_examples),
+        train_loss=float(torch.stack(list(steps.losses)).mean()),
+        seconds=time.perf_counter() - started,
+        defense_seconds=timed.seconds,
+    )
+
+
+def take_steps(
+    model: nn.Module,
+    values: ModelState,
+    batches: Sequence[Batch],
+    *,
+    public: Collection[str],
+    still: Collection[str],
+    plan: LocalPlan,
+    defense: Defense,
+    state: ClientState,
+    rng: torch.Generator,
+    timed: Stopwatch,
+) -> Steps:
+    """One defended step on each of ``batches`` from ``values``, which are left as they are.
+
+    Args:
+        public: names of the parameters that were sent, on whose gradients the defense acts.
+        still: names of the parameters that are not moved.
+        timed: adds up the seconds of the defense.
+    """
     parameters = {name: p.clone().requires_grad_() for name, p in values.parameters.items()}
     buffers: Tensors = values.buffers
-    shares_gradient = plan.shares == "gradient"
-    trained = [p for n, p in parameters.items() if not (shares_gradient and n in sent.parameters)]
+    trained = [p for name, p in parameters.items() if name not in still]
     optimizer = _optimizer(trained, plan) if trained else None
     losses, gradients = [], dict[str, Tensor]()
     for batch in batches:
@@ -92,8 +158,8 @@ def local_update(
             model, current, batch, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale, changes=defense.loss
         )
         step = LocalStep(model=model, sent=current, batch=batch, plan=plan, state=state, rng=rng, changes=defense.loss)
-        shared: Tensors = {name: g for name, g in result.gradients.items() if name in sent.parameters}
-        private = {name: g for name, g in result.gradients.items() if name not in sent.parameters}
+        shared: Tensors = {name: g for name, g in result.gradients.items() if name in public}
+        private = {name: g for name, g in result.gradients.items() if name not in public}
         for gradient_hook in defense.gradient:
             shared = timed(gradient_hook, shared, step)
         gradients = {**private, **shared}
@@ -103,46 +169,8 @@ def local_update(
             optimizer.step()
         buffers = result.buffers
         losses.append(result.loss)
-
-    if shares_gradient:
-        update: Tensors = {name: gradients[name] for name in sent.parameters if name in gradients}
-    else:
-        update = {name: parameters[name].detach() - p for name, p in sent.parameters.items()}
-    for upload_hook in defense.upload:
-        update = timed(upload_hook, update, state, rng)
-    if plan.shares == "weights":
-        update = {name: sent.parameters[name] + delta for name, delta in update.items()}
-    _keep_private(parameters, buffers, sent, state)
-    shared_buffers = {n: buffers[n] for n in sent.buffers} if plan.buffers == "shared" else {}
-    return LocalResult(
-        upload=Upload(tensors=update, buffers=shared_buffers, num_examples=num_examples),
-        train_loss=float(torch.stack(losses).mean()),
-        seconds=time.perf_counter() - started,
-        defense_seconds=timed.seconds,
-    )
-
-
-def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """The values sent plus this client's private ones: kept from an earlier round, else as ``model`` has them."""
-    own = ModelState.of(model)
-    if missing := sent.parameters.keys() - own.parameters.keys():
-        raise UserError(
-            f"The client's model is expected to keep the parameter names it was sent, but lacks {sorted(missing)};"
-            " a defense may add private parameters, not rename public ones."
-        )
-
-    def value(name: str, initial: Tensor, public: Tensors) -> Tensor:
-        return public[name] if name in public else state.tensors.get(PRIVATE + name, initial)
-
-    return ModelState(
-        {name: value(name, p, sent.parameters) for name, p in own.parameters.items()},
-        {name: value(name, b, sent.buffers) for name, b in own.buffers.items()},
-    )
-
-
-def _keep_private(parameters: Tensors, buffers: Tensors, sent: ModelState, state: ClientState) -> None:
-    for values, public in ((parameters, sent.parameters), (buffers, sent.buffers)):
-        state.tensors.update({PRIVATE + n: v.detach() for n, v in values.items() if n not in public})
+    moved = {name: p.detach() for name, p in parameters.items()}
+    return Steps(values=ModelState(moved, buffers), gradients=gradients, losses=losses)
 
 
 def _optimizer(parameters: Sequence[Tensor], plan: LocalPlan) -> torch.optim.Optimizer:

@@ -3,16 +3,17 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation.attempt import attempt
 from fl_privacy.federation.audit import Audit
+from fl_privacy.federation.evaluation import Evaluation, mean_evaluation
 from fl_privacy.federation.interception import Interceptor
 from fl_privacy.federation.local_update import LocalResult
-from fl_privacy.federation.participant import Participant
+from fl_privacy.federation.participant import Participant, Settled
 from fl_privacy.federation.server import Failure, Server, upload_bytes
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class RoundReport:
         seconds: of the whole round, without evaluation and attack.
         defense_seconds: of the defense's hooks, summed over clients.
         upload_bytes: of the replies that count, together.
+        evaluation: mean over the clients, each with its own private part; ``None`` where they were not asked.
     """
 
     round: int
@@ -39,6 +41,7 @@ class RoundReport:
     seconds: float
     defense_seconds: float
     upload_bytes: int
+    evaluation: Evaluation | None = None
 
 
 def run_rounds(
@@ -68,9 +71,11 @@ def run_rounds(
             if isinstance(result, Failure):
                 logger.warning("%s in round %d failed: %s", probe, round, result.reason)
             else:
-                _capture(interceptor, round=round, client=probe.client, sent=sent, upload=result.upload, probe=probe)
-        started = time.perf_counter()
+                seen = {"sent": sent, "upload": result.upload, "probe": probe}
+                _capture(interceptor, round=round, client=probe.client, states=kept.__getitem__, **seen)
+        started, before = time.perf_counter(), dict(kept)
         results: dict[int, LocalResult | Failure] = {}
+        intercepted: list[dict[str, Any]] = []
         for client in server.select(round):
             sent, state = server.sent_to(client), ClientState(dict(kept[client].tensors))
             results[client] = result = attempt(partial(participants[client].update, sent, state, round=round))
@@ -78,8 +83,11 @@ def run_rounds(
                 continue
             kept[client] = state
             if audit.intercepts(round, client):
-                _capture(interceptor, round=round, client=client, sent=sent, upload=result.upload)
-        on_round(finish_round(server, results, round=round, started=started))
+                intercepted.append({"client": client, "sent": sent, "upload": result.upload})
+        for seen in intercepted:
+            _capture(interceptor, round=round, states=before.__getitem__, **seen)
+        report = finish_round(server, results, round=round, started=started)
+        on_round(settled(report, settle(server, participants, kept, round)) if server.personal else report)
     return kept
 
 
@@ -100,6 +108,34 @@ def finish_round(
         defense_seconds=sum(r.defense_seconds for r in counted.values()),
         upload_bytes=sum(upload_bytes(r.upload) for r in counted.values()),
     )
+
+
+def settled(report: RoundReport, ends: Mapping[int, Settled | Failure]) -> RoundReport:
+    """``report`` with how the clients ended the round; those that failed are logged."""
+    for client, end in ends.items():
+        if isinstance(end, Failure):
+            logger.warning("Client %d did not end round %d: %s", client, report.round, end.reason)
+    sound = [end for end in ends.values() if isinstance(end, Settled)]
+    evaluations = [end.evaluation for end in sound if end.evaluation]
+    return replace(
+        report,
+        seconds=report.seconds + sum(end.seconds for end in sound),
+        evaluation=mean_evaluation(evaluations) if evaluations else None,
+    )
+
+
+def settle(
+    server: Server, participants: Mapping[int, Participant], kept: dict[int, ClientState], round: int
+) -> dict[int, Settled | Failure]:
+    """Let the clients asked in ``round`` end it with the new model; ``kept`` is what they hold then."""
+    ends: dict[int, Settled | Failure] = {}
+    for client in server.select(round):
+        sent, state = server.sent_to(client), ClientState(dict(kept[client].tensors))
+        work = partial(participants[client].settle, sent, state, round=round, test=round in server.tested)
+        ends[client] = attempt(work)
+        if isinstance(ends[client], Settled):
+            kept[client] = state
+    return ends
 
 
 def _capture(interceptor: Interceptor, **capture: Any) -> None:

@@ -13,9 +13,24 @@ from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.errors import UserError
 from fl_privacy.federation.batching import local_batches
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model
-from fl_privacy.federation.local_update import LocalResult, join_private, local_update
+from fl_privacy.federation.local_update import LocalResult, local_update
+from fl_privacy.federation.private_part import join_private, private_names, private_values
+from fl_privacy.federation.private_pass import train_private
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.types import Batch, LocalPlan, ModelState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """How a client ended a round.
+
+    Attributes:
+        seconds: that training its private part took.
+        evaluation: of its own model on the test examples, where it was asked for.
+    """
+
+    seconds: float
+    evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +47,7 @@ class Participant:
         seed: of the whole run; this client's streams derive from it and ``id``.
         device: where it computes.
         threads: CPU threads it computes with; part of the result's last bits, hence the same for every backend.
+        test: examples that a client with a private part tests its own model on; ``None`` are its own.
     """
 
     id: int
@@ -43,15 +59,39 @@ class Participant:
     seed: int = 0
     device: torch.device | str = "cpu"
     threads: int = 1
+    test: Examples | None = None
 
     def update(self, sent: ModelState, state: ClientState, *, round: int) -> LocalResult:
         """Train in ``round`` on the client's own examples and upload."""
         own = self._own(state)
         order = local_batches(own.number, self.plan, self._rng("order", round))
         batches = [own.batch(i) for i in order]
-        result = self._run(sent, batches, len(torch.cat(order).unique()), state, f"round-{round}")
+        examples = len(torch.cat(order).unique())
+        result = self._run(sent, batches, examples, state, round=round, purpose=f"round-{round}")
         made = own.seconds
         return replace(result, seconds=result.seconds + made, defense_seconds=result.defense_seconds + made)
+
+    def settle(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Settled:
+        """End ``round``: train the private part on the new model ``sent``, then test both together if asked."""
+        started = time.perf_counter()
+        if passes := self.defense.private_passes:
+            own = self._own(state)
+            plan = replace(self.plan.in_round(round), shares="delta", steps=None, epochs=passes)
+            order = local_batches(own.number, plan, self._rng("private-order", round))
+            batches = [own.batch(i) for i in order]
+            with self._streams(f"round-{round}/private"):
+                train_private(
+                    self._own_model(state),
+                    sent.to(self.device),
+                    batches,
+                    plan=plan,
+                    defense=self.defense,
+                    state=state,
+                    rng=self._rng(f"round-{round}/private", "defense"),
+                )
+        seconds = time.perf_counter() - started
+        mine = self.examples.subset(self.indices) if self.test is None else self.test
+        return Settled(seconds=seconds, evaluation=self.evaluate(sent, state, mine) if test else None)
 
     def probe(self, sent: ModelState, state: ClientState, *, round: int, victim: int, batch_size: int) -> LocalResult:
         """The upload this client would make if ``victim_batch`` were all it had.
@@ -62,7 +102,7 @@ class Participant:
         order = local_batches(batch_size, self.plan, self._rng("probe", round, victim))
         batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
         scratch = ClientState(dict(state.tensors))
-        return self._run(sent, batches, batch_size, scratch, f"round-{round}/victim-{victim}")
+        return self._run(sent, batches, batch_size, scratch, round=round, purpose=f"round-{round}/victim-{victim}")
 
     def victim_batch(self, victim: int, batch_size: int, state: ClientState | None = None) -> Batch:
         """(B, ...) the ``victim``-th of the disjoint batches that are probed; the same in every round."""
@@ -107,23 +147,47 @@ class Participant:
 
     def evaluate(self, sent: ModelState, state: ClientState, examples: Examples) -> Evaluation:
         """Accuracy of the model sent, joined with this client's private part, on ``examples``."""
-        model, private_rng = self.model, self._rng("private")
+        model = self._own_model(state)
+        values = join_private(model, sent.to(self.device), state).to(self.device)
+        with _threads(self.threads):
+            return evaluate_model(model, values, examples, device=self.device)
+
+    def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
+        """This client's architecture and the values in it that it was not sent; a secret, for the simulation only."""
+        model = self._own_model(state)
+        return model, private_values(model, sent.to(self.device), state).to("cpu")
+
+    def architecture(self) -> nn.Module:
+        """What this client makes of the model it is sent; its values are not used."""
+        return self._own_model(ClientState())
+
+    def keeps_private(self) -> bool:
+        """Whether some of the model's values are neither sent nor uploaded."""
+        return bool(private_names(self.model, self.defense))
+
+    def _own_model(self, state: ClientState) -> nn.Module:
+        model, rng = self.model.to(self.device), self._rng("private")
         for hook in self.defense.model:
-            model = hook(model, state, private_rng)
-        values = join_private(model, sent, state).to(self.device)
-        return evaluate_model(model.to(self.device), values, examples, device=self.device)
+            model = hook(model, state, rng)
+        return model
 
     def _run(
-        self, sent: ModelState, batches: list[Batch], num_examples: int, state: ClientState, purpose: str
+        self,
+        sent: ModelState,
+        batches: list[Batch],
+        num_examples: int,
+        state: ClientState,
+        *,
+        round: int,
+        purpose: str,
     ) -> LocalResult:
-        with _threads(self.threads), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.seed, "client", self.id, purpose, "torch"))
+        with self._streams(purpose):
             result = local_update(
                 self.model.to(self.device),
                 sent.to(self.device),
                 batches,
                 num_examples=num_examples,
-                plan=self.plan,
+                plan=self.plan.in_round(round),
                 defense=self.defense,
                 state=state,
                 rng=self._rng(purpose, "defense"),
@@ -131,14 +195,20 @@ class Participant:
             )
         return replace(result, upload=result.upload.to("cpu"))
 
+    @contextmanager
+    def _streams(self, purpose: str) -> Iterator[None]:
+        """This client's threads, and PyTorch's global stream as that of ``purpose``."""
+        with _threads(self.threads), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.seed, "client", self.id, purpose, "torch"))
+            yield
+
     def _own(self, state: ClientState) -> "_Own":
         """What the client trains on: its examples, or what its defense makes of them."""
         if not self.defense.examples:
             return _Own(len(self.indices), lambda i: self.examples.batch(self.indices[i], self.device))
         data = LocalData(num_classes=self.examples.num_classes, state=state, rng=self._rng("examples"))
         made, started = self.examples.batch(self.indices, self.device), time.perf_counter()
-        with _threads(self.threads), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.seed, "client", self.id, "examples", "torch"))
+        with self._streams("examples"):
             for hook in self.defense.examples:
                 made = hook(made, data)
         return _Own(len(made), lambda i: Batch(made.inputs[i], made.labels[i]), time.perf_counter() - started)

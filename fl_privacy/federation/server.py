@@ -57,6 +57,9 @@ class Server:
         clients: ids.
         seed: of the choice of clients.
         tamper: changes what a client is sent.
+        personal: clients keep a part of the model: at the end of a round those asked are sent the new model, to train
+            their part on it.
+        tested: rounds after which they also test what they hold then.
     """
 
     state: ModelState
@@ -65,6 +68,8 @@ class Server:
     clients: Sequence[int]
     seed: int
     tamper: Tamper | None = None
+    personal: bool = False
+    tested: frozenset[int] = frozenset()
 
     def select(self, round: int) -> list[int]:
         """Ids of the clients asked in ``round`` (from 1), in ascending order."""
@@ -87,7 +92,7 @@ class Server:
         Raises:
             UserError: no reply is usable.
         """
-        excluded = {c: reason for c, reply in sorted(replies.items()) if (reason := self._fault(reply))}
+        excluded = {c: reason for c, reply in sorted(replies.items()) if (reason := self.fault(reply))}
         usable = {c: r for c, r in sorted(replies.items()) if c not in excluded and isinstance(r, Upload)}
         if not usable:
             reasons = "; ".join(f"client {c}: {reason}" for c, reason in list(excluded.items())[:3])
@@ -112,7 +117,8 @@ class Server:
             case "weights":
                 return {n: p + self.plan.lr * (mean[n] - p) if n in mean else p for n, p in old.items()}
 
-    def _fault(self, reply: Upload | Failure) -> str | None:
+    def fault(self, reply: Upload | Failure) -> str | None:
+        """Why ``reply`` does not count; ``None`` where it does."""
         if isinstance(reply, Failure):
             return reply.reason
         if reply.num_examples < 1:

@@ -2,7 +2,16 @@
 
 from fl_privacy.flower.adapter import numpy_client_app, participant_app
 from fl_privacy.flower.backends import run_in_process, run_on_grid, run_ray
-from fl_privacy.flower.client import ATSClient, DPClient, PrivacyClient, PruningClient, RefinerClient, SPNClient
+from fl_privacy.flower.client import (
+    ATSClient,
+    DPClient,
+    PassportClient,
+    PrivacyClient,
+    PruningClient,
+    RefinerClient,
+    SplitFedClient,
+    SPNClient,
+)
 from fl_privacy.flower.defend import DefendedClient, defend
 from fl_privacy.flower.grid import LocalGrid
 from fl_privacy.flower.interception import HonestButCurious
@@ -16,10 +25,12 @@ __all__ = [
     "Federated",
     "HonestButCurious",
     "LocalGrid",
+    "PassportClient",
     "PrivacyClient",
     "PruningClient",
     "RefinerClient",
     "SPNClient",
+    "SplitFedClient",
     "defend",
     "local_dp_mod",
     "numpy_client_app",

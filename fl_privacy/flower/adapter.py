@@ -31,7 +31,9 @@ MakeClient = Callable[[Context], NumPyClient]
 
 
 def numpy_client_app(make_client: MakeClient) -> ClientApp:
-    """A ClientApp that answers ``train``, ``train.probe``, ``evaluate`` and ``query`` with a ``NumPyClient``.
+    """A ClientApp that answers with a ``NumPyClient``.
+
+    It knows the messages ``train``, ``train.probe``, ``evaluate``, ``evaluate.settle`` and ``query``.
 
     The reply has the records of the request, so that stock strategies can read it; what the client raises becomes an
     error reply with that one line. Metrics that are no numbers stay on the node.
@@ -55,7 +57,11 @@ def numpy_client_app(make_client: MakeClient) -> ClientApp:
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda client: _evaluate(client, message.content))
+        return answer(message, context, lambda client: _evaluate(client.evaluate, message.content))
+
+    @app.evaluate("settle")
+    def settle(message: Message, context: Context) -> Message:
+        return answer(message, context, lambda client: _evaluate(_settler(client), message.content))
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -101,9 +107,9 @@ def _like_request(content: RecordDict, reply: Mapping[str, np.ndarray]) -> dict[
     }
 
 
-def _evaluate(client: NumPyClient, content: RecordDict) -> RecordDict:
+def _evaluate(evaluate: Callable[[Arrays, Config], tuple[float, int, Config]], content: RecordDict) -> RecordDict:
     arrays = [a.numpy() for a in all_arrays(content).values()]
-    loss, num_examples, metrics = client.evaluate(arrays, _config(content))
+    loss, num_examples, metrics = evaluate(arrays, _config(content))
     return RecordDict(
         {METRICS: MetricRecord({NUM_EXAMPLES: int(num_examples), "loss": float(loss), **_numbers(metrics)})}
     )
@@ -124,6 +130,12 @@ def _prober(client: NumPyClient) -> Callable[[Arrays, Config], Reply]:
     if not isinstance(client, PrivacyClient):
         raise UserError(f"A probed client is expected to be a PrivacyClient, but is a {type(client).__name__}.")
     return client.probe
+
+
+def _settler(client: NumPyClient) -> Callable[[Arrays, Config], tuple[float, int, Config]]:
+    if not isinstance(client, PrivacyClient):
+        raise UserError(f"A client that settles is expected to be a PrivacyClient, but is a {type(client).__name__}.")
+    return client.settle
 
 
 def _config(content: RecordDict) -> Config:

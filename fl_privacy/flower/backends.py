@@ -8,8 +8,9 @@ from flwr.serverapp import Grid
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation import Audit, Interceptor, Participant, RoundReport, Server
+from fl_privacy.federation.insider import States, no_states
 from fl_privacy.flower.adapter import participant_app
-from fl_privacy.flower.grid import LocalGrid
+from fl_privacy.flower.grid import FIRST_NODE, LocalGrid
 from fl_privacy.flower.interception import HonestButCurious
 from fl_privacy.flower.memory import load_state
 from fl_privacy.flower.records import PARTITION
@@ -30,8 +31,9 @@ def run_on_grid(
         UserError: the nodes do not fit the server's clients, or all clients of a round failed.
     """
     federated = Federated(server=server, audit=audit, on_round=on_round)
-    with _quiet_flower():
-        HonestButCurious(federated, interceptor, audit).start(grid, federated.arrays(), num_rounds=rounds)
+    curious = HonestButCurious(federated, interceptor, audit, states=_states(grid))
+    with quiet_flower():
+        curious.start(grid, federated.arrays(), num_rounds=rounds)
 
 
 def run_in_process(
@@ -84,11 +86,17 @@ def run_ray(
 
 
 def _kept(grid: LocalGrid) -> dict[int, ClientState]:
-    return {int(c.node_config[PARTITION]): load_state(c.state) for c in grid.contexts.values()}
+    return {client: _states(grid)(client) for client in (int(c.node_config[PARTITION]) for c in grid.contexts.values())}
+
+
+def _states(grid: Grid) -> States:
+    if not isinstance(grid, LocalGrid):
+        return no_states
+    return lambda client: load_state(grid.contexts[FIRST_NODE + client].state)
 
 
 @contextmanager
-def _quiet_flower() -> Iterator[None]:
+def quiet_flower() -> Iterator[None]:
     """Flower's account of each round, which the caller gives itself, only from warnings on."""
     logger = logging.getLogger("flwr")
     level = logger.level

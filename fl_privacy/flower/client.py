@@ -10,15 +10,16 @@ from flwr.app import RecordDict
 from flwr.client import NumPyClient
 from flwr.common import Scalar
 
-from fl_privacy.defenses import Defense, ats, dp_noise, pruning, refiner, spn
+from fl_privacy.defenses import Defense, ats, dp_noise, fdl_pp, pruning, refiner, split_fed, spn
 from fl_privacy.errors import UserError
-from fl_privacy.federation import LocalResult, Participant
+from fl_privacy.federation import LocalResult, Participant, private_names
 from fl_privacy.flower.memory import load_state, save_state
 from fl_privacy.flower.records import (
     BATCH_SIZE,
     DEFENSE_SECONDS,
     ROUND,
     SECONDS,
+    TEST,
     TRAIN_LOSS,
     VICTIM,
     to_array,
@@ -56,6 +57,8 @@ class PrivacyClient(NumPyClient):
     def __init__(self, participant: Participant, memory: RecordDict | None = None, **settings: Any) -> None:
         if self.make_defense is not None:
             participant = replace(participant, defense=self.make_defense(**settings))
+            for prepare in participant.defense.prepare:
+                prepare(participant.examples.input_shape)
         elif settings:
             raise UserError(
                 f"{type(self).__name__} makes no defense and is expected to get no settings, but got"
@@ -66,7 +69,8 @@ class PrivacyClient(NumPyClient):
 
     def get_parameters(self, config: Config) -> Arrays:
         """The initial values of the public model."""
-        return [to_array(t) for t in self.participant.model.state_dict().values()]
+        values = self.participant.model.state_dict()
+        return [to_array(values[name]) for name in self._public_names()]
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train in the round ``config["server-round"]``; the reply is what the plan shares."""
@@ -89,6 +93,18 @@ class PrivacyClient(NumPyClient):
             save_state(self.memory, state)
         return _reply(result)
 
+    def settle(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
+        """End the round: train the private part on the new model, and if ``config["test"]`` test both together."""
+        state = load_state(self.memory, self.participant.device)
+        end = self.participant.settle(
+            self._sent(parameters, config), state, round=_integer(config, ROUND), test=bool(_integer(config, TEST))
+        )
+        save_state(self.memory, state)
+        if end.evaluation is None:
+            return 0.0, 0, {SECONDS: end.seconds}
+        tested = end.evaluation
+        return tested.loss, tested.num_examples, {SECONDS: end.seconds, "accuracy": tested.accuracy}
+
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """Loss and accuracy of the model sent, with the client's private part, on the client's own examples."""
         mine = self.participant.examples.subset(self.participant.indices)
@@ -98,7 +114,7 @@ class PrivacyClient(NumPyClient):
 
     def _sent(self, parameters: Arrays, config: Config) -> ModelState:
         model = self.participant.model
-        names: Sequence[str] = json.loads(str(config[NAMES])) if NAMES in config else list(model.state_dict())
+        names: Sequence[str] = json.loads(str(config[NAMES])) if NAMES in config else self._public_names()
         if len(names) != len(parameters):
             raise UserError(
                 f"{len(names)} arrays are expected for this model, but got {len(parameters)};"
@@ -112,6 +128,10 @@ class PrivacyClient(NumPyClient):
         return ModelState(
             {n: t for n, t in tensors.items() if n not in buffers}, {n: t for n, t in tensors.items() if n in buffers}
         )
+
+    def _public_names(self) -> list[str]:
+        kept = private_names(self.participant.model, self.participant.defense)
+        return [name for name in self.participant.model.state_dict() if name not in kept]
 
 
 class DPClient(PrivacyClient):
@@ -146,6 +166,18 @@ class SPNClient(PrivacyClient):
     """
 
     make_defense = staticmethod(spn)
+
+
+class SplitFedClient(PrivacyClient):
+    """Keeps some layers to itself; ``settings`` are those of ``split_fed``."""
+
+    make_defense = staticmethod(split_fed)
+
+
+class PassportClient(PrivacyClient):
+    """Keeps some layers to itself, modulated by secret passports; ``settings`` are those of ``fdl_pp``."""
+
+    make_defense = staticmethod(fdl_pp)
 
 
 def _reply(result: LocalResult) -> Reply:

@@ -44,6 +44,7 @@ class DefendedClient(NumPyClient):
     def __post_init__(self) -> None:
         inside = (
             self.defense.model,
+            self.defense.private,
             self.defense.examples,
             self.defense.data,
             self.defense.loss,

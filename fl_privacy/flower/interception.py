@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.federation import Audit, Failure, Interceptor, Probe
 from fl_privacy.federation.attempt import attempt
+from fl_privacy.federation.insider import States, no_states
 from fl_privacy.flower.exchange import pair
 from fl_privacy.flower.records import CLIENT, PARTITION, VICTIM, read_state, read_upload
 from fl_privacy.flower.strategy import PROBE
@@ -29,6 +30,7 @@ class HonestButCurious(Strategy):
     Attributes:
         strategy: does the training.
         interceptor: makes observations of what is captured.
+        states: what a simulated client keeps for itself, for an interceptor with an insider.
         audit: the rounds, and with target ``update`` the clients. A client is known by the partition that it reports,
             else by the rank of its node's id among all nodes.
     """
@@ -36,14 +38,17 @@ class HonestButCurious(Strategy):
     strategy: Strategy
     interceptor: Interceptor
     audit: Audit
+    states: States = no_states
     _sent: list[Message] = field(default_factory=list, init=False, repr=False)
     _node_ids: list[int] = field(default_factory=list, init=False, repr=False)
+    _before: States = field(default=no_states, init=False, repr=False)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The messages of ``strategy``; the probes that it sends meanwhile are captured."""
         self._node_ids = sorted(grid.get_node_ids())
+        self._before = self._held(server_round)
         tapped = _TappedGrid(grid, self, server_round)
         self._sent = list(self.strategy.configure_train(server_round, arrays, config, tapped))
         return self._sent
@@ -94,7 +99,17 @@ class HonestButCurious(Strategy):
         if shared not in states:
             states[shared] = read_state(message.content, model)
         upload = read_upload(reply.content, model)
-        self.interceptor.capture(round=round, client=client, sent=states[shared], upload=upload, probe=probe)
+        self.interceptor.capture(
+            round=round, client=client, sent=states[shared], upload=upload, probe=probe, states=self._before
+        )
+
+    def _held(self, round: int) -> States:
+        """``states`` as they are now, before the clients train."""
+        insider = self.interceptor.insider
+        if insider is None or self.states is no_states or round not in self.audit.rounds:
+            return self.states
+        held = {client: self.states(client) for client in insider.participants}
+        return held.__getitem__
 
     def _client(self, reply: Message) -> int:
         identity = reply.content.config_records.get(CLIENT)

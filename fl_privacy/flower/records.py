@@ -28,6 +28,7 @@ SECONDS = "seconds"
 DEFENSE_SECONDS = "defense-seconds"
 VICTIM = "victim"
 BATCH_SIZE = "batch-size"
+TEST = "test"
 """Keys within them, as Flower spells its own."""
 
 

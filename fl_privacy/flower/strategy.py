@@ -9,7 +9,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fl_privacy.federation import Audit, Failure, LocalResult, RoundReport, Server, finish_round
+from fl_privacy.federation import (
+    Audit,
+    Evaluation,
+    Failure,
+    LocalResult,
+    RoundReport,
+    Server,
+    Settled,
+    finish_round,
+    settled,
+)
 from fl_privacy.federation.attempt import attempt
 from fl_privacy.flower.exchange import pair
 from fl_privacy.flower.nodes import Nodes
@@ -17,8 +27,12 @@ from fl_privacy.flower.records import (
     BATCH_SIZE,
     BUFFERS,
     CONFIG,
+    METRICS,
+    NUM_EXAMPLES,
     PARAMETERS,
     ROUND,
+    SECONDS,
+    TEST,
     TRAIN_LOSS,
     VICTIM,
     read_result,
@@ -27,6 +41,7 @@ from fl_privacy.flower.records import (
 from fl_privacy.types import ModelState
 
 PROBE = "train.probe"
+SETTLE = "evaluate.settle"
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +72,7 @@ class Federated(Strategy):
         self._asked: list[int] = []
         self._absent: list[int] = []
         self._messages: list[Message] = []
+        self._report: RoundReport | None = None
         self._latest: tuple[ModelState, dict[str, ArrayRecord]] | None = None
 
     def arrays(self) -> ArrayRecord:
@@ -92,18 +108,29 @@ class Federated(Strategy):
         for client, (_, reply) in zip(self._asked, pair(self._messages, replies), strict=True):
             results[client] = reply if isinstance(reply, Failure) else _read(reply, self.server.state)
         self._messages = []
-        report = finish_round(self.server, results, round=server_round, started=self._started)
-        self.on_round(report)
+        self._report = report = finish_round(self.server, results, round=server_round, started=self._started)
+        if not self.server.personal:
+            self.on_round(report)
         return self.arrays(), MetricRecord({TRAIN_LOSS: report.train_loss, "clients": len(report.clients)})
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Clients do not evaluate; ``on_round`` may."""
-        return []
+        """Clients with a private part end the round with the new model; others do not evaluate, ``on_round`` may."""
+        if not self.server.personal:
+            return []
+        test = {TEST: int(server_round in self.server.tested)}
+        self._messages = [self._message(client, SETTLE, server_round, **test) for client in self._asked]
+        return self._messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
-        """There is nothing to aggregate."""
+        """The mean of what the clients with a private part have tested, for ``on_round``."""
+        if not self.server.personal or self._report is None:
+            return
+        paired = zip(self._asked, pair(self._messages, replies), strict=True)
+        ends = {c: end if isinstance(end, Failure) else _read_end(end) for c, (_, end) in paired}
+        self._messages = []
+        self.on_round(settled(self._report, ends))
 
     def summary(self) -> None:
         """Log whom this strategy works with."""
@@ -134,3 +161,14 @@ class Federated(Strategy):
 
 def _read(reply: Message, sent: ModelState) -> LocalResult | Failure:
     return attempt(lambda: read_result(reply.content, sent))
+
+
+def _read_end(reply: Message) -> Settled | Failure:
+    def read() -> Settled:
+        metrics = {key: float(value) for key, value in reply.content.metric_records[METRICS].items()}  # type: ignore[arg-type]
+        tested = metrics.get("accuracy")
+        number = int(metrics[NUM_EXAMPLES])
+        evaluation = None if tested is None else Evaluation(tested, metrics["loss"], number)
+        return Settled(seconds=metrics[SECONDS], evaluation=evaluation)
+
+    return attempt(read)

@@ -1,6 +1,7 @@
 """How much of an image a reconstruction shows; the only place where guess and truth meet."""
 
 from fl_privacy.metrics.aggregate import Statistic, aggregate, pmm
+from fl_privacy.metrics.bayesian_privacy import bayesian_privacy_loss
 from fl_privacy.metrics.evaluate import ImageScore, VictimScore, evaluate, evaluate_all
 from fl_privacy.metrics.noise_ratio import noise_ratio
 from fl_privacy.metrics.registry import METRICS, Metric, MetricFunction
@@ -16,6 +17,7 @@ __all__ = [
     "Threshold",
     "VictimScore",
     "aggregate",
+    "bayesian_privacy_loss",
     "evaluate",
     "evaluate_all",
     "noise_ratio",

@@ -129,7 +129,7 @@ def _measure(
         compared["transformed"] = _images(matches, replaced)
     columns = {}
     for name, metric in METRICS.items():
-        function = metric.function or given.get(name)
+        function = given.get(name) or metric.function
         if function is None or metric.of not in compared:
             continue
         guesses, truths = compared[metric.of]

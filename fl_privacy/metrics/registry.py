@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from fl_privacy.metrics.bayesian_privacy import bpki
 from fl_privacy.metrics.labels import label_correct
 from fl_privacy.metrics.lpips import lpips
 from fl_privacy.metrics.pixel import mse, psnr, rmse
@@ -47,6 +48,13 @@ METRICS: dict[str, Metric] = {
         function=lpips, leaks="low", title="LPIPS", description="Perceptual distance in the features of AlexNet."
     ),
     "mse": Metric(function=mse, leaks="low", title="MSE", description="Mean squared error of the pixels (BPMSE)."),
+    "bpki": Metric(
+        function=bpki,
+        leaks="high",
+        title="BPKI",
+        description="Bayesian privacy loss: KL of a uniform histogram to that of the guess; 10 intervals, 1 pixel added"
+        " to each unless bpki says otherwise. Up to 0.3 counts as safe.",
+    ),
     "rmse": Metric(
         function=rmse, leaks="low", title="rMSE", description="Error relative to the image, ||guess - x|| / ||x||."
     ),

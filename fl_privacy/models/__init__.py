@@ -3,9 +3,11 @@
 from fl_privacy.models.alexnet import VGG16, AlexNet
 from fl_privacy.models.build import build_model, check_model
 from fl_privacy.models.convnet import ConvNet
+from fl_privacy.models.cut import Front, Rest, cut_layer
 from fl_privacy.models.initialize import INITIALIZERS, initialize
 from fl_privacy.models.layers import ACTIVATIONS, InputNormalization
 from fl_privacy.models.lenet import DLNet, LeNet
+from fl_privacy.models.lenet5 import LeNet5
 from fl_privacy.models.mlp import MLP
 from fl_privacy.models.mobilenet import MobileNetV2
 from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
@@ -19,14 +21,18 @@ __all__ = [
     "AlexNet",
     "ConvNet",
     "DLNet",
+    "Front",
     "InputNormalization",
     "LeNet",
+    "LeNet5",
     "MobileNetV2",
     "ResNet10",
     "ResNet18",
     "ResNet20",
+    "Rest",
     "ViT",
     "build_model",
     "check_model",
+    "cut_layer",
     "initialize",
 ]

@@ -1,7 +1,7 @@
 """Attack without training: fresh or given weights, or what a run captured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -18,17 +18,18 @@ from fl_privacy.config.build import (
     prepare_defense,
     resolve_device,
 )
+from fl_privacy.config.check import expect_readable_updates
 from fl_privacy.data import Examples
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Interceptor, Participant, Probe
+from fl_privacy.federation import Audit, Interceptor, Participant, Probe, public_state
 from fl_privacy.federation.captured import load_observations
 from fl_privacy.metrics import MetricFunction
 from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.calibrate import calibrated
 from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.guesses import guesses_of
-from fl_privacy.pipeline.informed import informed_attacker
+from fl_privacy.pipeline.informed import informed_attacker, insider_of
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.public import public_examples
@@ -38,10 +39,23 @@ from fl_privacy.pipeline.tracing import tracing_participants
 from fl_privacy.pipeline.truth import ClientStates, fresh_states, transformed_of, truth_of
 from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.report import write_report
-from fl_privacy.types import ModelState, Observation
+from fl_privacy.types import Observation
 
 CONFIG = "config.yaml"
-OF_THE_RUN = ("data", "partition", "model", "federation", "defense", "seed", "batch_size", "intercept", "victims")
+OF_THE_RUN = (
+    "data",
+    "partition",
+    "model",
+    "federation",
+    "defense",
+    "seed",
+    "batch_size",
+    "intercept",
+    "victims",
+    "colluder",
+    "knows_features",
+    "features_at",
+)
 """Configuration keys that a captured update takes from the run that made it."""
 
 
@@ -67,6 +81,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     Raises:
         UserError: a setting is wrong, or there is nothing to attack.
     """
+    expect_readable_updates(config, "The command attack")
     config = calibrated(config)
     attack = build_attack(config)
     if attack is None:
@@ -89,7 +104,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 knows_labels=config.knows_labels,
                 monitor=monitor,
                 public=public_examples(config, found.unattacked),
-                disturbance=disturbance_of(*behind) if defense.public else None,
+                disturbance=disturbance_of(*behind) if defense.public and not defense.private else None,
                 guesses=guesses_of(config, participants),
                 informed=informed_attacker(defense, participants) if config.knows_defense else None,
                 functions=found.functions,
@@ -109,7 +124,8 @@ def _fresh(config: DictConfig) -> _Intercepted:
         raise UserError(f"split is expected to be train or test, but got {config.split!r}.")
     examples = dataset.train if config.split == "train" else dataset.test
     model = build_network(config, dataset)
-    sent = load_weights(Path(config.weights), model) if config.weights else ModelState.of(model)
+    initial = public_state(model, defense)
+    sent = load_weights(Path(config.weights), initial) if config.weights else initial
     victims, batch_size = positive(config.victims, "victims"), positive(config.batch_size, "batch_size")
     owner = Participant(
         id=0,
@@ -127,6 +143,11 @@ def _fresh(config: DictConfig) -> _Intercepted:
             f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but there"
             f" are {owner.number_of_examples} examples; lower victims or batch_size."
         )
+    if config.colluder == owner.id:
+        raise UserError("colluder is expected to be another client than 0, which is the victim; set colluder=1.")
+    participants = {0: owner}
+    if config.colluder is not None:
+        participants[config.colluder] = replace(owner, id=config.colluder)
     audit = Audit(probes=tuple(Probe(0, k) for k in range(victims)), batch_size=batch_size)
     observations: list[Observation] = []
     interceptor = Interceptor(
@@ -135,11 +156,12 @@ def _fresh(config: DictConfig) -> _Intercepted:
         input_shape=examples.input_shape,
         num_classes=examples.num_classes,
         sink=observations.append,
+        insider=insider_of(config, participants),
     )
     states = fresh_states()
     for probe in audit.probes:
         result = owner.probe(sent, states[0], round=0, victim=probe.victim, batch_size=batch_size)
-        interceptor.capture(round=0, client=0, sent=sent, upload=result.upload, probe=probe)
+        interceptor.capture(round=0, client=0, sent=sent, upload=result.upload, probe=probe, states=states.__getitem__)
     threats = threat_model(config, plan, audit, defense)
     weights = "as trained elsewhere" if config.weights else "untrained"
     return _Intercepted(
@@ -156,7 +178,8 @@ def _fresh(config: DictConfig) -> _Intercepted:
 def _captured(config: DictConfig) -> _Intercepted:
     """What a run captured; its own configuration says what the truth was."""
     federation = build_federation(config)
-    observations = load_observations(_captures(config), federation.model)
+    inside = None if config.colluder is None else federation.participants[config.colluder].architecture()
+    observations = load_observations(_captures(config), federation.model, inside=inside)
     if not observations:
         raise UserError(
             f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."

@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from omegaconf import DictConfig
+
 from fl_privacy.defenses import Defense
-from fl_privacy.federation import Participant, parse_observation_id
+from fl_privacy.federation import Insider, Participant, parse_observation_id
 from fl_privacy.federation.batching import local_batches
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation
@@ -51,6 +53,20 @@ def data_names(participants: Mapping[int, Participant]) -> Callable[[str], str |
         return f"client-{client}" + (f"/victim-{probe.victim}" if probe else "")
 
     return same_data
+
+
+def insider_of(config: DictConfig, participants: Mapping[int, Participant]) -> Insider | None:
+    """What help from inside ``config`` gives the attacker; ``None`` where no layer is private and nothing is shown."""
+    if not config.knows_features and not any(p.keeps_private() for p in participants.values()):
+        return None
+    return Insider(
+        participants=participants,
+        colluder=config.colluder,
+        knows_features=config.knows_features,
+        features_at=config.features_at,
+        batch_size=config.batch_size,
+        seed=config.seed,
+    )
 
 
 def _trains_on_everything(participant: Participant) -> bool:

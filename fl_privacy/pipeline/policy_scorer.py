@@ -49,7 +49,7 @@ class PolicyScorer:
         order = torch.randperm(len(dataset.train), generator=derive_generator(config.seed, "search", "split"))
         number = max(1, round(config.training.share * len(dataset.train)))
         if config.weights is not None:
-            state = load_weights(Path(config.weights), self._model)
+            state = load_weights(Path(config.weights), ModelState.of(self._model))
         else:
             seen = dataset.train.batch(order[:number], self._device)
             state = _semi_trained(self._model, seen, training, config.seed, file=semi_trained, monitor=monitor)
@@ -77,7 +77,7 @@ def _semi_trained(
         with monitor.counting("Training the model that policies are scored on", plan.epochs) as count:
             state = train_model(model, batch, plan, seed=seed, progress=lambda done, total, loss: count(done))
         write_weights(file, state)
-    return load_weights(file, model)
+    return load_weights(file, ModelState.of(model))
 
 
 def _of_each_class(examples: Examples, number: int) -> torch.Tensor:

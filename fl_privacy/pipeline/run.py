@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import build_attack, build_federation, participants_of, to_yaml
-from fl_privacy.config.build import Federation, build_functions, positive
+from fl_privacy.config.build import Federation, build_functions
 from fl_privacy.data import partition_table
 from fl_privacy.federation import Evaluation, Interceptor, RoundReport, evaluate_model
 from fl_privacy.federation.capture import CaptureWriter
@@ -16,7 +16,7 @@ from fl_privacy.pipeline.backend import Backend
 from fl_privacy.pipeline.calibrate import calibrated
 from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.guesses import guesses_of
-from fl_privacy.pipeline.informed import informed_attacker
+from fl_privacy.pipeline.informed import informed_attacker, insider_of
 from fl_privacy.pipeline.label import open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.privacy import privacy_of
@@ -42,7 +42,6 @@ def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor) -> Pa
     """
     config = calibrated(config)
     federation, attack = build_federation(config), build_attack(config)
-    positive(config.evaluate_every, "evaluate_every")
     run_twin(config, backend, monitor)
     with open_folder(config, "run") as folder:
         if folder.finished:
@@ -93,7 +92,7 @@ def _run(
             monitor=monitor,
             public=public_examples(config, dataset.test),
             disturbance=disturbance_of(federation.participants, config.batch_size, states)
-            if federation.defense.public
+            if federation.defense.public and not federation.server.personal
             else None,
             guesses=guesses_of(config, federation.participants),
             informed=informed_attacker(federation.defense, federation.participants) if config.knows_defense else None,
@@ -121,8 +120,9 @@ def _run(
             waiting.clear()
 
     def on_round(report: RoundReport) -> None:
-        due = report.round % config.evaluate_every == 0 or report.round == federation.rounds
-        evaluation = _evaluate(federation) if due else None
+        evaluation = report.evaluation
+        if evaluation is None and report.round in federation.server.tested and not federation.server.personal:
+            evaluation = _evaluate(federation)
         folder.add_round(
             round=report.round,
             clients=report.clients,
@@ -151,6 +151,7 @@ def _run(
                 input_shape=dataset.train.input_shape,
                 num_classes=dataset.train.num_classes,
                 sink=intercepted,
+                insider=insider_of(config, federation.participants),
             ),
             on_round=on_round,
         )

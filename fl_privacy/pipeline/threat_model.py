@@ -14,9 +14,19 @@ _SHARED = {
     "weights": "its weights after local training",
 }
 
+_SECURE = {
+    "secagg": "The server is honest but curious and sees the sum of the updates, numbers of examples, training"
+    " losses and whole-number buffers; SecAgg+ hides each update. A server that breaks the protocol and"
+    " asks for both kinds of key shares unmasks them.",
+    "ckks": "The server is honest but curious and sees ciphertexts, numbers of examples and the largest value in each"
+    " tensor; the clients share the secret key: one of them that colludes with the server reveals every update.",
+}
+
 
 def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Defense) -> list[str]:
     """Who attacks, what is seen, what is known, what is defended."""
+    if config.secure_aggregation.name != "none":
+        return [_SECURE[config.secure_aggregation.name], _describe_defense(defense.name, defense.public)]
     lines = [
         "The server is honest but curious: it follows the protocol and reads what it receives.",
         f"Each client uploads {_SHARED[plan.shares]}; batch norm runs in {plan.batch_norm} mode"
@@ -35,6 +45,12 @@ def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Def
         known.append(f"The attacker holds {config.public_images} public images of the same domain, none attacked.")
     if config.attack.get("start") == "previous":
         known.append("The attacker starts from its own guess at the same examples in the round it attacked before.")
+    if defense.private:
+        known.append(_stand_in(config.colluder))
+    if config.knows_features:
+        known.append(
+            f"The attacker sees what enters {config.features_at or 'the first public layer'} of a victim's model."
+        )
     known = known or Knowledge().describe()
     if config.knows_defense and defense.public:
         joins = "" if defense.changes_images else ", and which updates of different rounds come from the same examples"
@@ -44,6 +60,14 @@ def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Def
             " attacker. Beside it a plain one that knows nothing of this attacks the same victims.",
         ]
     return lines + known + [_describe_defense(defense.name, defense.public)]
+
+
+def _stand_in(colluder: int | None) -> str:
+    if colluder is None:
+        return "For private layers, which it does not see, the attacker takes values of its own draw."
+    return (
+        f"Client {colluder} colludes: its private layers stand in for those of the victims; it is not attacked itself."
+    )
 
 
 def _describe_defense(name: str, settings: Mapping[str, object]) -> str:

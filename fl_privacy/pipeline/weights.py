@@ -4,7 +4,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import nn
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
@@ -20,8 +19,8 @@ def write_weights(path: Path, state: ModelState) -> None:
     write_whole(path, save({name: t.detach().cpu().contiguous() for name, t in values.items()}))
 
 
-def load_weights(path: Path, model: nn.Module) -> ModelState:
-    """Parameters and buffers of ``model`` from a safetensors file.
+def load_weights(path: Path, like: ModelState) -> ModelState:
+    """Parameters and buffers with the names and shapes of ``like`` from a safetensors file.
 
     Raises:
         UserError: there is no such file, or it does not fit the model.
@@ -33,12 +32,11 @@ def load_weights(path: Path, model: nn.Module) -> ModelState:
         stored = load_file(path)
     except SafetensorError as error:
         raise UserError(f"weights is expected to be a safetensors file, but {path} is not readable: {error}") from error
-    own = ModelState.of(model)
-    for name, value in {**own.parameters, **own.buffers}.items():
+    for name, value in {**like.parameters, **like.buffers}.items():
         got = tuple(stored[name].shape) if name in stored else "nothing"
         if got != tuple(value.shape):
             raise UserError(
                 f"{path} is expected to hold {name} of shape {tuple(value.shape)}, but holds {got}; use the model that"
                 " was trained."
             )
-    return ModelState({n: stored[n] for n in own.parameters}, {n: stored[n] for n in own.buffers})
+    return ModelState({n: stored[n] for n in like.parameters}, {n: stored[n] for n in like.buffers})

@@ -36,11 +36,15 @@ ATTACK_KEYS = (
     "split",
     "evaluator",
     "tracing",
+    "colluder",
+    "knows_features",
+    "features_at",
+    "bpki",
 )
 """Settings of an attacker that only listens: the training comes out the same."""
 
 
-NULL_AS_ABSENT = ("evaluator", "tracing")
+NULL_AS_ABSENT = ("evaluator", "tracing", "colluder", "features_at")
 """Settings that came later: where they are null, a run is the same as before."""
 
 

@@ -10,12 +10,14 @@ import torch
 
 from fl_privacy.attacks import (
     GradientInversion,
+    ModelInversion,
     adam_dlg,
     ats,
     dlg,
     grad_inversion,
     idlg,
     inverting_gradients,
+    model_inversion,
     refiner_aware,
     sapag,
 )
@@ -27,7 +29,7 @@ from fl_privacy.models import ConvNet, LeNet, ResNet20
 from fl_privacy.types import LocalPlan
 from tests.attacks.victims import CLASSES, SHAPE, observations, smooth_net
 
-PRESETS: dict[str, Callable[..., GradientInversion]] = {
+PRESETS: dict[str, Callable[..., GradientInversion | ModelInversion]] = {
     "dlg": dlg,
     "idlg": idlg,
     "lbfgs-wolfe": lambda **options: dlg(line_search="strong_wolfe", **options),
@@ -37,6 +39,7 @@ PRESETS: dict[str, Callable[..., GradientInversion]] = {
     "grad_inversion": lambda **options: grad_inversion(warmup=1, noise=1e-3, **options),
     "refiner_aware": refiner_aware,
     "refiner_aware-lbfgs": lambda **options: refiner_aware(base="idlg", **options),
+    "model_inversion": partial(model_inversion, matching_iterations=3),
     "sapag": sapag,
     "sapag-adamw": lambda **options: sapag(optimizer="adamw", lr=0.05, projection="minmax", **options),
     **{

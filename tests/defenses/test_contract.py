@@ -18,6 +18,7 @@ from fl_privacy.defenses import (
     dp_noise,
     dp_sgd,
     dsa,
+    fdl_pp,
     gs_wgan,
     instahide,
     local_dp,
@@ -29,6 +30,7 @@ from fl_privacy.defenses import (
     selective_sharing,
     soteria,
     soteria_mixing,
+    split_fed,
     spn,
 )
 from fl_privacy.rng import derive_generator
@@ -136,6 +138,9 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
         compose(spn(alpha2=0.5), dp_sgd(clip_norm=1e3, noise_multiplier=0)),
         all_but_head_moved,
     ),
+    "split_fed": (split_fed(), unchanged),
+    "fdl_pp": (fdl_pp(), unchanged),
+    "fdl_pp, penalized": (fdl_pp(form="penalized"), unchanged),
     "1 bit": (quantization(bits=1, rounding="nearest"), lambda clean, d: torch.equal(d.sign(), clean.sign())),
     "4 bits": (quantization(bits=4), lambda clean, d: len(d.unique()) <= 6 * 15 and (d - clean).norm() > 0),
     "28 bits": (

@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import CaptureWriter, load_observations, run_rounds, save_observation
-from fl_privacy.types import Knowledge, Observation
+from fl_privacy.types import Knowledge, ModelState, Observation
 from tests.federation import harness
 
 
@@ -218,6 +218,17 @@ def test_a_capture_of_another_architecture_is_refused(folder: Path) -> None:
         load_observations(folder, nn.Sequential(nn.Flatten(), nn.Linear(36, 4)))
 
 
+def test_plans_of_earlier_versions_have_defaults_where_fields_came_later(folder: Path) -> None:
+    plan = json.loads(first_json(folder).read_text())["plan"]
+    edit(plan={key: value for key, value in plan.items() if key != "lr_decay"})(folder)
+
+    assert load_observations(folder, harness.small_net())[0].plan.lr_decay == 1.0
+
+    edit(plan={key: value for key, value in plan.items() if key != "momentum"})(folder)
+    with pytest.raises(UserError, match="has no momentum in its plan"):
+        load_observations(folder, harness.small_net())
+
+
 def test_unfinished_files_are_passed_over(folder: Path, observations: list[Observation]) -> None:
     (folder / "round-1" / ".half.part").write_bytes(b"{")
 
@@ -233,3 +244,26 @@ def test_knowledge_of_images_is_kept(tmp_path: Path, observations: list[Observat
 
     for name, kept in (("public_images", images), ("public_labels", classes), ("guess", guess)):
         assert torch.equal(getattr(loaded.knowledge, name), kept)
+
+
+def test_help_from_inside_survives_the_round_trip(tmp_path: Path, observations: list[Observation]) -> None:
+    whole = observations[0].sent
+    private = ModelState({"conv.weight": whole.parameters["conv.weight"]}, {"conv.extra": torch.ones(2)})
+    rest = ModelState({n: p for n, p in whole.parameters.items() if n != "conv.weight"}, whole.buffers)
+    told = replace(observations[0], sent=rest).told(
+        private=private, colluder=2, features=torch.rand(1, 3), features_at="norm"
+    )
+    save_observation(told, tmp_path)
+    inside = harness.small_net()
+    inside.conv.extra = nn.Buffer(torch.zeros(2))
+
+    (loaded,) = load_observations(tmp_path, harness.small_net(), inside=inside)
+
+    assert loaded.model is inside
+    assert (loaded.knowledge.colluder, loaded.knowledge.features_at) == (2, "norm")
+    assert loaded.knowledge.private is not None
+    harness.assert_same_state(loaded.knowledge.private, private)
+    harness.assert_same_state(loaded.sent, rest)
+    assert torch.equal(loaded.knowledge.features, told.knowledge.features)
+    with pytest.raises(UserError, match=r"conv\.extra, which the model given lacks"):
+        load_observations(tmp_path, harness.small_net())

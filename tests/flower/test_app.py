@@ -86,3 +86,12 @@ def test_supernodes_that_do_not_fit_the_clients_are_an_error(tmp_path: Path, mon
 def test_wrong_overrides_are_an_error() -> None:
     with pytest.raises(UserError, match="defense has no option 'dp_nose'"):
         run_app("defense=dp_nose", nodes=2)
+
+
+def test_secure_aggregation_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UserError, match="The Flower app reads every update"):
+        run_app("federation.clients=2 attack=none secure_aggregation=secagg out=secured", nodes=2)
+
+    assert not (tmp_path / "secured").exists()

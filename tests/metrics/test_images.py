@@ -1,12 +1,17 @@
 import math
 
 import lpips as lpips_package
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from scipy.stats import entropy
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torchvision.models import AlexNet_Weights, alexnet
 
+from fl_privacy.errors import UserError
+from fl_privacy.metrics import bayesian_privacy_loss
+from fl_privacy.metrics.bayesian_privacy import bpki
 from fl_privacy.metrics.lpips import _network, lpips
 from fl_privacy.metrics.pixel import mse, psnr, rmse
 from fl_privacy.metrics.ssim import ssim
@@ -115,3 +120,25 @@ def test_lpips_without_weights_is_missing_with_one_line(tmp_path, monkeypatch, c
     assert lpips(*pair((3, 32, 32))).isnan().all()
     assert len(caplog.records) == 1 and "no route to host" in caplog.text
     _network.cache_clear()
+
+
+@pytest.mark.parametrize(("bins", "smoothing"), [(10, 1.0), (4, 0.5), (64, 2.0)])
+def test_bpki_is_scipy_s_divergence_of_numpy_s_histogram(bins, smoothing):
+    guesses, truths = pair((3, 17, 23))
+    guesses[0] = 1.0
+    expected = []
+    for guess in guesses:
+        counts, _ = np.histogram(guess.numpy(), bins=bins, range=(0, 1))
+        expected.append(entropy(np.full(bins, 1 / bins), (counts + smoothing) / (counts + smoothing).sum()))
+    found = bayesian_privacy_loss(bins=bins, smoothing=smoothing)(guesses, truths)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-6)
+
+
+def test_bpki_tells_nothing_of_a_uniform_image_and_most_of_a_black_one():
+    ramp = ((torch.arange(1000) + 0.5) / 1000).view(1, 1, 10, 100)
+    assert bpki(ramp, ramp).item() == pytest.approx(0, abs=1e-12)
+    assert bpki(torch.zeros_like(ramp), ramp).item() > 3
+    with pytest.raises(UserError, match=r"bpki\.bins is expected"):
+        bayesian_privacy_loss(bins=1)
+    with pytest.raises(UserError, match=r"bpki\.smoothing is expected"):
+        bayesian_privacy_loss(smoothing=0)

@@ -17,6 +17,7 @@ from fl_privacy.models import (
     DLNet,
     InputNormalization,
     LeNet,
+    LeNet5,
     ResNet10,
     ResNet18,
     ResNet20,
@@ -51,6 +52,8 @@ def test_published_parameter_counts():
     assert count(ResNet20(**cifar, width=16)) == 272_474
     assert ConvNet(**cifar).classifier.in_features == 36 * 64
     assert LeNet(in_channels=1, image_size=28, num_classes=10).classifier.in_features == 588
+    # LeNet-5 for MNIST is known to have 61,706 parameters.
+    assert count(LeNet5(in_channels=1, image_size=28, num_classes=10)) == 61_706
 
 
 def test_alexnet_and_vgg16_have_the_shapes_of_spn():

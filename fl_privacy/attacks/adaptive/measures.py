@@ -162,6 +162,11 @@ def against_spn(settings: Settings, scene: Scene) -> list[Measure]:
     ]
 
 
+def against_split(settings: Settings, scene: Scene) -> list[Measure]:
+    """Private layers, of which only stand-ins are known; model inversion also finds them with the image."""
+    return _prefer_smooth(scene, BLURRED)
+
+
 def _clip(norm: float | None, std: float | None, settings: Settings, scene: Scene) -> list[Measure]:
     """``norm``: ``None`` where nothing is clipped, 0 where it is not known."""
     scope: Scope = settings.get("clip_scope", "global") if norm else "global"
@@ -187,6 +192,7 @@ MEASURES: Mapping[str, Callable[[Settings, Scene], list[Measure]]] = {
     "ats": against_ats,
     "dp_noise": against_noise,
     "dp_sgd": against_dp_sgd,
+    "fdl_pp": against_split,
     "none": lambda settings, scene: [],
     "pruning": against_sparsity,
     "quantization": against_quantization,
@@ -195,5 +201,6 @@ MEASURES: Mapping[str, Callable[[Settings, Scene], list[Measure]]] = {
     "soteria": against_soteria,
     "soteria_mixing": against_mixing,
     "spn": against_spn,
+    "split_fed": against_split,
 }
 """By the name of the defense."""

@@ -10,7 +10,18 @@ from fl_privacy.attacks.presets.ats import ats
 from fl_privacy.attacks.presets.deep_leakage import adam_dlg, dlg, idlg
 from fl_privacy.attacks.presets.grad_inversion import grad_inversion
 from fl_privacy.attacks.presets.inverting import inverting_gradients
+from fl_privacy.attacks.presets.model_inversion import model_inversion
 from fl_privacy.attacks.presets.refiner_aware import refiner_aware
 from fl_privacy.attacks.presets.sapag import sapag
 
-__all__ = ["adam_dlg", "ats", "dlg", "grad_inversion", "idlg", "inverting_gradients", "refiner_aware", "sapag"]
+__all__ = [
+    "adam_dlg",
+    "ats",
+    "dlg",
+    "grad_inversion",
+    "idlg",
+    "inverting_gradients",
+    "model_inversion",
+    "refiner_aware",
+    "sapag",
+]

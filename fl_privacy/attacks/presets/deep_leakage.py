@@ -8,6 +8,7 @@ from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
 from fl_privacy.attacks.objectives import L2
 from fl_privacy.attacks.optimizers import LBFGS, Adam
 from fl_privacy.attacks.optimizers.lbfgs import LineSearch
+from fl_privacy.attacks.priors import TotalVariation
 from fl_privacy.attacks.starts import named_start
 from fl_privacy.attacks.targets import LocalSteps
 
@@ -20,6 +21,7 @@ def dlg(
     line_search: LineSearch = "none",
     enough: float = 1e-9,
     accept: float = 1e-7,
+    total_variation: float = 0.0,
     restarts: int = 1,
     labels: LabelPolicy = "optimize",
     start: str = "normal",
@@ -34,10 +36,12 @@ def dlg(
     ``enough`` and ``accept`` are shares of the observed gradient's squared norm: below the first a victim has finished,
     below the second it is not attacked again. The default of ``enough`` is about the 1e-6 at which the published code
     of iDLG stops on its LeNet. All steps have the length ``lr``, as published, unless ``line_search`` asks for others.
+    Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2).
     """
     return GradientInversion(
         objective=L2(layers=layers or {}),
         optimizer=LBFGS(lr=lr, history=history, line_search=line_search),
+        priors=(TotalVariation(weight=total_variation),) if total_variation else (),
         enough=enough,
         accept=accept,
         iterations=iterations,

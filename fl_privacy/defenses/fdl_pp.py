@@ -1,0 +1,131 @@
+"""FDL-PP: a private front modulated by secret passports."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.defenses.base import ClientState, Defense, LocalStep
+from fl_privacy.defenses.checks import expect_number, expect_one_of, expect_whole
+from fl_privacy.defenses.passport import PassportConv2d, penalty_gradients, replace_module
+from fl_privacy.defenses.split import Start, draw_own, keep_private, private_modules
+from fl_privacy.defenses.split_fed import split_fed
+from fl_privacy.errors import UserError
+from fl_privacy.types import Tensors
+
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
+
+
+def fdl_pp(
+    *,
+    private: Sequence[str] | None = None,
+    start: Start = "own",
+    private_passes: int = 1,
+    form: Literal["functional", "penalized"] = "functional",
+    penalty: float = 1.0,
+    hidden: int | None = None,
+) -> Defense:
+    """Private layers whose convolutions are passport layers (Gu et al. 2021, Algorithm 5).
+
+    The output of each private convolution is scaled and shifted by gamma and beta, which an autoencoder makes of the
+    convolution's weights and the client's secret passports, drawn from N(0, 1) in the shape of the layer's input;
+    see :class:`fl_privacy.defenses.passport.PassportConv2d`. Normalization layers among the private ones give way to
+    it: a public one directly behind a passport would undo what it does. Weights, autoencoder and passports never leave
+    the client.
+
+    Args:
+        private: names of the modules that are kept; ``None`` is the first convolution or linear layer and the
+            normalization directly behind it.
+        start: initial values of the private convolutions, ``own`` to each client or ``shared`` by all.
+        private_passes: over a client's examples at the end of each round, which train the private part alone.
+        form: ``functional`` computes gamma and beta in every pass (Eq. 24); ``penalized`` trains them as parameters
+            whose distance to these functions is added to the loss (Eq. 25 and 26).
+        penalty: weight of that term.
+        hidden: outputs of the encoder; ``None`` is half the channels of the convolution.
+    """
+    expect_one_of("defense.form", form, ("functional", "penalized"))
+    expect_number("defense.penalty", penalty, above=0, example=1.0)
+    if hidden is not None:
+        expect_whole("defense.hidden", hidden, at_least=1, example=32)
+    split = split_fed(private=private, start=start, private_passes=private_passes)
+    choose = partial(_chosen, private=private)
+    hook = keep_private(choose)
+    image_shapes: list[tuple[int, ...]] = []
+
+    def install(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
+        if not image_shapes:
+            raise UserError("FDL-PP expects to be told the images' shape, but was not; call its prepare hook first.")
+        installed = copy.deepcopy(model)
+        convolutions = _private_convolutions(installed, choose(installed))
+        shapes = _input_shapes(installed, convolutions, image_shapes[-1])
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=rng)))
+            for name, convolution in convolutions.items():
+                width = hidden or max(1, convolution.out_channels // 2)
+                layer = PassportConv2d(convolution, shapes[name], hidden=width, stored=form == "penalized")
+                replace_module(installed, name, layer.to(convolution.weight.device))
+        for name, module in _below(installed, choose(model)):
+            if isinstance(module, NORMS):
+                replace_module(installed, name, nn.Identity())
+        return installed
+
+    def tie(gradients: Tensors, step: LocalStep) -> Tensors:
+        ties = penalty_gradients(step.model, step.sent.parameters)
+        return {name: g + penalty * ties[name] if name in ties else g for name, g in gradients.items()}
+
+    return replace(
+        split,
+        name="fdl_pp",
+        private=(hook,),
+        model=(*((draw_own(hook),) if start == "own" else ()), install),
+        gradient=(tie,) if form == "penalized" else (),
+        prepare=(image_shapes.append,),
+        public={**split.public, "form": form},
+    )
+
+
+def _chosen(model: nn.Module, *, private: Sequence[str] | None) -> list[str]:
+    chosen = private_modules(model, private)
+    if private is not None:
+        return chosen
+    leaves = [name for name, module in model.named_modules() if next(module.children(), None) is None]
+    behind = leaves[leaves.index(chosen[0]) + 1 :][:1]
+    return chosen + [name for name in behind if isinstance(model.get_submodule(name), NORMS)]
+
+
+def _private_convolutions(model: nn.Module, chosen: Sequence[str]) -> dict[str, nn.Conv2d]:
+    found = {name: module for name, module in _below(model, chosen) if isinstance(module, nn.Conv2d)}
+    if not found:
+        raise UserError(
+            f"FDL-PP expects a convolution among the private modules, but {', '.join(chosen) or 'nothing'} has none;"
+            " name one in defense.private, or use defense=split_fed."
+        )
+    return found
+
+
+def _below(model: nn.Module, chosen: Sequence[str]) -> Iterator[tuple[str, nn.Module]]:
+    everything = list(model.named_modules())
+    return ((n, m) for n, m in everything if any(n == c or n.startswith(f"{c}.") for c in chosen))
+
+
+def _input_shapes(
+    model: nn.Module, layers: Mapping[str, nn.Module], shape: tuple[int, ...]
+) -> dict[str, tuple[int, ...]]:
+    """(C, H, W) of what enters each of ``layers``, found by watching one black image."""
+    found: dict[str, tuple[int, ...]] = {}
+
+    def watcher(name: str) -> Callable[[nn.Module, Sequence[Tensor]], None]:
+        return lambda module, given: found.__setitem__(name, tuple(given[0].shape[1:]))
+
+    handles = [layer.register_forward_pre_hook(watcher(name)) for name, layer in layers.items()]
+    try:
+        with torch.no_grad():
+            model.eval()(next(model.parameters()).new_zeros(1, *shape))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

@@ -1,0 +1,110 @@
+"""A convolution whose output is scaled and shifted by what it makes of secret passports."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.types import Tensors
+
+
+class PassportConv2d(nn.Module):
+    """``gamma * (W * X) + beta`` with ``gamma = Avg(D(E(W * P_gamma)))`` and beta likewise (Gu et al. 2021, Eq. 24).
+
+    E and D are linear layers over channels with a leaky ReLU between them, applied at each position; Avg is the mean
+    over positions. ``W`` has the name that the convolution's weight had; its bias is gone, beta stands for it.
+
+    Two things are done in another order, which changes no result: D, which is linear, follows the mean, and images are
+    convolved with ``gamma * W`` and the bias beta.
+
+    Args:
+        convolution: whose weight, stride, padding and its mode, dilation and groups it takes.
+        input_shape: (C, H, W) of what enters it, hence of the passports.
+        hidden: outputs of E.
+        stored: gamma and beta are parameters of their own, 1 and 0 at first, and a penalty ties them to the passports.
+    """
+
+    def __init__(
+        self, convolution: nn.Conv2d, input_shape: tuple[int, ...], *, hidden: int, stored: bool = False
+    ) -> None:
+        super().__init__()
+        channels = convolution.out_channels
+        self.weight = nn.Parameter(convolution.weight.detach().clone())
+        self.encoder = nn.Linear(channels, hidden)
+        self.decoder = nn.Linear(hidden, channels)
+        self.passport_gamma = nn.Buffer(torch.randn(input_shape))
+        self.passport_beta = nn.Buffer(torch.randn(input_shape))
+        self.gamma = nn.Parameter(torch.ones(channels)) if stored else None
+        self.beta = nn.Parameter(torch.zeros(channels)) if stored else None
+        self._pad = convolution._reversed_padding_repeated_twice, convolution.padding_mode
+        padded = convolution.padding_mode != "zeros"
+        self._geometry = (
+            convolution.stride,
+            0 if padded else convolution.padding,
+            convolution.dilation,
+            convolution.groups,
+        )
+
+    def from_passports(self) -> tuple[Tensor, Tensor]:
+        """gamma (O,) and beta (O,) of Eq. 24."""
+        seen = self._convolve(torch.stack([self.passport_gamma, self.passport_beta]), self.weight, None)
+        codes = F.conv2d(seen, self.encoder.weight[:, :, None, None], self.encoder.bias)
+        gamma, beta = self.decoder(F.leaky_relu(codes).mean((2, 3)))
+        return gamma, beta
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """gamma (O,) and beta (O,) as they are used: stored, or of Eq. 24."""
+        if self.gamma is None or self.beta is None:
+            return self.from_passports()
+        return self.gamma, self.beta
+
+    def penalty(self) -> Tensor:
+        """``||gamma - Avg(D(E(W * P_gamma)))||^2`` plus that of beta (Eq. 25); 0 where they are not stored."""
+        pairs = zip(self.affine(), self.from_passports(), strict=True)
+        return torch.stack([(used - made).square().sum() for used, made in pairs]).sum()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, O, H', W')."""
+        gamma, beta = self.affine()
+        return self._convolve(inputs, gamma[:, None, None, None] * self.weight, beta)
+
+    def _convolve(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        stride, padding, dilation, groups = self._geometry
+        widths, mode = self._pad
+        if mode != "zeros":
+            inputs = F.pad(inputs, widths, mode)
+        return F.conv2d(inputs, weight, bias, stride, padding, dilation, groups)
+
+
+def passport_layers(model: nn.Module) -> dict[str, PassportConv2d]:
+    """The passport layers of ``model`` by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, PassportConv2d)}
+
+
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put ``module`` into ``model`` in the place of that called ``name``."""
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, module)
+
+
+def penalty_gradients(model: nn.Module, parameters: Tensors) -> dict[str, Tensor]:
+    """Gradient of the passport layers' penalties at ``parameters``, by name; those of other layers are left out."""
+    found: dict[str, Tensor] = {}
+    for prefix, layer in passport_layers(model).items():
+        own = {n: parameters[f"{prefix}.{n}"].detach().requires_grad_() for n, _ in layer.named_parameters()}
+        with torch.enable_grad():
+            loss = torch.func.functional_call(_Penalty(layer), {f"layer.{n}": p for n, p in own.items()}, ())
+            gradients = torch.autograd.grad(loss, list(own.values()))
+        found |= {f"{prefix}.{n}": g for n, g in zip(own, gradients, strict=True)}
+    return found
+
+
+class _Penalty(nn.Module):
+    """A layer's penalty as a module, to be called with other values."""
+
+    def __init__(self, layer: PassportConv2d) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self) -> Tensor:
+        """Scalar."""
+        return self.layer.penalty()

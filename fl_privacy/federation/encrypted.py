@@ -1,0 +1,130 @@
+"""Rounds in which the server adds up encrypted updates."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fl_privacy.defenses import ClientState
+from fl_privacy.errors import UserError
+from fl_privacy.federation.attempt import attempt
+from fl_privacy.federation.ckks import Adder, KeyHolder
+from fl_privacy.federation.local_update import LocalResult
+from fl_privacy.federation.loop import RoundReport, settle, settled
+from fl_privacy.federation.packing import Packing
+from fl_privacy.federation.participant import Participant
+from fl_privacy.federation.server import Failure, Server
+from fl_privacy.types import Tensors, Upload
+
+
+def run_encrypted(
+    server: Server,
+    participants: Mapping[int, Participant],
+    *,
+    rounds: int,
+    on_round: Callable[[RoundReport], None],
+    bits: int = 16,
+) -> dict[int, ClientState]:
+    """Train ``server.state`` for ``rounds`` rounds under CKKS; returns what each client kept for itself.
+
+    Each client scales its update by its share of the round's examples and by the largest value that any client has in
+    the tensor, which all tell, packs and encrypts it; the server adds the ciphertexts; the clients, who share the
+    secret key, decrypt the sum. ``server.state`` is what they make of it, which
+    the server itself does not learn. Seconds of encryption, addition and decryption are those of the defense.
+
+    Args:
+        server: holds the model and the rules; adding is all that its machine does.
+        participants: the clients.
+        rounds: how many.
+        on_round: told of each round.
+        bits: of a quantized value.
+
+    Raises:
+        UserError: TenSEAL is missing, a setting is out of range, or all clients of a round failed.
+    """
+    keys = KeyHolder()
+    adder = Adder(keys.public_context())
+    kept = {client: ClientState() for client in participants}
+    for round in range(1, rounds + 1):
+        started = time.perf_counter()
+        asked = server.select(round)
+        results: dict[int, LocalResult | Failure] = {}
+        for client in asked:
+            state = ClientState(dict(kept[client].tensors))
+            work = partial(participants[client].update, server.sent_to(client), state, round=round)
+            results[client] = result = attempt(work)
+            if isinstance(result, LocalResult):
+                kept[client] = state
+        sound, excluded = _usable(server, results)
+        packing = Packing(bits=bits, summands=len(sound))
+        began, before = time.perf_counter(), adder.received
+        uploads = [r.upload for r in sound.values()]
+        total = sum(u.num_examples for u in uploads)
+        largest = _largest(uploads, total)
+        shares = (u.num_examples / total * _flat(u) / largest for u in uploads)
+        summed = keys.decrypt(adder.add(keys.encrypt(packing.pack(share)) for share in shares))
+        mean = largest * packing.unpack(summed, len(largest), summands=len(sound))
+        crypto = time.perf_counter() - began
+        server.receive({min(sound): _shaped(mean, uploads[0], total)})
+        report = RoundReport(
+            round=round,
+            clients=tuple(sound),
+            excluded=excluded,
+            train_loss=sum(r.train_loss for r in sound.values()) / len(sound),
+            seconds=time.perf_counter() - started,
+            defense_seconds=crypto + sum(r.defense_seconds for r in sound.values()),
+            upload_bytes=adder.received - before,
+        )
+        on_round(settled(report, settle(server, participants, kept, round)) if server.personal else report)
+    return kept
+
+
+def _usable(
+    server: Server, results: Mapping[int, LocalResult | Failure]
+) -> tuple[dict[int, LocalResult], dict[int, str]]:
+    """The replies that count, by client, and why others don't: each client checks its own before it encrypts it."""
+    uploads = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
+    excluded = {c: reason for c, upload in uploads.items() if (reason := server.fault(upload))}
+    layouts = {c: _layout(u) for c, u in uploads.items() if c not in excluded and isinstance(u, Upload)}
+    if not layouts:
+        raise UserError("At least one usable update is expected in a round, but all clients failed; fix them.")
+    ((usual, _),) = Counter(layouts.values()).most_common(1)
+    excluded |= {c: "its update has other tensors than most" for c, own in layouts.items() if own != usual}
+    return {c: r for c, r in results.items() if isinstance(r, LocalResult) and c not in excluded}, excluded
+
+
+def _layout(upload: Upload) -> tuple[tuple[str, ...], ...]:
+    return tuple(upload.tensors), tuple(upload.buffers)
+
+
+def _flat(upload: Upload) -> Tensor:
+    return torch.cat([t.flatten().double() for t in _all(upload)])
+
+
+def _largest(uploads: Sequence[Upload], total: int) -> Tensor:
+    """(N,) the largest absolute share that any client has in the tensor of each element; 1 where all are zero."""
+    sizes = torch.tensor([t.numel() for t in _all(uploads[0])])
+    peaks = torch.stack([_peaks(u) * (u.num_examples / total) for u in uploads]).amax(0)
+    return torch.where(peaks > 0, peaks, 1.0).repeat_interleave(sizes)
+
+
+def _peaks(upload: Upload) -> Tensor:
+    """(number of tensors,) the largest absolute value in each."""
+    return torch.stack([t.double().abs().amax() if t.numel() else torch.tensor(0.0).double() for t in _all(upload)])
+
+
+def _all(upload: Upload) -> Sequence[Tensor]:
+    return [*upload.tensors.values(), *upload.buffers.values()]
+
+
+def _shaped(values: Tensor, like: Upload, num_examples: int) -> Upload:
+    pieces = iter(values.split([t.numel() for t in _all(like)]))
+
+    def shaped(tensors: Tensors) -> dict[str, Tensor]:
+        found = {name: next(pieces).view_as(t) for name, t in tensors.items()}
+        return {n: (v if tensors[n].is_floating_point() else v.round()).to(tensors[n].dtype) for n, v in found.items()}
+
+    return Upload(tensors=shaped(like.tensors), buffers=shaped(like.buffers), num_examples=num_examples)

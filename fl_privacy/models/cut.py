@@ -1,0 +1,122 @@
+"""A model cut in two at the input of one of its layers."""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.errors import UserError
+
+
+def called_layers(model: nn.Module, image_shape: tuple[int, ...]) -> list[str]:
+    """Names of the modules that own parameters, in the order in which an image meets them."""
+    found: dict[str, None] = {}
+
+    def noting(name: str) -> Callable[[nn.Module, object], None]:
+        return lambda module, given: found.setdefault(name)
+
+    owners = {name: m for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
+    handles = [module.register_forward_pre_hook(noting(name)) for name, module in owners.items()]
+    values = next(model.parameters())
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            model.eval()(values.new_zeros(1, *image_shape))
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    return list(found)
+
+
+def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
+    """The first layer behind the last private one, as an image meets them; where nothing is private, the second.
+
+    Args:
+        model: architecture.
+        image_shape: (C, H, W).
+        public: names of the public parameters.
+
+    Raises:
+        UserError: there is no such layer.
+    """
+    layers = called_layers(model, image_shape)
+    owned = {
+        name: [f"{name}.{own}" for own, _ in model.get_submodule(name).named_parameters(recurse=False)]
+        for name in layers
+    }
+    private = [name for name in layers if not any(own in public for own in owned[name])]
+    last = layers.index(private[-1]) if private else 0
+    found = next(iter(layers[last + 1 :]), None)
+    if found is None:
+        raise UserError(
+            f"A model with a public layer behind the private ones is expected, but {type(model).__name__} has"
+            f" {', '.join(layers)}, of which {', '.join(private) or 'none'} is private; keep earlier layers private."
+        )
+    return found
+
+
+class Front(nn.Module):
+    """What ``model`` does up to ``layer``: images (B, C, H, W) -> the input of the layer (B, ...).
+
+    The parameters are called ``model.NAME`` here.
+    """
+
+    def __init__(self, model: nn.Module, layer: str) -> None:
+        super().__init__()
+        if layer not in dict(model.named_modules()):
+            raise UserError(f"features_at is expected to name a module of the model, but got {layer!r}.")
+        self.model, self.layer = model, layer
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """As above."""
+
+        def stop(given: Tensor) -> Tensor:
+            raise _ReachedError(given)
+
+        try:
+            with _at_input(self.model.get_submodule(self.layer), stop):
+                self.model(inputs)
+        except _ReachedError as reached:
+            return reached.given
+        raise UserError(
+            f"An image is expected to pass {self.layer} of {type(self.model).__name__}, but does not;"
+            " set features_at to a module that is called."
+        )
+
+
+class _ReachedError(Exception):
+    """A layer was reached, by which the pass ends; ``given`` is its input."""
+
+    def __init__(self, given: Tensor) -> None:
+        super().__init__()
+        self.given = given
+
+
+class Rest(nn.Module):
+    """What ``model`` does from ``layer`` on: the input of the layer (B, ...) -> logits (B, K).
+
+    The parameters are called ``model.NAME`` here. What lies in front of the layer sees black images (C, H, W).
+    """
+
+    def __init__(self, model: nn.Module, layer: str, image_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.model, self.layer, self.image_shape = model, layer, image_shape
+
+    def forward(self, features: Tensor) -> Tensor:
+        """As above."""
+        black = features.new_zeros(len(features), *self.image_shape)
+        with _at_input(self.model.get_submodule(self.layer), lambda given: features):
+            logits: Tensor = self.model(black)
+        return logits
+
+
+@contextmanager
+def _at_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    handle = module.register_forward_pre_hook(lambda _, given: (change(given[0]),))
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,287 @@
+"""A private part of the model: it stays with each client, trains there, and an empty one changes nothing."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from torch.func import functional_call
+
+from fl_privacy.attacks.inversion.problem import InversionProblem
+from fl_privacy.attacks.space import Space
+from fl_privacy.attacks.victim_gradients import frozen_copy
+from fl_privacy.defenses import ClientState, Defense, dp_noise, fdl_pp, none, split_fed
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit, Participant, Server, private_names, public_state, run_rounds
+from fl_privacy.federation.insider import Insider
+from fl_privacy.flower import LocalGrid, participant_app, run_in_process, run_on_grid
+from fl_privacy.models import Front
+from fl_privacy.types import LocalPlan, ModelState
+from tests.federation import harness
+
+ROUNDS = 2
+CONV = ["conv"]
+
+
+def prepared(defense: Defense) -> Defense:
+    for prepare in defense.prepare:
+        prepare((1, harness.SIDE, harness.SIDE))
+    return defense
+
+
+def participants(defense: Defense, plan: LocalPlan = harness.FEDAVG) -> dict[int, Participant]:
+    test = harness.examples(8, seed=6)
+    return {i: replace(p, test=test) for i, p in harness.participants(plan, prepared(defense)).items()}
+
+
+def server(defense: Defense, plan: LocalPlan = harness.FEDAVG) -> Server:
+    model = harness.small_net()
+    return replace(
+        harness.server(plan),
+        state=public_state(model, defense),
+        personal=bool(private_names(model, defense)),
+        tested=frozenset({ROUNDS}),
+    )
+
+
+def run(
+    defense: Defense,
+    backend: Any = run_rounds,
+    plan: LocalPlan = harness.FEDAVG,
+    audit: Audit | None = None,
+    **insider: Any,
+) -> Any:
+    federation, recording = server(defense, plan), harness.Recording()
+    interceptor = recording.interceptor(plan)
+    if insider:
+        inside = Insider(participants=participants(defense, plan), batch_size=2, **insider)
+        interceptor = replace(interceptor, insider=inside)
+    source = partial(participants, defense, plan)
+    kept = backend(
+        federation,
+        source() if backend is run_rounds else source,
+        rounds=ROUNDS,
+        audit=audit or harness.probes(1, 2),
+        interceptor=interceptor,
+        on_round=recording.reports.append,
+    )
+    return federation.state, recording, kept
+
+
+DEFENSES = {
+    "split": split_fed(private=CONV),
+    "split, shared start": split_fed(private=CONV, start="shared"),
+    "passport": fdl_pp(private=CONV),
+    "passport, penalized": fdl_pp(private=CONV, form="penalized"),
+    "passport instead of batch norm": fdl_pp(private=["conv", "norm"]),
+}
+every_split = pytest.mark.parametrize("defense", DEFENSES.values(), ids=DEFENSES.keys())
+
+
+@pytest.mark.parametrize("plan", [harness.FEDAVG, harness.FEDSGD], ids=["fedavg", "fedsgd"])
+def test_an_empty_private_part_is_federated_averaging_bit_for_bit(plan: LocalPlan) -> None:
+    split, seen, kept = run(split_fed(private=[]), plan=plan)
+    plain, expected, _ = run(none(), plan=plan)
+
+    harness.assert_same_state(split, plain)
+    harness.assert_same_observations(seen.observations, expected.observations)
+    assert all(not state.tensors for state in kept.values())
+
+
+@every_split
+def test_the_private_part_is_neither_sent_nor_uploaded(defense: Defense) -> None:
+    state, recording, kept = run(defense)
+
+    names = {name for name, _ in harness.small_net().named_parameters()} - private_names(harness.small_net(), defense)
+    assert set(state.parameters) == names
+    for observation in recording.observations:
+        assert set(observation.sent.parameters) == set(observation.upload.tensors) == names
+    assert all("private/conv.weight" in own.tensors for own in kept.values())
+
+
+@every_split
+def test_public_layers_are_the_same_on_all_clients_private_ones_are_not(defense: Defense) -> None:
+    _, recording, kept = run(defense, run_in_process)
+
+    for round in range(1, ROUNDS + 1):
+        first, *others = (o for o in recording.observations if o.id.startswith(f"round-{round}/"))
+        assert {o.id.split("/")[1] for o in others} >= {"client-1", "client-2"}
+        for other in others:
+            harness.assert_same_state(first.sent, other.sent)
+    names = kept[0].tensors
+    for name in names:
+        assert name.startswith("private/")
+        if names[name].is_floating_point():
+            assert not torch.equal(kept[0].tensors[name], kept[1].tensors[name]), name
+
+
+@every_split
+def test_flower_gives_the_bits_of_the_plain_loop(defense: Defense) -> None:
+    state, expected, kept = run(defense, colluder=2, knows_features=True)
+    other, actual, other_kept = run(defense, run_in_process, colluder=2, knows_features=True)
+
+    harness.assert_same_state(state, other)
+    harness.assert_same_observations(expected.observations, actual.observations)
+    assert [r.evaluation for r in expected.reports] == [r.evaluation for r in actual.reports]
+    for client, own in kept.items():
+        harness.assert_same_tensors(own.tensors, other_kept[client].tensors)
+    for one, two in zip(expected.observations, actual.observations, strict=True):
+        harness.assert_same_tensors({"f": one.knowledge.features}, {"f": two.knowledge.features})
+        harness.assert_same_state(one.knowledge.private, two.knowledge.private)
+
+
+class _Listening(LocalGrid):
+    """A grid that keeps the bytes of every message."""
+
+    traffic: list[bytes]
+
+    def deliver(self, messages: Any) -> list[Message]:
+        replies = super().deliver(messages)
+        for message in [*messages, *replies]:
+            self.traffic += [a.data for r in message.content.array_records.values() for a in r.values()]
+            self.traffic.append(repr([*message.content.metric_records.items()]).encode())
+            self.traffic.append(repr([*message.content.config_records.items()]).encode())
+        return replies
+
+
+@every_split
+def test_no_private_byte_is_in_a_message(defense: Defense) -> None:
+    federation, recording = server(defense), harness.Recording()
+    grid = _Listening(federation.clients, participant_app(participants(defense)))
+    grid.traffic = []
+
+    run_on_grid(
+        grid,
+        federation,
+        rounds=ROUNDS,
+        audit=harness.probes(1, 2),
+        interceptor=recording.interceptor(),
+        on_round=recording.reports.append,
+    )
+
+    traffic = b"".join(grid.traffic)
+    public = federation.state.parameters["out.weight"].numpy().tobytes()
+    assert len(traffic) > 10 * len(public)
+    for client in federation.clients:
+        held = grid.contexts[1000 + client].state.array_records["fl-privacy"]
+        for name, array in held.items():
+            values = array.numpy()
+            pieces = [v.tobytes() for v in values.reshape(-1, values.shape[-1])] if values.ndim else []
+            assert not any(piece in traffic for piece in pieces if len(piece) >= 8), name
+
+
+def test_accuracy_is_the_mean_over_the_clients_own_models() -> None:
+    defense = split_fed(private=CONV)
+    state, recording, kept = run(defense)
+
+    correct = []
+    test = harness.examples(8, seed=6).batch(torch.arange(8))
+    for own in kept.values():
+        private = {n.removeprefix("private/"): t for n, t in own.tensors.items()}
+        values = {**state.parameters, **state.buffers, **private}
+        logits = functional_call(harness.small_net().eval(), values, (test.inputs,))
+        correct.append((logits.argmax(1) == test.labels).float().mean().item())
+    assert recording.reports[0].evaluation is None
+    assert recording.reports[-1].evaluation.accuracy == pytest.approx(sum(correct) / len(correct))
+
+
+def test_the_second_phase_trains_the_private_part_alone_by_plain_descent() -> None:
+    defense, plan = split_fed(private=CONV), LocalPlan(shares="delta", lr=0.1, lr_decay=0.5, epochs=1)
+    client, sent, state = participants(defense, plan)[0], server(defense).state, ClientState()
+    client.update(sent, state, round=2)
+    before = dict(state.tensors)
+    untouched = {n: p.clone() for n, p in sent.parameters.items()}
+
+    client.settle(sent, state, round=2, test=False)
+
+    model, batch = harness.small_net().train(), client.examples.batch(client.indices)
+    values = {n: t.clone().requires_grad_() for n, t in before.items()}
+    full = {**sent.parameters, **sent.buffers, **{n.removeprefix("private/"): v for n, v in values.items()}}
+    loss = torch.nn.functional.cross_entropy(functional_call(model, full, (batch.inputs,)), batch.labels)
+    for (name, value), gradient in zip(values.items(), torch.autograd.grad(loss, list(values.values())), strict=True):
+        torch.testing.assert_close(state.tensors[name], value.detach() - 0.05 * gradient, rtol=1e-4, atol=1e-6)
+    harness.assert_same_tensors(sent.parameters, untouched)
+
+
+def test_a_colluding_client_gives_its_own_layers_away_and_nobody_else_s() -> None:
+    defense = fdl_pp(private=CONV)
+    _, recording, _ = run(defense, colluder=2, knows_features=False)
+
+    clients = participants(defense)
+    for observation in (o for o in recording.observations if o.id.startswith("round-1/")):
+        _, own = clients[2].private_part(observation.sent, ClientState())
+        harness.assert_same_state(observation.knowledge.private, own)
+        assert observation.knowledge.features is None
+        assert "Client 2 colludes" in " ".join(observation.knowledge.describe())
+
+
+def test_without_a_colluder_the_attacker_has_a_draw_of_its_own() -> None:
+    _, recording, kept = run(split_fed(private=CONV), colluder=None, knows_features=False)
+
+    stand_in = recording.observations[0].knowledge.private.parameters["conv.weight"]
+    assert all(not torch.equal(stand_in, own.tensors["private/conv.weight"]) for own in kept.values())
+    initial = harness.small_net().conv.weight  # what clients begin with where start=shared
+    assert not torch.equal(stand_in, initial)
+    assert sorted(stand_in.flatten().tolist()) == sorted(initial.flatten().tolist())
+
+
+def test_splits_compose() -> None:
+    state, _, kept = run(Defense(name="x", private=split_fed(private=CONV).private, upload=dp_noise(scale=0.1).upload))
+
+    assert "conv.weight" not in state.parameters
+    assert isinstance(state, ModelState)
+    assert "private/conv.weight" in kept[0].tensors
+
+
+@pytest.mark.parametrize(
+    ("private", "message"), [(["cnov"], "such as|use some of conv, norm, out"), (["conv", "norm", "out"], "name fewer")]
+)
+def test_wrong_modules_are_refused(private: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        private_names(harness.small_net(), split_fed(private=private))
+
+
+def test_features_are_those_behind_the_victim_s_gradient_with_a_private_norm() -> None:
+    plan = replace(harness.FEDAVG, batch_norm="train")
+    defense = split_fed(private=["conv", "norm"])
+    _, recording, _ = run(defense, plan=plan, colluder=0, knows_features=True)
+
+    told = [o for o in recording.observations if o.id.startswith("round-2/client-0/")]
+    assert told
+    for observation in told:
+        victim = int(observation.id.rpartition("-")[2])
+        images = participants(defense, plan)[0].victim_batch(victim, 2).inputs
+        device = torch.device("cpu")
+        model = frozen_copy(observation.model, observation.assumed(), plan, device=device, dtype=torch.float32)
+        problem = InversionProblem(
+            front=Front(model, "out"),
+            features=observation.knowledge.features[None],
+            priors=(),
+            space=Space(),
+            shape=tuple(images.shape),
+            unknown={},
+            anchor=0.0,
+        )
+        assert float(problem.loss(problem.space.to_variables(images[None]).flatten(1))) < 1e-9
+    seen = [o for o in recording.observations if o.id.startswith("round-1/")]
+    assert all((o.knowledge.private.buffers["norm.num_batches_tracked"] == 0).all() for o in seen)
+
+
+@pytest.mark.parametrize("backend", [run_rounds, run_in_process])
+def test_an_update_is_captured_beside_what_the_client_held_before_it(backend: Any) -> None:
+    defense = split_fed(private=CONV)
+    _, recording, _ = run(defense, backend, audit=harness.updates(1), colluder=2, knows_features=True)
+
+    clients = participants(defense)
+    assert [o.id for o in recording.observations] == [f"round-1/client-{i}" for i in range(3)]
+    for client, observation in enumerate(recording.observations):
+        _, expected = clients[2].private_part(observation.sent, ClientState())
+        harness.assert_same_state(observation.knowledge.private, expected)
+        _, own = clients[client].private_part(observation.sent, ClientState())
+        images = clients[client].trained_batch(round=1).inputs
+        features = torch.nn.functional.conv2d(
+            images, own.parameters["conv.weight"], own.parameters["conv.bias"], padding=1
+        )
+        torch.testing.assert_close(observation.knowledge.features, features)
