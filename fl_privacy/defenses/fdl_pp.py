@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -9,13 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.defenses.base import ClientState, Defense, LocalStep
+from fl_privacy.defenses.base import ClientState, Defense
 from fl_privacy.defenses.checks import expect_number, expect_one_of, expect_whole
-from fl_privacy.defenses.passport import PassportConv2d, penalty_gradients, replace_module
+from fl_privacy.defenses.passport import PassportConv2d, passport_penalty, replace_module
 from fl_privacy.defenses.split import Start, draw_own, keep_private, private_modules
 from fl_privacy.defenses.split_fed import split_fed
 from fl_privacy.errors import UserError
-from fl_privacy.types import Tensors
+from fl_privacy.types import Batch, Tensors
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
 
@@ -73,16 +74,16 @@ def fdl_pp(
                 replace_module(installed, name, nn.Identity())
         return installed
 
-    def tie(gradients: Tensors, step: LocalStep) -> Tensors:
-        ties = penalty_gradients(step.model, step.sent.parameters)
-        return {name: g + penalty * ties[name] if name in ties else g for name, g in gradients.items()}
+    @contextmanager
+    def tie(model: nn.Module, values: Tensors, batch: Batch) -> Iterator[Callable[[Tensor], Tensor]]:
+        yield lambda loss: loss + penalty * passport_penalty(model, values)
 
     return replace(
         split,
         name="fdl_pp",
         private=(hook,),
         model=(*((draw_own(hook),) if start == "own" else ()), install),
-        gradient=(tie,) if form == "penalized" else (),
+        loss=(tie,) if form == "penalized" else (),
         prepare=(image_shapes.append,),
         public={**split.public, "form": form},
     )

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fl_privacy.types import Tensors
 
@@ -86,16 +87,13 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), own, module)
 
 
-def penalty_gradients(model: nn.Module, parameters: Tensors) -> dict[str, Tensor]:
-    """Gradient of the passport layers' penalties at ``parameters``, by name; those of other layers are left out."""
-    found: dict[str, Tensor] = {}
+def passport_penalty(model: nn.Module, values: Tensors) -> Tensor:
+    """Sum of the penalties of the passport layers of ``model`` with its parameters and buffers at ``values``."""
+    penalties = []
     for prefix, layer in passport_layers(model).items():
-        own = {n: parameters[f"{prefix}.{n}"].detach().requires_grad_() for n, _ in layer.named_parameters()}
-        with torch.enable_grad():
-            loss = torch.func.functional_call(_Penalty(layer), {f"layer.{n}": p for n, p in own.items()}, ())
-            gradients = torch.autograd.grad(loss, list(own.values()))
-        found |= {f"{prefix}.{n}": g for n, g in zip(own, gradients, strict=True)}
-    return found
+        own = {f"layer.{name}": values[f"{prefix}.{name}"] for name in layer.state_dict()}
+        penalties.append(functional_call(_Penalty(layer), own, ()))
+    return torch.stack(penalties).sum()
 
 
 class _Penalty(nn.Module):

@@ -8,13 +8,13 @@ import torch
 from scipy.signal import correlate2d
 from torch import nn
 
-from fl_privacy.defenses import ClientState, Defense, LocalStep, fdl_pp, split_fed
+from fl_privacy.defenses import ClientState, Defense, fdl_pp, split_fed
 from fl_privacy.defenses.passport import PassportConv2d, passport_layers
 from fl_privacy.errors import UserError
 from fl_privacy.federation import private_names
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import LeNet5, ResNet18
-from fl_privacy.types import Batch, LocalPlan, ModelState
+from fl_privacy.types import Batch, ModelState
 
 
 def passport_layer(*, stored: bool = False) -> PassportConv2d:
@@ -114,11 +114,8 @@ def test_the_penalized_form_adds_the_gradient_of_the_penalty() -> None:
     batch = Batch(torch.rand(2, 1, 28, 28), torch.tensor([1, 2]))
     sent = ModelState.of(model)
     plain = loss_gradients(model, sent, batch).gradients
-    rng = torch.Generator()
-    step = LocalStep(model=model, sent=sent, batch=batch, plan=LocalPlan(), state=ClientState(), rng=rng)
 
-    (tie,) = fdl_pp(**settings).gradient
-    tied = tie(plain, step)
+    tied = loss_gradients(model, sent, batch, changes=fdl_pp(**settings).loss).gradients
 
     layer = passport_layers(model)["features.0"]
     layer.penalty().backward()

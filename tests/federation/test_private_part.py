@@ -1,5 +1,7 @@
 """A private part of the model: it stays with each client, trains there, and an empty one changes nothing."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -7,18 +9,19 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Message
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_privacy.attacks.inversion.problem import InversionProblem
 from fl_privacy.attacks.space import Space
 from fl_privacy.attacks.victim_gradients import frozen_copy
-from fl_privacy.defenses import ClientState, Defense, dp_noise, fdl_pp, none, split_fed
+from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp, none, split_fed
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Participant, Server, private_names, public_state, run_rounds
 from fl_privacy.federation.insider import Insider
 from fl_privacy.flower import LocalGrid, participant_app, run_in_process, run_on_grid
 from fl_privacy.models import Front
-from fl_privacy.types import LocalPlan, ModelState
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 from tests.federation import harness
 
 ROUNDS = 2
@@ -203,6 +206,29 @@ def test_the_second_phase_trains_the_private_part_alone_by_plain_descent() -> No
     for (name, value), gradient in zip(values.items(), torch.autograd.grad(loss, list(values.values())), strict=True):
         torch.testing.assert_close(state.tensors[name], value.detach() - 0.05 * gradient, rtol=1e-4, atol=1e-6)
     harness.assert_same_tensors(sent.parameters, untouched)
+
+
+def test_the_second_phase_descends_the_changed_loss() -> None:
+    @contextmanager
+    def twice(model: nn.Module, values: Tensors, batch: Batch) -> Iterator[Callable[[Tensor], Tensor]]:
+        assert "out.weight" in values
+        yield lambda loss: 2 * loss
+
+    split = split_fed(private=CONV)
+    ends = []
+    for defense, lr in ((split, 0.2), (compose(split, Defense(name="twice", loss=(twice,))), 0.1)):
+        client, state = participants(defense, LocalPlan(shares="delta", lr=lr))[0], ClientState()
+        client.settle(server(defense).state, state, round=1, test=False)
+        ends.append(state.tensors)
+
+    torch.testing.assert_close(*ends)
+
+
+def test_the_penalty_moves_what_clients_keep() -> None:
+    loose, tied = (run(fdl_pp(private=CONV, form="penalized", penalty=p))[2][0].tensors for p in (1e-3, 1.0))
+
+    moved = {name for name in loose if not torch.equal(loose[name], tied[name])}
+    assert {"private/conv.gamma", "private/conv.beta", "private/conv.encoder.weight"} <= moved
 
 
 def test_a_colluding_client_gives_its_own_layers_away_and_nobody_else_s() -> None:
