@@ -52,7 +52,8 @@ def run(defense: Defense, tensors: Tensors, step: LocalStep) -> Tensors:
         tensors = changed_gradient(defense, step, public)
     for gradient_hook in defense.gradient:
         tensors = gradient_hook(tensors, step)
-    tensors = {name: t for name, t in tensors.items() if name in public}
+    if defense.loss:
+        tensors = {name: t for name, t in tensors.items() if name in public}
     for upload_hook in defense.upload:
         tensors = upload_hook(tensors, step.state, step.rng)
     return tensors

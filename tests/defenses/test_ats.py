@@ -32,6 +32,7 @@ def upload(defense, given, seed=0):
         defense=defense,
         state=ClientState(),
         rng=derive_generator(seed),
+        private_rng=derive_generator(seed, "private"),
     )
     return result.upload.tensors
 
