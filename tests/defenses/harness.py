@@ -45,14 +45,18 @@ def clean_gradient(step: LocalStep) -> Tensors:
 
 
 def run(defense: Defense, tensors: Tensors, step: LocalStep) -> Tensors:
-    """What is uploaded instead of ``tensors``, the clean gradient of ``step``."""
+    """What is uploaded instead of ``tensors``, the clean gradient of ``step``.
+
+    Of a defense with private layers, whose model is another one, only the hooks on what is shared are run.
+    """
     public = step.sent.parameters
-    if defense.loss:
+    own_loss = bool(defense.loss) and not defense.private
+    if own_loss:
         step = private_step(defense, step)
         tensors = changed_gradient(defense, step, public)
     for gradient_hook in defense.gradient:
         tensors = gradient_hook(tensors, step)
-    if defense.loss:
+    if own_loss:
         tensors = {name: t for name, t in tensors.items() if name in public}
     for upload_hook in defense.upload:
         tensors = upload_hook(tensors, step.state, step.rng)
