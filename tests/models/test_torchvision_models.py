@@ -64,11 +64,13 @@ def test_trains_and_can_be_attacked_many_victims_at_once(make):
                 id=str(victim), model=model, sent=state, upload=upload, plan=plan, input_shape=(1, 8, 8), num_classes=3
             )
         )
-    found = inverting_gradients(iterations=20, lr=0.01)(observations, seed=0)
-    for victim, reconstruction in enumerate(found):
-        assert reconstruction.failure is None
-        assert reconstruction.batch.labels.tolist() == [victim]
-        assert reconstruction.loss < reconstruction.history[0]
+    attack = inverting_gradients(iterations=5, lr=0.01, dtype="float64")
+    for victim, (together, observation) in enumerate(zip(attack(observations, seed=0), observations, strict=True)):
+        alone = attack([observation], seed=0)[0]
+        assert together.failure is None
+        assert together.batch.labels.tolist() == [victim]
+        assert together.history == pytest.approx(alone.history, rel=1e-6)
+        assert len(set(together.history)) > 1
 
 
 @pytest.mark.parametrize(
