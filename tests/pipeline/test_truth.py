@@ -110,4 +110,5 @@ def test_the_undefended_update_of_a_condensed_victim_is_the_same():
     built = federation(*DM)
     measure = disturbance_of(built.participants, 2)
     for observation in observations(built, AUDIT):
-        assert measure(observation).signal_to_perturbation == float("inf")
+        perturbation, _ = measure(observation)
+        assert perturbation.signal_to_perturbation == float("inf")
