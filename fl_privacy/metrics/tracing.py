@@ -15,11 +15,13 @@ class Tracing:
     Attributes:
         distance: share of the queries that were traced to a wrong participant, in [0, 1]; 1 - 1 / ``participants`` is
             what guessing gets.
+        attacked_distance: the same of those queries that were attacked; others have no reconstruction of their own.
         participants: among how many.
         queries: how many images were asked for.
     """
 
     distance: float
+    attacked_distance: float
     participants: int
     queries: int
 

@@ -54,11 +54,14 @@ class Tracer:
             return None
         query_owners = torch.cat([owners, _dealt(len(of), owners.unique()) if shared else of])
         guessed = torch.cat([_guessed(score) for score in scores])
-        distance = 1.0
+        distance = of_attacked = 1.0
         if guessed.any():
-            guesses = torch.cat([score.guesses for score in scores])[guessed]
-            distance = tracing_distance(guesses, owners[guessed], torch.cat([attacked, others]), query_owners)
-        return Tracing(distance=distance, participants=number, queries=len(query_owners))
+            answers = torch.cat([score.guesses for score in scores])[guessed], owners[guessed]
+            distance = tracing_distance(*answers, torch.cat([attacked, others]), query_owners)
+            of_attacked = tracing_distance(*answers, attacked, owners)
+        return Tracing(
+            distance=distance, attacked_distance=of_attacked, participants=number, queries=len(query_owners)
+        )
 
     def _others(self, attacked: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
         """(n, C, H, W) further images of ``clients``, none of which was ``attacked``, and (n,) whose they are."""

@@ -85,7 +85,7 @@ def _rows_of(summary: Mapping[str, Any], attacker: Attacker) -> list[dict[str, A
 
 
 def _tracing_rows(run: Run) -> list[dict[str, Any]]:
-    """A row for each attacker whose reconstructions were traced, as far as the summary says among how many."""
+    """A row for each attacker whose reconstructions were traced, if the summary also says what chance would."""
     found = {"plain": run.summary, "adaptive": run.summary.get("adaptive") or {}}
     rows = {attacker: summary.get("tracing") for attacker, summary in found.items()}
     return [{"attacker": attacker, **row} for attacker, row in rows.items() if row and "chance" in row]

@@ -102,13 +102,14 @@ def _leakage(records: Sequence[Mapping[str, Any]], attacker: Attacker) -> dict[s
 
 
 def _tracing(traced: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Distance over the rounds; images asked for in all, among how many participants, and what guessing gets wrong."""
+    """Distance over the rounds, also of the attacked images alone, beside that of guessing."""
     distance = aggregate([r["distance"] for r in traced])
     if distance is None:
         return None
     participants = [r["participants"] for r in traced]
     return {
         **_plain(distance),
+        "attacked": sum(r.get("attacked_distance", r["distance"]) for r in traced) / len(traced),
         "queries": sum(r["queries"] for r in traced),
         "participants": max(participants),
         "chance": sum(1 - 1 / number for number in participants) / len(participants),

@@ -116,11 +116,11 @@ def test_other_images_of_the_client_are_dealt_like_the_attacked_ones() -> None:
     found = tracer(scores)
     assert found is not None and (found.participants, found.queries) == (3, 36)
     # the six that were attacked are traced rightly, of the other thirty about a third
-    assert 0.3 < found.distance < 30 / 36
+    assert found.attacked_distance == 0 and 0.3 < found.distance < 30 / 36
     assert found == tracer(scores)
     everything = replace(tracer, queries=1000)(scores)
     assert everything is not None and everything.queries == 50
-    assert replace(tracer, queries=2)(scores) == Tracing(distance=0.0, participants=3, queries=6)
+    assert replace(tracer, queries=2)(scores) == Tracing(distance=0.0, attacked_distance=0.0, participants=3, queries=6)
 
 
 def test_other_images_belong_to_the_client_that_has_them() -> None:
@@ -134,7 +134,7 @@ def test_other_images_belong_to_the_client_that_has_them() -> None:
     }
     scores = [scored(examples, 0), scored(examples, 25, client=1)]
     # the images of one client are bright, those of the other dark
-    assert Tracer(clients=clients, queries=40)(scores) == Tracing(distance=0.0, participants=2, queries=40)
+    assert Tracer(clients=clients, queries=40)(scores) == Tracing(distance=0.0, attacked_distance=0.0, participants=2, queries=40)
 
 
 def test_the_configuration_asks_for_more_images(tmp_path: Path) -> None:
