@@ -59,9 +59,7 @@ class Tracer:
             answers = torch.cat([score.guesses for score in scores])[guessed], owners[guessed]
             distance = tracing_distance(*answers, torch.cat([attacked, others]), query_owners)
             of_attacked = tracing_distance(*answers, attacked, owners)
-        return Tracing(
-            distance=distance, attacked_distance=of_attacked, participants=number, queries=len(query_owners)
-        )
+        return Tracing(distance=distance, attacked_distance=of_attacked, participants=number, queries=len(query_owners))
 
     def _others(self, attacked: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
         """(n, C, H, W) further images of ``clients``, none of which was ``attacked``, and (n,) whose they are."""

@@ -134,7 +134,9 @@ def test_other_images_belong_to_the_client_that_has_them() -> None:
     }
     scores = [scored(examples, 0), scored(examples, 25, client=1)]
     # the images of one client are bright, those of the other dark
-    assert Tracer(clients=clients, queries=40)(scores) == Tracing(distance=0.0, attacked_distance=0.0, participants=2, queries=40)
+    assert Tracer(clients=clients, queries=40)(scores) == Tracing(
+        distance=0.0, attacked_distance=0.0, participants=2, queries=40
+    )
 
 
 def test_the_configuration_asks_for_more_images(tmp_path: Path) -> None:
