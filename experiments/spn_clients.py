@@ -2,11 +2,11 @@
 
     python experiments/spn_clients.py --data mnist_mini --width 4 --rounds 20 --lr 0.02 --out runs/clients
 
-AlexNet, federated averaging as in the paper (SGD with momentum, one local epoch of batches of 64). ``Alone`` trains as
-long on one client's examples only, mean over at most five clients. Every accuracy is a line of ``rows.jsonl`` in the
-folder ``--out`` as soon as it is known and is not computed again, so that several processes can share the numbers of
-clients between them; ``clients.png`` is drawn at the end, a panel for each partition. ``--clients`` without numbers
-only draws.
+AlexNet, federated averaging as in the paper (SGD with momentum, all clients in every round, one local epoch of batches
+of 64; ``--steps`` and ``--per-round`` make rounds shorter). ``Alone`` trains in as many rounds on one client's examples
+only, mean over at most five clients. Every accuracy is a line of ``rows.jsonl`` in the folder ``--out`` as soon as it is
+known and is not computed again, so that several processes can share the numbers of clients between them; the figure
+``clients.png``, a panel for each partition, is drawn at the end. ``--clients`` without numbers only draws.
 """
 
 import argparse
@@ -43,12 +43,12 @@ Row = dict[str, Any]
 Members = dict[int, Participant]
 
 
-def together(participants: Members, rounds: int, seed: int) -> ModelState:
+def together(participants: Members, rounds: int, seed: int, per_round: int | None) -> ModelState:
     first = participants[0]
     server = Server(
         state=ModelState.of(first.model),
         local_plan=first.plan,
-        plan=ServerPlan(),
+        plan=ServerPlan(fraction=min(1.0, (per_round or len(participants)) / len(participants))),
         clients=sorted(participants),
         seed=seed,
     )
@@ -74,12 +74,12 @@ def alone(participant: Participant, rounds: int) -> ModelState:
     return values
 
 
-def accuracy(method: str, members: Members, test: Examples, rounds: int, seed: int) -> float:
+def accuracy(method: str, members: Members, test: Examples, options: argparse.Namespace) -> float:
     if method == "Alone":
-        states = [alone(member, rounds) for member in list(members.values())[:ALONE]]
+        states = [alone(member, options.rounds) for member in list(members.values())[:ALONE]]
     else:
         defended = {k: replace(member, defense=DEFENSES[method]) for k, member in members.items()}
-        states = [together(defended, rounds, seed)]
+        states = [together(defended, options.rounds, options.seed, options.per_round)]
     return sum(evaluate_model(members[0].model, state, test).accuracy for state in states) / len(states)
 
 
@@ -100,7 +100,8 @@ def missing(options: argparse.Namespace, rows: Callable[[], list[Row]]) -> Itera
     model = build_model(
         AlexNet, seed=options.seed, width=options.width, init="kaiming_uniform", mean=[0.5], std=[0.25], **shape
     )
-    plan = LocalPlan(shares="delta", lr=options.lr, momentum=0.9, epochs=options.epochs, batch_size=options.batch_size)
+    duration = {"epochs": 1} if options.steps is None else {"steps": options.steps}
+    plan = LocalPlan(shares="delta", lr=options.lr, momentum=0.9, batch_size=options.batch_size, **duration)
     seed = derive_seed(options.seed, "partition")
     for number in options.clients:
         for partition in options.partitions:
@@ -112,7 +113,7 @@ def missing(options: argparse.Namespace, rows: Callable[[], list[Row]]) -> Itera
             for method in options.methods:
                 key = {**setting(options), "partition": partition, "clients": number, "method": method}
                 if not any(key.items() <= row.items() for row in rows()):
-                    yield {**key, "accuracy": accuracy(method, members, test, options.rounds, options.seed)}
+                    yield {**key, "accuracy": accuracy(method, members, test, options)}
 
 
 def some(examples: Examples, number: int | None, seed: int) -> Examples:
@@ -125,7 +126,7 @@ def some(examples: Examples, number: int | None, seed: int) -> Examples:
 
 def setting(options: argparse.Namespace) -> Row:
     """What all rows of a figure have in common."""
-    names = ("data", "images", "test_images", "width", "rounds", "lr", "epochs", "batch_size", "seed")
+    names = ("data", "images", "test_images", "width", "rounds", "lr", "steps", "batch_size", "per_round", "seed")
     return {name: getattr(options, name) for name in names}
 
 
@@ -179,7 +180,8 @@ def main() -> None:
     parser.add_argument("--partitions", nargs="+", default=["iid", "0.9"], help="iid, or the alpha of a Dirichlet one")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--steps", type=int, help="of each client in a round; one epoch if not given")
+    parser.add_argument("--per-round", type=int, help="clients that take part, at most; all if not given")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/spn_clients"))
