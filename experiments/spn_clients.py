@@ -1,11 +1,11 @@
 """Accuracy over the number of clients: each alone, together, and together behind defenses (SPN, Figures 7, 28 and 29).
 
-    python experiments/spn_clients.py --data mnist_mini --width 4 --rounds 20 --lr 0.02 --out runs/clients
+    python experiments/spn_clients.py --data mnist_mini --width 4 --rounds 20 --lr 0.02 --batch-size 16 --clients 8 20
 
 AlexNet, federated averaging as in the paper (SGD with momentum, all clients in every round, one local epoch of batches
 of 64; ``--steps`` and ``--per-round`` make rounds shorter). ``Alone`` trains in as many rounds on one client's examples
-only, mean over at most five clients. Every accuracy is a line of ``rows.jsonl`` in the folder ``--out`` as soon as it is
-known and is not computed again, so that several processes can share the numbers of clients between them; the figure
+only, mean over at most five clients. Every accuracy is a line of ``rows.jsonl`` in the folder ``--out`` as soon as it
+is known and is not computed again, so that several processes can share the numbers of clients between them; the figure
 ``clients.png``, a panel for each partition, is drawn at the end. ``--clients`` without numbers only draws.
 """
 
