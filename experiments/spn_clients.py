@@ -1,22 +1,32 @@
 """Accuracy over the number of clients: each alone, together, and together behind defenses (SPN, Figures 7, 28 and 29).
 
-    python experiments/spn_clients.py --data mnist_mini --width 8 --rounds 8 --clients 8 20 50
+    python experiments/spn_clients.py --data mnist_mini --width 4 --rounds 20 --lr 0.02 --batch-size 16 --clients 8 20
 
-AlexNet, federated averaging as in the paper (SGD with momentum, one local epoch of batches of 64). ``Alone`` trains as
-long on one client's examples only, mean over at most five clients.
+AlexNet, federated averaging as in the paper (SGD with momentum, all clients in every round, one local epoch of batches
+of 64; ``--steps`` and ``--per-round`` make rounds shorter). ``Alone`` trains in as many rounds on one client's examples
+only, mean over at most five clients. Every accuracy is a line of ``rows.jsonl`` in the folder ``--out`` as soon as it
+is known and is not computed again, so that several processes can share the numbers of clients between them; the figure
+``clients.png``, a panel for each partition, is drawn at the end. ``--clients`` without numbers only draws.
 """
 
 import argparse
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import matplotlib
 import torch
+from matplotlib.figure import Figure
 
-from fl_privacy.data import load_data
-from fl_privacy.data.partition import Dirichlet, Iid
+from fl_privacy.data import Examples, load_data
+from fl_privacy.data.partition import Dirichlet, Iid, Partition
 from fl_privacy.defenses import ClientState, dp_noise, none, selective_sharing, spn
 from fl_privacy.federation import Audit, Interceptor, Participant, Server, ServerPlan, evaluate_model, run_rounds
 from fl_privacy.models import AlexNet, build_model
-from fl_privacy.rng import derive_seed
+from fl_privacy.report.charts import SERIES
+from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.types import LocalPlan, ModelState
 
 DEFENSES = {
@@ -26,15 +36,19 @@ DEFENSES = {
     "PPDL-0.05": selective_sharing(share=0.05),
     "DP-0.1": dp_noise(scale=0.1, at="gradient"),
 }
+METHODS = ("Alone", *DEFENSES)
 ALONE = 5
 
+Row = dict[str, Any]
+Members = dict[int, Participant]
 
-def together(participants: dict[int, Participant], rounds: int, seed: int) -> ModelState:
+
+def together(participants: Members, rounds: int, seed: int, per_round: int | None) -> ModelState:
     first = participants[0]
     server = Server(
         state=ModelState.of(first.model),
         local_plan=first.plan,
-        plan=ServerPlan(),
+        plan=ServerPlan(fraction=min(1.0, (per_round or len(participants)) / len(participants))),
         clients=sorted(participants),
         seed=seed,
     )
@@ -60,40 +74,128 @@ def alone(participant: Participant, rounds: int) -> ModelState:
     return values
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--images", type=int, help="of the training set; all if not given")
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--clients", type=int, nargs="+", default=[8, 20, 50, 100])
-    parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--alpha", type=float, help="of a Dirichlet partition; equal random shares if not given")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+def accuracy(method: str, members: Members, test: Examples, options: argparse.Namespace) -> float:
+    if method == "Alone":
+        states = [alone(member, options.rounds) for member in list(members.values())[:ALONE]]
+    else:
+        defended = {k: replace(member, defense=DEFENSES[method]) for k, member in members.items()}
+        states = [together(defended, options.rounds, options.seed, options.per_round)]
+    return sum(evaluate_model(members[0].model, state, test).accuracy for state in states) / len(states)
+
+
+def partition_called(name: str) -> Partition:
+    return Iid() if name == "iid" else Dirichlet(alpha=float(name))
+
+
+def title_of(partition: str) -> str:
+    return "Equal random shares" if partition == "iid" else f"Dirichlet({partition})"
+
+
+def missing(options: argparse.Namespace, rows: Callable[[], list[Row]]) -> Iterator[Row]:
+    """Row by row what is asked for and not in ``rows`` yet, measured."""
     data = load_data(options.data)
-    train = data.train if options.images is None else data.train.subset(torch.arange(options.images))
+    train, test = some(data.train, options.images, options.seed), some(data.test, options.test_images, options.seed)
     channels, size, _ = train.input_shape
     shape = {"in_channels": channels, "image_size": size, "num_classes": train.num_classes}
     model = build_model(
         AlexNet, seed=options.seed, width=options.width, init="kaiming_uniform", mean=[0.5], std=[0.25], **shape
     )
-    plan = LocalPlan(shares="delta", lr=options.lr, momentum=0.9, epochs=1, batch_size=64)
-    partition = Iid() if options.alpha is None else Dirichlet(alpha=options.alpha)
-    print(f"| clients | Alone | {' | '.join(DEFENSES)} |\n|---|---{'|---' * len(DEFENSES)}|", flush=True)
+    duration = {"epochs": 1} if options.steps is None else {"steps": options.steps}
+    plan = LocalPlan(shares="delta", lr=options.lr, momentum=0.9, batch_size=options.batch_size, **duration)
+    seed = derive_seed(options.seed, "partition")
     for number in options.clients:
-        parts = partition(train, num_clients=number, seed=derive_seed(options.seed, "partition"))
-        members = {
-            k: Participant(id=k, examples=train, indices=part, model=model, plan=plan, seed=options.seed)
-            for k, part in enumerate(parts)
-        }
-        single = [alone(members[k], options.rounds) for k in range(min(ALONE, number))]
-        scores = [sum(evaluate_model(model, state, data.test).accuracy for state in single) / len(single)]
-        for defense in DEFENSES.values():
-            defended = {k: replace(member, defense=defense) for k, member in members.items()}
-            state = together(defended, options.rounds, options.seed)
-            scores.append(evaluate_model(model, state, data.test).accuracy)
-        print(f"| {number} | {' | '.join(f'{100 * score:.1f} %' for score in scores)} |", flush=True)
+        for partition in options.partitions:
+            parts = partition_called(partition)(train, num_clients=number, seed=seed)
+            members = {
+                k: Participant(id=k, examples=train, indices=part, model=model, plan=plan, seed=options.seed)
+                for k, part in enumerate(parts)
+            }
+            for method in options.methods:
+                key = {**setting(options), "partition": partition, "clients": number, "method": method}
+                if not any(key.items() <= row.items() for row in rows()):
+                    yield {**key, "accuracy": accuracy(method, members, test, options)}
+
+
+def some(examples: Examples, number: int | None, seed: int) -> Examples:
+    """So many of them at random; all for ``None``."""
+    if number is None:
+        return examples
+    order = torch.randperm(len(examples), generator=derive_generator(seed, "images"))
+    return examples.subset(order[:number].sort().values)
+
+
+def setting(options: argparse.Namespace) -> Row:
+    """What all rows of a figure have in common."""
+    names = ("data", "images", "test_images", "width", "rounds", "lr", "steps", "batch_size", "per_round", "seed")
+    return {name: getattr(options, name) for name in names}
+
+
+def read(path: Path, common: Row) -> list[Row]:
+    """The rows of ``path`` that have ``common``."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [row for row in map(json.loads, lines) if common.items() <= row.items()]
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """A panel for each partition, a curve for each method."""
+    matplotlib.rcParams["font.size"] = 9
+    partitions = sorted({row["partition"] for row in rows}, key=lambda name: (name != "iid", name))
+    figure = Figure(figsize=(4.2 * len(partitions) + 1, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(partitions), sharey=True, squeeze=False)[0]
+    for axes, partition in zip(panels, partitions, strict=True):
+        found = {(r["method"], r["clients"]): 100 * r["accuracy"] for r in rows if r["partition"] == partition}
+        numbers = sorted({number for _, number in found})
+        for method, color in zip(METHODS, SERIES, strict=False):
+            x = [number for number in numbers if (method, number) in found]
+            line = "--o" if method == "Alone" else "-o"
+            axes.plot(x, [found[method, n] for n in x], line, color=color, label=method, markersize=4)
+        axes.set_xscale("log")
+        axes.set_xticks(numbers, [str(number) for number in numbers])
+        axes.minorticks_off()
+        axes.set(title=title_of(partition), xlabel="Clients")
+        axes.grid(visible=True, alpha=0.3)
+    panels[0].set_ylabel("Test accuracy, percent")
+    panels[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def table(rows: list[Row]) -> str:
+    """A line for each partition and number of clients."""
+    found = {(r["partition"], r["clients"], r["method"]): f"{100 * r['accuracy']:.1f} %" for r in rows}
+    lines = [
+        f"| {title_of(partition)} | {number} | {' | '.join(found.get((partition, number, m), '-') for m in METHODS)} |"
+        for partition, number in sorted({key[:2] for key in found}, key=lambda key: (key[0] != "iid", *key))
+    ]
+    return "\n".join([f"| | clients | {' | '.join(METHODS)} |", "|---" * (len(METHODS) + 2) + "|", *lines])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--images", type=int, help="of the training set; all if not given")
+    parser.add_argument("--test-images", type=int, help="of the test set; all if not given")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--clients", type=int, nargs="*", default=[8, 20, 50, 100])
+    parser.add_argument("--partitions", nargs="+", default=["iid", "0.9"], help="iid, or the alpha of a Dirichlet one")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--steps", type=int, help="of each client in a round; one epoch if not given")
+    parser.add_argument("--per-round", type=int, help="clients that take part, at most; all if not given")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs/spn_clients"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path, common = options.out / "rows.jsonl", setting(options)
+    for row in missing(options, lambda: read(path, common)):
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{title_of(row['partition'])}, {row['clients']} clients, {row['method']}: {row['accuracy']}", flush=True)
+    rows = read(path, common)
+    if rows:
+        draw(rows, options.out / "clients.png")
+        print(table(rows))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ SETTINGS: dict[str, Any] = {
     "knows_labels": bool,
     "colluder": int | None,
     "knows_features": bool,
+    "tracing": int | None,
+    "tracing_queries": int | None,
     "features_at": str | None,
     "bpki.bins": int,
     "bpki.smoothing": float,

@@ -24,16 +24,6 @@ class Perturbation:
     cosine: float
     zeros: float
 
-    @property
-    def ppc_abscissa(self) -> float:
-        """log10(||B|| / ||E|| + 1), the horizontal axis of a PPC curve (SPN, section 3)."""
-        return ppc_abscissa(self.signal_to_perturbation)
-
-
-def ppc_abscissa(signal_to_perturbation: float) -> float:
-    """log10(||B|| / ||E|| + 1) of the ratio; infinite for an infinite one."""
-    return math.log10(signal_to_perturbation + 1)
-
 
 def perturbation(clean: Tensors, defended: Tensors) -> Perturbation:
     """Compare ``defended`` with the update ``clean`` of the same client, batch and model.

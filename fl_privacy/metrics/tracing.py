@@ -13,12 +13,15 @@ class Tracing:
     """What a tracing attack came to.
 
     Attributes:
-        distance: share of the queries that were traced to a wrong participant, in [0, 1].
+        distance: share of the queries that were traced to a wrong participant, in [0, 1]; 1 - 1 / ``participants`` is
+            what guessing gets.
+        attacked_distance: the same of those queries that were attacked; others have no reconstruction of their own.
         participants: among how many.
         queries: how many images were asked for.
     """
 
     distance: float
+    attacked_distance: float
     participants: int
     queries: int
 
@@ -43,12 +46,22 @@ def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
             "Tracing expects images of one shape and an owner for each reconstruction, but got"
             f" {tuple(guesses.shape)} with {len(owners)} owners and {tuple(queries.shape)}."
         )
-    flat = guesses.flatten(1).float()
-    # without matrix products, whose rounding depends on the chunk, so that equal guesses are equally far
+    return owners[nearest(guesses, queries)[1]]
+
+
+def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+    """(Q,) for each query the Euclidean distance of the nearest of ``images`` (R, C, H, W), and (Q,) which it is.
+
+    Distances are exact: those of equal images are equal, and 0 to the image itself, whatever is compared at a time.
+    """
+    flat = images.flatten(1).float()
+    # without matrix products, whose rounding depends on the chunk
     exact = "donot_use_mm_for_euclid_dist"
     chunks = [some.flatten(1).float() for some in torch.split(queries, CHUNK)]
-    nearest = [torch.cdist(some, flat, compute_mode=exact).argmin(1) for some in chunks]
-    return owners[torch.cat(nearest)] if nearest else owners[:0]
+    found = [torch.cdist(some, flat, compute_mode=exact).min(1) for some in chunks]
+    if not found:
+        return queries.new_zeros(0), torch.zeros(0, dtype=torch.long)
+    return torch.cat([f.values for f in found]), torch.cat([f.indices for f in found])
 
 
 def tracing_distance(guesses: Tensor, owners: Tensor, queries: Tensor, query_owners: Tensor) -> float:

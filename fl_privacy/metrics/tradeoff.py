@@ -1,11 +1,11 @@
 """Privacy-preserving characteristics of a mechanism: SPN's PPC curves and CAP."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.perturbation import ppc_abscissa
 
 Region = Literal["green", "white", "red"]
 """``green``: the perturbation exceeds the gradient, reconstruction is expected to fail (Theorem 2.2); ``red``: it is so
@@ -36,8 +36,8 @@ class PpcPoint:
 
     @property
     def abscissa(self) -> float:
-        """log10(||B|| / ||E|| + 1)."""
-        return ppc_abscissa(self.signal_to_perturbation)
+        """log10(||B|| / ||E|| + 1), the horizontal axis of a PPC curve; infinite for an infinite ratio."""
+        return math.log10(self.signal_to_perturbation + 1)
 
     @property
     def region(self) -> Region:

@@ -1,98 +1,13 @@
-"""AlexNet and VGG16 for small images, as SPN and FDL-PP train them."""
+"""AlexNet for small images, as SPN and FDL-PP train it."""
 
-from collections.abc import Sequence
-from typing import ClassVar
-
-from torch import Tensor, nn
-
-from fl_privacy.errors import UserError
-from fl_privacy.models.initialize import initialize
-from fl_privacy.models.layers import activation as new_activation
-from fl_privacy.models.layers import input_normalization, norm_2d, require_positive
-
-Block = tuple[tuple[int, ...], int, bool]
-"""Widths of its convolutions in multiples of the network's, their kernel size, and whether 2x2 pooling follows."""
+from fl_privacy.models.blocks import BlockNetwork
 
 
-class AlexNet(nn.Module):
+class AlexNet(BlockNetwork):
     """AlexNet of SPN (Fan et al., 2020, Table 4): five convolutions, three 2x2 max poolings, 4096 -> 256 -> K.
 
-    FDL-PP's is ``hidden=None``: a single linear layer 4096 -> K. Any number of channels and images from 8x8 fit.
-
-    Args:
-        in_channels: C of the images.
-        image_size: their height and width.
-        num_classes: K.
-        width: channels of the first convolution; the others are 3, 6, 4 and 4 times as wide.
-        hidden: outputs of the first linear layer; ``None`` leaves one linear layer.
-        activation: after each convolution and the first linear layer, one of ``layers.ACTIVATIONS``.
-        norm: before each activation of a convolution: ``batch``, ``group`` or ``none``.
-        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialize.INITIALIZERS``.
+    ``width`` are the channels of the first convolution; the others are 3, 6, 4 and 4 times as wide. FDL-PP's is
+    ``hidden=None``: a single linear layer 4096 -> K. Images from 8x8 fit.
     """
 
-    blocks: ClassVar[tuple[Block, ...]] = (((1,), 5, True), ((3,), 5, True), ((6, 4, 4), 3, True))
-
-    def __init__(
-        self,
-        *,
-        in_channels: int,
-        image_size: int,
-        num_classes: int,
-        width: int = 64,
-        hidden: int | None = 256,
-        activation: str = "relu",
-        norm: str = "none",
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        init: str = "default",
-    ) -> None:
-        super().__init__()
-        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
-        side = image_size // 2 ** sum(pooled for *_, pooled in self.blocks)
-        if side < 1:
-            raise UserError(
-                f"{type(self).__name__} expects images of at least 8x8 pixels, but got {image_size}x{image_size};"
-                " set data.image_size=32."
-            )
-        layers: list[nn.Module] = []
-        inner = in_channels
-        for factors, kernel, pooled in self.blocks:
-            for outer in (factor * width for factor in factors):
-                convolution = nn.Conv2d(inner, outer, kernel, padding=kernel // 2)
-                layers += [convolution, norm_2d(norm, outer), new_activation(activation)]
-                inner = outer
-            if pooled:
-                layers.append(nn.MaxPool2d(2))
-        self.normalize = input_normalization(mean, std, in_channels)
-        self.features = nn.Sequential(*layers)
-        self.classifier = _head(inner * side * side, hidden, num_classes, activation)
-        initialize(self, init)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
-        logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
-        return logits
-
-
-def _head(features: int, hidden: int | None, num_classes: int, activation: str) -> nn.Module:
-    if hidden is None:
-        return nn.Linear(features, num_classes)
-    require_positive(hidden=hidden)
-    return nn.Sequential(nn.Linear(features, hidden), new_activation(activation), nn.Linear(hidden, num_classes))
-
-
-class VGG16(AlexNet):
-    """VGG16 of SPN (Fan et al., 2020, Table 5): thirteen 3x3 convolutions, group norm, 8192 -> 256 -> K.
-
-    As published it is ``norm="group"``. Pooling follows the first, second and last block, such that 32x32 images end
-    as 4x4; the 4096 inputs that the table prints for the first linear layer are 512 x 4 x 4 = 8192.
-    """
-
-    blocks = (
-        ((1, 1), 3, True),
-        ((2, 2), 3, True),
-        ((4, 4, 4), 3, False),
-        ((8, 8, 8), 3, False),
-        ((8, 8, 8), 3, True),
-    )
+    blocks = (((1,), 5, True), ((3,), 5, True), ((6, 4, 4), 3, True))

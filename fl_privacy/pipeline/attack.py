@@ -35,7 +35,7 @@ from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.public import public_examples
 from fl_privacy.pipeline.run import CAPTURES
 from fl_privacy.pipeline.threat_model import threat_model
-from fl_privacy.pipeline.tracing import tracing_participants
+from fl_privacy.pipeline.tracing import tracer_of
 from fl_privacy.pipeline.truth import ClientStates, fresh_states, transformed_of, truth_of
 from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.report import write_report
@@ -108,7 +108,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 guesses=guesses_of(config, participants),
                 informed=informed_attacker(defense, participants) if config.knows_defense else None,
                 functions=found.functions,
-                tracing=tracing_participants(config),
+                tracer=tracer_of(config, participants),
                 transformed=transformed_of(*behind) if defense.examples or defense.data else None,
             )(found.observations)
             folder.finish()

@@ -15,7 +15,7 @@ from fl_privacy.pipeline.disturbance import Disturbance
 from fl_privacy.pipeline.guesses import Guesses
 from fl_privacy.pipeline.informed import Informed
 from fl_privacy.pipeline.monitor import Monitor
-from fl_privacy.pipeline.tracing import PARTICIPANTS, traced
+from fl_privacy.pipeline.tracing import Tracer
 from fl_privacy.pipeline.truth import Transformed, Truth
 from fl_privacy.results import Attacker, RunFolder
 from fl_privacy.types import Batch, Observation, Reconstruction
@@ -44,7 +44,7 @@ class AttackStage:
         disturbance: measures what the defense did to an update; ``None`` where there is no defense.
         functions: of metrics that have none of their own.
         guesses: memory of the attacker that starts from what it made of the same examples before.
-        tracing: among so many participants the images of a single client are dealt for the tracing attack.
+        tracer: runs the tracing attack on what was reconstructed.
         transformed: what a defense of the data put in place of the truth; ``None`` where there is no such defense.
         informed: makes the adaptive attacker, which attacks each victim after the plain one; ``None`` without it.
     """
@@ -60,7 +60,7 @@ class AttackStage:
     guesses: Guesses | None = None
     informed: Informed | None = None
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
-    tracing: int = PARTICIPANTS
+    tracer: Tracer = field(default_factory=Tracer)
     transformed: Transformed | None = None
     _seen: dict[str, list[Observation]] = field(default_factory=dict, init=False)
 
@@ -142,7 +142,7 @@ class AttackStage:
         return scores
 
     def _trace(self, round: int, scores: Sequence[VictimScore], attacker: Attacker) -> None:
-        tracing = traced(scores, participants=self.tracing) if scores else None
+        tracing = self.tracer(scores) if scores else None
         if tracing:
             self.folder.add_tracing(tracing, round=round, attacker=attacker)
 

@@ -22,7 +22,7 @@ from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.privacy import privacy_of
 from fl_privacy.pipeline.public import public_examples
 from fl_privacy.pipeline.threat_model import threat_model
-from fl_privacy.pipeline.tracing import tracing_participants
+from fl_privacy.pipeline.tracing import tracer_of
 from fl_privacy.pipeline.truth import fresh_states, transformed_of, truth_of
 from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
 from fl_privacy.pipeline.weights import MODEL, write_weights
@@ -97,7 +97,7 @@ def _run(
             guesses=guesses_of(config, federation.participants),
             informed=informed_attacker(federation.defense, federation.participants) if config.knows_defense else None,
             functions=build_functions(config, dataset),
-            tracing=tracing_participants(config),
+            tracer=tracer_of(config, federation.participants),
             transformed=transformed_of(federation.participants, config.batch_size, states)
             if federation.defense.examples or federation.defense.data
             else None,

@@ -31,6 +31,7 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
         victims=view_all(run, pairs),
         victims_left_out=max(0, run.summary["images"] - SHOWN),
         leakage=_leakage_rows(run),
+        tracing=_tracing_rows(run),
         by_round=_round_rows(run),
         charts=_charts(run),
         figures=figures_of(run.summary) if run.summary["perturbation"] else [],
@@ -81,6 +82,13 @@ def _rows_of(summary: Mapping[str, Any], attacker: Attacker) -> list[dict[str, A
             }
         )
     return rows
+
+
+def _tracing_rows(run: Run) -> list[dict[str, Any]]:
+    """A row for each attacker whose reconstructions were traced, if the summary also says what chance would."""
+    found = {"plain": run.summary, "adaptive": run.summary.get("adaptive") or {}}
+    rows = {attacker: summary.get("tracing") for attacker, summary in found.items()}
+    return [{"attacker": attacker, **row} for attacker, row in rows.items() if row and "chance" in row]
 
 
 def _round_rows(run: Run) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ ATTACK_KEYS = (
     "split",
     "evaluator",
     "tracing",
+    "tracing_queries",
     "colluder",
     "knows_features",
     "features_at",
@@ -44,7 +45,7 @@ ATTACK_KEYS = (
 """Settings of an attacker that only listens: the training comes out the same."""
 
 
-NULL_AS_ABSENT = ("evaluator", "tracing", "colluder", "features_at")
+NULL_AS_ABSENT = ("evaluator", "tracing", "tracing_queries", "colluder", "features_at")
 """Settings that came later: where they are null, a run is the same as before."""
 
 

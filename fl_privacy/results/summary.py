@@ -94,10 +94,25 @@ def _leakage(records: Sequence[Mapping[str, Any]], attacker: Attacker) -> dict[s
             for t in THRESHOLDS
             if columns.get(t.metric)
         ],
-        "tracing": _statistics({"distance": [r["distance"] for r in traced]}).get("distance"),
+        "tracing": _tracing(traced),
         "label_sources": dict(sources),
         "images": len(victims),
         "failures": sum(r.get("failure") is not None for r in victims),
+    }
+
+
+def _tracing(traced: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Distance over the rounds, also of the attacked images alone, beside that of guessing."""
+    distance = aggregate([r["distance"] for r in traced])
+    if distance is None:
+        return None
+    participants = [r["participants"] for r in traced]
+    return {
+        **_plain(distance),
+        "attacked": sum(r.get("attacked_distance", r["distance"]) for r in traced) / len(traced),
+        "queries": sum(r["queries"] for r in traced),
+        "participants": max(participants),
+        "chance": sum(1 - 1 / number for number in participants) / len(participants),
     }
 
 

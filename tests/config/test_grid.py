@@ -34,9 +34,10 @@ def test_shipped_grids_compose(name):
     families = {point.family: point for point in grid.points}
     assert UNDEFENDED in families and len(families) > 2
     for point in families.values():
-        assert compose(grid.training(point)).choices.attack == "none"
+        training = compose(grid.training(point))
+        assert training.choices.attack == "none"
         for attack in grid.attacks:
-            training, attacked = compose(grid.training(point)), compose(grid.attacking(point, attack, None))
+            attacked = compose(grid.attacking(point, attack, None))
             assert attacked.defense == training.defense and attacked.model == training.model
 
 

@@ -17,7 +17,6 @@ def test_figures_of_a_known_perturbation():
     assert found.signal_to_perturbation == pytest.approx(1.0)
     assert found.cosine == pytest.approx(9 / (5 * math.sqrt(18)))
     assert found.zeros == pytest.approx(1 / 3)
-    assert found.ppc_abscissa == pytest.approx(math.log10(2))
 
 
 def test_cosine_and_zeros_of_a_shared_update():

@@ -1,31 +1,17 @@
 """What computes the victims' gradients, and the frozen model it works on."""
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fl_privacy.types import LocalPlan, ModelState, Tensors
-
-
-class VictimGradients(Protocol):
-    """(inputs (V, B, C, H, W), labels (V, B) or (V, B, K)) -> gradient (V, *shape) of each tensor.
-
-    It can be differentiated by the inputs and by soft labels.
-    """
-
-    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Gradients by name."""
-        ...
-
-    def under(self, setting: "Setting") -> "VictimGradients":
-        """The same way of computing, for the same model in another setting."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +29,24 @@ class Setting:
     names: Sequence[str]
     plan: LocalPlan
     secret: str | None = None
+
+
+class VictimGradients(ABC):
+    """(inputs (V, B, C, H, W), labels (V, B) or (V, B, K)) -> gradient (V, *shape) of each tensor.
+
+    It can be differentiated by the inputs and by soft labels.
+    """
+
+    @abstractmethod
+    def __init__(self, setting: Setting) -> None: ...
+
+    @abstractmethod
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
+        """Gradients by name."""
+
+    def under(self, setting: Setting) -> Self:
+        """The same way of computing, for the same model in another setting."""
+        return type(self)(setting)
 
 
 @contextmanager

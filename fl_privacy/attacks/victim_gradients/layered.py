@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.low_rank import pays
-from fl_privacy.attacks.victim_gradients.base import Setting
+from fl_privacy.attacks.victim_gradients.base import Setting, VictimGradients
 from fl_privacy.attacks.victim_gradients.convolution import freeze_convolutions
 from fl_privacy.attacks.victim_gradients.layers import Call, has_weight_factors, parameter_gradients, weight_factors
 from fl_privacy.attacks.victim_gradients.normalization import separated_copy
@@ -30,7 +30,7 @@ class _Layer:
     names: dict[str, str]
 
 
-class Layered:
+class Layered(VictimGradients):
     """One forward and one backward pass over the stacked batch."""
 
     def __init__(self, setting: Setting) -> None:
@@ -41,10 +41,6 @@ class Layered:
         parameters = dict(self._model.named_parameters())
         names = {id(parameters[separated.names[name]]): name for name in setting.names}
         self._layers = list(_layers(self._model, names))
-
-    def under(self, setting: Setting) -> "Layered":
-        """The same for another setting."""
-        return Layered(setting)
 
     def __call__(self, inputs: Tensor, labels: Tensor, secrets: Tensor | None = None) -> Tensors:
         """Gradients by name; ``secrets`` as in :meth:`calls`."""

@@ -3,21 +3,17 @@
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.victim_gradients.base import Setting
+from fl_privacy.attacks.victim_gradients.base import Setting, VictimGradients
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.types import Batch, ModelState, Tensors
 
 
-class OneByOne:
+class OneByOne(VictimGradients):
     """A loop over the victims around :func:`fl_privacy.gradients.loss_gradients`."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._state = ModelState(dict(setting.model.named_parameters()), dict(setting.model.named_buffers()))
-
-    def under(self, setting: Setting) -> "OneByOne":
-        """The same for another setting."""
-        return OneByOne(setting)
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
         """Gradients by name."""

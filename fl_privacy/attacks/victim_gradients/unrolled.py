@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fl_privacy.attacks.victim_gradients.base import Setting
+from fl_privacy.attacks.victim_gradients.base import Setting, VictimGradients
 from fl_privacy.attacks.victim_gradients.vectorized import VictimLoss
 from fl_privacy.types import LocalPlan, Tensors
 
@@ -21,17 +21,13 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
     return (one_pass * math.ceil(steps / len(one_pass)))[:steps]
 
 
-class Unrolled:
+class Unrolled(VictimGradients):
     """``-delta / lr`` of the client's local steps; every parameter moves, only the uploaded ones are returned."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self._loss = VictimLoss(setting)
         self._sent = self._loss.parameters()
-
-    def under(self, setting: Setting) -> "Unrolled":
-        """The same for another setting."""
-        return Unrolled(setting)
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
         """Accumulated gradients by name."""

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from fl_privacy.attacks.victim_gradients.base import Setting
+from fl_privacy.attacks.victim_gradients.base import Setting, VictimGradients
 from fl_privacy.attacks.victim_gradients.normalization import separated_copy
 from fl_privacy.types import Tensors
 
@@ -28,17 +28,13 @@ class VictimLoss:
         return self._scale * F.cross_entropy(logits, labels)
 
 
-class Vectorized:
+class Vectorized(VictimGradients):
     """``vmap`` of the gradient of one victim's loss."""
 
     def __init__(self, setting: Setting) -> None:
         self._loss = VictimLoss(setting)
         parameters = self._loss.parameters()
         self._parameters = {name: parameters[name] for name in setting.names}
-
-    def under(self, setting: Setting) -> "Vectorized":
-        """The same for another setting."""
-        return Vectorized(setting)
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
         """Gradients by name."""

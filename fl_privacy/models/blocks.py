@@ -1,0 +1,84 @@
+"""What AlexNet and VGG16 share: blocks of convolutions, pooling between them, one or two linear layers at the end."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from fl_privacy.errors import UserError
+from fl_privacy.models.initialize import initialize
+from fl_privacy.models.layers import activation as new_activation
+from fl_privacy.models.layers import input_normalization, norm_2d, require_positive
+
+Block = tuple[tuple[int, ...], int, bool]
+"""Widths of its convolutions in multiples of the network's, their kernel size, and whether 2x2 pooling follows."""
+
+
+class BlockNetwork(nn.Module):
+    """A network of ``blocks``, which each subclass states; any number of channels fits.
+
+    Args:
+        in_channels: C of the images.
+        image_size: their height and width, at least 2 for each pooling.
+        num_classes: K.
+        width: what the blocks state their widths in.
+        hidden: outputs of the first linear layer; ``None`` leaves one linear layer.
+        activation: after each convolution and the first linear layer, one of ``layers.ACTIVATIONS``.
+        norm: before each activation of a convolution: ``batch``, ``group`` or ``none``.
+        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
+        init: weight initialization, one of ``initialize.INITIALIZERS``.
+
+    Raises:
+        UserError: the images are too small, or a number is not positive.
+    """
+
+    blocks: ClassVar[tuple[Block, ...]]
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        image_size: int,
+        num_classes: int,
+        width: int = 64,
+        hidden: int | None = 256,
+        activation: str = "relu",
+        norm: str = "none",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        init: str = "default",
+    ) -> None:
+        super().__init__()
+        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
+        least = 2 ** sum(pooled for *_, pooled in self.blocks)
+        side = image_size // least
+        if side < 1:
+            raise UserError(
+                f"{type(self).__name__} expects images of at least {least}x{least} pixels, but got"
+                f" {image_size}x{image_size}; set data.image_size=32."
+            )
+        layers: list[nn.Module] = []
+        inner = in_channels
+        for factors, kernel, pooled in self.blocks:
+            for outer in (factor * width for factor in factors):
+                convolution = nn.Conv2d(inner, outer, kernel, padding=kernel // 2)
+                layers += [convolution, norm_2d(norm, outer), new_activation(activation)]
+                inner = outer
+            if pooled:
+                layers.append(nn.MaxPool2d(2))
+        self.normalize = input_normalization(mean, std, in_channels)
+        self.features = nn.Sequential(*layers)
+        self.classifier = _head(inner * side * side, hidden, num_classes, activation)
+        initialize(self, init)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
+        return logits
+
+
+def _head(features: int, hidden: int | None, num_classes: int, activation: str) -> nn.Module:
+    if hidden is None:
+        return nn.Linear(features, num_classes)
+    require_positive(hidden=hidden)
+    return nn.Sequential(nn.Linear(features, hidden), new_activation(activation), nn.Linear(hidden, num_classes))
