@@ -4,9 +4,10 @@
     python experiments/ats_correlation.py SEARCH_FOLDER... --weights RUN_FOLDER --policies 100 --victims 6
 
 Attacks images of the test split, each transformed by every one of the first random policies of the searches, behind the
-model of a run. For each search it prints the correlation of the policies' privacy scores with their mean PSNR, to the
-transformed image and to the original. Several searches, such as one of a semi-trained model and one of the very model
-that is attacked (`weights=RUN_FOLDER`), draw the same policies from the same seed.
+model of a run. For each search it prints the correlation of the policies' privacy scores with their mean PSNR: to the
+transformed image, to the original, and how far the former exceeds the PSNR of a plain image of the right mean, since an
+image that was darkened or moved halfway out is easy to guess. Several searches, such as one of a semi-trained model and
+one of the very model that is attacked (`weights=RUN_FOLDER`), draw the same policies from the same seed.
 """
 
 import argparse
@@ -60,19 +61,14 @@ def images_of_all_classes(examples: Examples, number: int) -> Batch:
     return examples.batch(torch.tensor([int(by_class[k % len(by_class)][k // len(by_class)]) for k in range(number)]))
 
 
-def attacked(model, sent, goals: Sequence[Tensor], labels: Tensor, num_classes: int, iterations: int) -> Tensor:
-    """What is read of ``goals``, each (N, C, H, W): (number of goals, N, C, H, W)."""
-    observations = [
-        observe(model, sent, Batch(images[k : k + 1], labels[k : k + 1]), f"{number}-{k}", num_classes)
-        for number, images in enumerate(goals)
-        for k in range(len(images))
-    ]
+def attacked(observations: Sequence[Observation], iterations: int) -> Tensor:
+    """What is read of each: (N, C, H, W)."""
     attack = ats(optimizer="adam", distance="cosine", iterations=iterations, compile="off")
     found = attack(observations, seed=0)
     if failures := [r.failure for r in found if r.batch is None]:
         raise SystemExit(f"{len(failures)} of {len(found)} attacks failed: {failures[0]}")
     guesses = torch.cat([r.batch.inputs for r in found if r.batch is not None])
-    return guesses.clamp(0, 1).view(len(goals), -1, *guesses.shape[1:])
+    return guesses.clamp(0, 1)
 
 
 def main() -> None:
@@ -96,21 +92,33 @@ def main() -> None:
     batch = images_of_all_classes(dataset.test, arguments.victims)
     transformed = [transformed_by(batch.inputs, Policy.parse(policy), seed=1) for policy in chosen]
     goals = [batch.inputs, *transformed]
-    guesses = attacked(model, sent, goals, batch.labels, dataset.test.num_classes, arguments.iterations)
+    observations = [
+        observe(model, sent, Batch(images[k : k + 1], batch.labels[k : k + 1]), f"{n}-{k}", dataset.test.num_classes)
+        for n, images in enumerate(goals)
+        for k in range(arguments.victims)
+    ]
+    guesses = attacked(observations, arguments.iterations).view(len(goals), *batch.inputs.shape)
     plain = psnr(guesses[0], batch.inputs)
     beside = torch.stack([psnr(guess, goal) for guess, goal in zip(guesses[1:], transformed, strict=True)]).mean(1)
     original = torch.stack([psnr(guess, batch.inputs) for guess in guesses[1:]]).mean(1)
+    plain_images = [goal.mean((2, 3), keepdim=True).expand_as(goal) for goal in transformed]
+    trivial = torch.stack([psnr(guess, goal) for guess, goal in zip(plain_images, transformed, strict=True)]).mean(1)
     print(
         f"{len(chosen)} policies, {arguments.victims} victims each, PSNR {beside.min():.1f} to {beside.max():.1f} dB"
-        f" (mean {beside.mean():.1f}), to the original {original.mean():.1f}; untransformed {plain.mean():.1f}"
+        f" (mean {beside.mean():.1f}), to the original {original.mean():.1f}; untransformed {plain.mean():.1f},"
+        f" plain images {trivial.mean():.1f}"
     )
     for search, table in tables.items():
-        for name, quality in (("transformed", beside), ("original", original)):
-            scores = [table[policy] for policy in chosen]
+        scores = [table[policy] for policy in chosen]
+        for name, quality in (
+            ("PSNR to the transformed", beside),
+            ("PSNR to the original", original),
+            ("PSNR beyond a plain image's", beside - trivial),
+        ):
             found = pearsonr(scores, quality.tolist())
             low, high = found.confidence_interval()
             print(
-                f"{search.name}: score with PSNR to the {name}: Pearson {found.statistic:.2f} [{low:.2f}, {high:.2f}],"
+                f"{search.name}: score with {name}: Pearson {found.statistic:.2f} [{low:.2f}, {high:.2f}],"
                 f" Spearman {spearmanr(scores, quality.tolist()).statistic:.2f}"
             )
 

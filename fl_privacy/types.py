@@ -74,9 +74,9 @@ class LocalPlan:
         buffers: ``shared`` uploads the running statistics, ``withheld`` does not: the
             server's stay as they were at the start.
         loss_scale: factor on the mean cross entropy of a batch.
-        crop_padding: where above 0, each training image is padded by so many black pixels on every side, and a window of
-            its size cut out at random. Like ``flip`` before any defense of the data, anew each time that an example is
-            visited, and not on the extra batches that are probed.
+        crop_padding: where above 0, each training image is padded by so many black pixels on every side, and a window
+            of its size cut out at random. Like ``flip`` before any defense of the data, anew each time that an example
+            is visited, and not on the extra batches that are probed.
         flip: mirror each training image left to right with probability 1/2.
     """
 
@@ -115,12 +115,10 @@ class LocalPlan:
             raise UserError("plan.nesterov is expected with a momentum above 0, but got 0; try plan.momentum=0.9.")
         if not 0 <= self.weight_decay < float("inf"):
             raise UserError(f"plan.weight_decay is expected to be at least 0, but got {self.weight_decay}; try 5e-4.")
-        if self.crop_padding < 0:
-            raise UserError(f"plan.crop_padding is expected to be at least 0, but got {self.crop_padding}; try 4.")
-        for name in ("steps", "epochs", "batch_size"):
+        for name, least in (("steps", 1), ("epochs", 1), ("batch_size", 1), ("crop_padding", 0)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"plan.{name} is expected to be at least 1, but got {value}.")
+            if value is not None and value < least:
+                raise UserError(f"plan.{name} is expected to be at least {least}, but got {value}.")
         if self.steps is not None and self.epochs is not None:
             raise UserError(
                 f"plan.steps and plan.epochs exclude each other, but got {self.steps} and {self.epochs};"

@@ -23,6 +23,7 @@ from fl_privacy.attacks.objectives import audible
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.priors import GroupConsistency
 from fl_privacy.attacks.problem import Problem
+from fl_privacy.attacks.starts import Blank
 from fl_privacy.attacks.statistics import Target
 from fl_privacy.attacks.targets import accumulated_gradient, as_gradient, needs_unrolling, stack
 from fl_privacy.attacks.victim_gradients import VictimGradients, choose, frozen_copy
@@ -244,7 +245,14 @@ class Workload:
         ]
         rows = []
         for member, generator in zip(members, generators, strict=True):
-            pixels = self._attack.start(member.observation, member.labels, self._shape, generator, self._attack.space)
+            blank = Blank(
+                observation=member.observation,
+                labels=member.labels,
+                shape=self._shape,
+                generator=generator,
+                space=self._attack.space,
+            )
+            pixels = self._attack.start(blank)
             row = [pixels.to(self._dtype).flatten()]
             if member.labels is None:
                 row.append(torch.randn(self._shape[0] * self._num_classes, generator=generator).to(self._dtype))
