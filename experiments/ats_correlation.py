@@ -4,10 +4,11 @@
     python experiments/ats_correlation.py SEARCH_FOLDER... --weights RUN_FOLDER --policies 100 --victims 6
 
 Attacks images of the test split, each transformed by every one of the first random policies of the searches, behind the
-model of a run. For each search it prints the correlation of the policies' privacy scores with their mean PSNR: to the
-transformed image, to the original, and how far the former exceeds the PSNR of a plain image of the right mean, since an
-image that was darkened or moved halfway out is easy to guess. Several searches, such as one of a semi-trained model and
-one of the very model that is attacked (`weights=RUN_FOLDER`), draw the same policies from the same seed.
+model of a run. For each search it prints the correlation of the policies' privacy scores with their mean PSNR, to the
+transformed image and to the original. An image that was darkened or moved halfway out is easy to guess; therefore also
+with the PSNR of a plain image of the right mean, how far the attack exceeds it, and the part of the attack's PSNR that
+does not follow from it (least squares). Several searches, such as one of a semi-trained model and one of the very model
+that is attacked (`weights=RUN_FOLDER`), draw the same policies from the same seed.
 """
 
 import argparse
@@ -71,6 +72,12 @@ def attacked(observations: Sequence[Observation], iterations: int) -> Tensor:
     return guesses.clamp(0, 1)
 
 
+def predicted(wanted: Tensor, given: Tensor) -> Tensor:
+    """(N,) the line through (``given``, ``wanted``) by least squares, at ``given``."""
+    centered = given - given.mean()
+    return wanted.mean() + centered * (centered @ wanted) / (centered @ centered)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("searches", type=Path, nargs="+")
@@ -114,6 +121,8 @@ def main() -> None:
             ("PSNR to the transformed", beside),
             ("PSNR to the original", original),
             ("PSNR beyond a plain image's", beside - trivial),
+            ("PSNR of a plain image", trivial),
+            ("PSNR that does not follow from a plain image's", beside - predicted(beside, trivial)),
         ):
             found = pearsonr(scores, quality.tolist())
             low, high = found.confidence_interval()
