@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from fl_privacy.results import Pair, Run, read_run
 
-ROWS = ("clean", "reconstructed", "transformed", "reconstructed")
+ROWS = ("clean", "read of it", "transformed", "read of it")
 
 
 def pictures(run: Run) -> dict[tuple[str, int], Pair]:

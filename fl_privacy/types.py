@@ -1,7 +1,7 @@
 """The nouns of the package: what is trained, what is uploaded, what an attacker knows and what it finds."""
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -61,6 +61,7 @@ class LocalPlan:
             ``weights``: the weights after local training, as stock Flower clients reply.
         lr: learning rate of the local steps; where the gradient is shared, of those of a private part alone.
         lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
+        lr_drops: rounds after each of which ``lr`` falls to a tenth.
         steps: number of local steps S; excludes ``epochs``.
         epochs: number of passes over the client's examples; excludes ``steps``.
         batch_size: examples per local step; ``None`` takes all the client has.
@@ -73,11 +74,16 @@ class LocalPlan:
         buffers: ``shared`` uploads the running statistics, ``withheld`` does not: the
             server's stay as they were at the start.
         loss_scale: factor on the mean cross entropy of a batch.
+        crop_padding: where above 0, each training image is padded by so many black pixels on every side, and a window
+            of its size cut out at random. Like ``flip`` before any defense of the data, anew each time that an example
+            is visited, and not on the extra batches that are probed.
+        flip: mirror each training image left to right with probability 1/2.
     """
 
     shares: Literal["gradient", "delta", "weights"] = "gradient"
     lr: float = 0.01
     lr_decay: float = 1.0
+    lr_drops: Sequence[int] = ()
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
@@ -88,11 +94,14 @@ class LocalPlan:
     batch_norm: Literal["train", "eval"] = "train"
     buffers: Literal["shared", "withheld"] = "shared"
     loss_scale: float = 1.0
+    crop_padding: int = 0
+    flip: bool = False
 
     def __post_init__(self) -> None:
         for name, annotation in typing.get_type_hints(LocalPlan).items():
             if not fits(value := getattr(self, name), annotation):
                 raise UserError(f"plan.{name} is expected to be {in_words(annotation)}, but got {value!r}.")
+        object.__setattr__(self, "lr_drops", tuple(self.lr_drops))
         for name, example in (("lr", 0.01), ("loss_scale", 1.0)):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(
@@ -106,10 +115,10 @@ class LocalPlan:
             raise UserError("plan.nesterov is expected with a momentum above 0, but got 0; try plan.momentum=0.9.")
         if not 0 <= self.weight_decay < float("inf"):
             raise UserError(f"plan.weight_decay is expected to be at least 0, but got {self.weight_decay}; try 5e-4.")
-        for name in ("steps", "epochs", "batch_size"):
+        for name, least in (("steps", 1), ("epochs", 1), ("batch_size", 1), ("crop_padding", 0)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"plan.{name} is expected to be at least 1, but got {value}.")
+            if value is not None and value < least:
+                raise UserError(f"plan.{name} is expected to be at least {least}, but got {value}.")
         if self.steps is not None and self.epochs is not None:
             raise UserError(
                 f"plan.steps and plan.epochs exclude each other, but got {self.steps} and {self.epochs};"
@@ -121,9 +130,16 @@ class LocalPlan:
                 " use plan.shares=delta or drop plan.steps and plan.epochs."
             )
 
+    @property
+    def augments(self) -> bool:
+        """Whether training images are changed at random."""
+        return self.crop_padding > 0 or self.flip
+
     def in_round(self, round: int) -> "LocalPlan":
-        """The plan of ``round`` (from 1): its learning rate, and no decay any more."""
-        return replace(self, lr=self.lr * self.lr_decay ** max(0, round - 1), lr_decay=1.0)
+        """The plan of ``round`` (from 1): its learning rate, which does not change any more."""
+        drops = sum(round > last for last in self.lr_drops)
+        lr = self.lr * self.lr_decay ** max(0, round - 1) * 0.1**drops
+        return replace(self, lr=lr, lr_decay=1.0, lr_drops=())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

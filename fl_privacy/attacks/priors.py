@@ -27,9 +27,10 @@ class Guess:
     """What a prior may look at.
 
     Attributes:
-        images: (V, B, C, H, W).
+        images: (V, B, C, H, W), the originals where the client is known to transform them.
         attempts: so many neighboring rows are attempts at the same victim.
-        batch_statistics: of each batch-norm layer in the order of the model, computed when called.
+        batch_statistics: of each batch-norm layer in the order of the model, computed when called, for the images that
+            the model sees.
     """
 
     images: Tensor

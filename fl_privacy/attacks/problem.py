@@ -64,7 +64,8 @@ class Problem:
         observer: the model in evaluation mode, with its running statistics.
         attempts: so many neighboring victims are attempts at the same one.
         clip: what the client did to its gradient, done to the guessed one too.
-        disguise: what the client did to its images, done to the guessed ones too.
+        disguise: what the client did to its images, done to the guessed ones too. Priors of natural images look at the
+            guess without it, those of what the model is used to at the guess with it.
         smoothness: (V,) weight of the images' total variation, beside the priors.
         secret_features: F, how many features a private loss sends gradients into; 0 where there is none. With them
             ``gradients`` is :class:`Layered`.
@@ -121,15 +122,15 @@ class Problem:
     def loss(self, variables: Tensor) -> Tensor:
         """(V,)."""
         images = self.images(variables)
-        loss = self.mismatch(images, self.guessed_labels(variables), self.secrets(variables))
-        guess = Guess(images, self.attempts, lambda: batch_statistics(self.observer, images))
+        seen = self.disguise(images) if self.disguise else images
+        loss = self.mismatch(seen, self.guessed_labels(variables), self.secrets(variables))
+        guess = Guess(images, self.attempts, lambda: batch_statistics(self.observer, seen))
         for prior in self.priors:
             loss = loss + prior(guess)
         return loss if self.smoothness is None else loss + self.smoothness * _roughness(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, secrets: Sequence[Tensor | None]) -> Tensor:
-        """The objective (V,), added up over the rounds."""
-        images = self.disguise(images) if self.disguise else images
+        """The objective (V,), added up over the rounds, of images as the model is to see them."""
         rounds = zip([self, *self.others], secrets, strict=True)
         return torch.stack([r.objective(r._statistics(images, labels, secret)) for r, secret in rounds]).sum(0)
 

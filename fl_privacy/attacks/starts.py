@@ -1,4 +1,4 @@
-"""First guesses. Each is (observation, labels, shape (B, C, H, W), generator, space) -> variables of that shape."""
+"""First guesses: each makes the variables of a victim that there is no guess at yet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,21 +12,30 @@ from fl_privacy.errors import UserError
 from fl_privacy.types import Observation
 
 
-class Start(Protocol):
-    """Draws the first guess of a victim on the CPU, so that it is the same on every device.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Blank:
+    """A victim that there is no guess at yet.
 
-    ``labels`` (B,) are those known or inferred; ``None`` where they are optimized.
+    Attributes:
+        observation: what the attacker knows.
+        labels: (B,) those known or inferred; ``None`` where they are optimized.
+        shape: (B, C, H, W) of the variables.
+        generator: on the CPU, so that the start is the same on every device.
+        space: of the variables.
     """
 
-    def __call__(
-        self,
-        observation: Observation,
-        labels: Tensor | None,
-        shape: tuple[int, ...],
-        generator: torch.Generator,
-        space: Space,
-    ) -> Tensor:
-        """Variables."""
+    observation: Observation
+    labels: Tensor | None
+    shape: tuple[int, ...]
+    generator: torch.Generator
+    space: Space
+
+
+class Start(Protocol):
+    """Draws the first guess of a victim."""
+
+    def __call__(self, blank: Blank) -> Tensor:
+        """Variables of ``blank.shape``, on the CPU."""
         ...
 
 
@@ -36,32 +45,18 @@ class Normal:
 
     std: float = 1.0
 
-    def __call__(
-        self,
-        observation: Observation,
-        labels: Tensor | None,
-        shape: tuple[int, ...],
-        generator: torch.Generator,
-        space: Space,
-    ) -> Tensor:
+    def __call__(self, blank: Blank) -> Tensor:
         """Variables."""
-        return self.std * torch.randn(shape, generator=generator)
+        return self.std * torch.randn(blank.shape, generator=blank.generator)
 
 
 @dataclass(frozen=True)
 class Uniform:
     """Pixels from U[0, 1]."""
 
-    def __call__(
-        self,
-        observation: Observation,
-        labels: Tensor | None,
-        shape: tuple[int, ...],
-        generator: torch.Generator,
-        space: Space,
-    ) -> Tensor:
+    def __call__(self, blank: Blank) -> Tensor:
         """Variables."""
-        return space.to_variables(torch.rand(shape, generator=generator))
+        return blank.space.to_variables(torch.rand(blank.shape, generator=blank.generator))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,16 +65,9 @@ class Constant:
 
     value: float = 0.5
 
-    def __call__(
-        self,
-        observation: Observation,
-        labels: Tensor | None,
-        shape: tuple[int, ...],
-        generator: torch.Generator,
-        space: Space,
-    ) -> Tensor:
+    def __call__(self, blank: Blank) -> Tensor:
         """Variables."""
-        return space.to_variables(torch.full(shape, self.value))
+        return blank.space.to_variables(torch.full(blank.shape, self.value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +80,12 @@ class Pattern:
 
     size: int = 4
 
-    def __call__(
-        self,
-        observation: Observation,
-        labels: Tensor | None,
-        shape: tuple[int, ...],
-        generator: torch.Generator,
-        space: Space,
-    ) -> Tensor:
+    def __call__(self, blank: Blank) -> Tensor:
         """Variables."""
-        b, c, h, w = shape
-        patch = torch.rand((b, c, self.size, self.size), generator=generator)
+        b, c, h, w = blank.shape
+        patch = torch.rand((b, c, self.size, self.size), generator=blank.generator)
         tiles = patch.repeat(1, 1, -(-h // self.size), -(-w // self.size))
-        return space.to_variables(tiles[..., :h, :w])
+        return blank.space.to_variables(tiles[..., :h, :w])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,25 +98,18 @@ class PublicMean:
 
     of_class: bool = False
 
-    def __call__(
-        self,
-        observation: Observation,
-        labels: Tensor | None,
-        shape: tuple[int, ...],
-        generator: torch.Generator,
-        space: Space,
-    ) -> Tensor:
+    def __call__(self, blank: Blank) -> Tensor:
         """Variables."""
-        known = observation.knowledge
+        known, labels = blank.observation.knowledge, blank.labels
         if known.public_images is None:
             raise UserError(
                 "The public-mean start is expected to be told public images, but got none;"
                 " set public_images=1000, or use start=uniform."
             )
         images = known.public_images.cpu()
-        mean = images.mean(0).expand(shape)
+        mean = images.mean(0).expand(blank.shape)
         if not self.of_class:
-            return space.to_variables(mean.clone())
+            return blank.space.to_variables(mean.clone())
         if known.public_labels is None or labels is None:
             raise UserError(
                 "The class-mean start is expected to know the classes of public images and of the victim, but does not;"
@@ -144,26 +118,19 @@ class PublicMean:
         belongs = (known.public_labels.cpu() == labels.cpu().unsqueeze(1)).to(images.dtype)
         counts = belongs.sum(1).view(-1, 1, 1, 1)
         of_class = torch.tensordot(belongs, images, 1) / counts.clamp_min(1)
-        return space.to_variables(torch.where(counts > 0, of_class, mean))
+        return blank.space.to_variables(torch.where(counts > 0, of_class, mean))
 
 
 @dataclass(frozen=True)
 class Previous:
     """What the attacker made of the same examples in an earlier round; in the first round as ``Normal``."""
 
-    def __call__(
-        self,
-        observation: Observation,
-        labels: Tensor | None,
-        shape: tuple[int, ...],
-        generator: torch.Generator,
-        space: Space,
-    ) -> Tensor:
+    def __call__(self, blank: Blank) -> Tensor:
         """Variables."""
-        guess = observation.knowledge.guess
+        guess = blank.observation.knowledge.guess
         if guess is None:
-            return Normal()(observation, labels, shape, generator, space)
-        return Given(images=guess)(observation, labels, shape, generator, space)
+            return Normal()(blank)
+        return Given(images=guess)(blank)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -176,20 +143,14 @@ class Given:
 
     images: Tensor
 
-    def __call__(
-        self,
-        observation: Observation,
-        labels: Tensor | None,
-        shape: tuple[int, ...],
-        generator: torch.Generator,
-        space: Space,
-    ) -> Tensor:
+    def __call__(self, blank: Blank) -> Tensor:
         """Variables."""
+        shape = blank.shape
         if self.images.shape[-3:] != shape[-3:] or (self.images.dim() == 4 and len(self.images) != shape[0]):
             raise UserError(
                 f"The start is expected to have shape {shape}, but got {tuple(self.images.shape)}; resize the images."
             )
-        return space.to_variables(self.images.cpu().expand(shape).clone())
+        return blank.space.to_variables(self.images.cpu().expand(shape).clone())
 
 
 STARTS: Mapping[str, Start] = {

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fl_privacy.attacks.minimize import Descent, minimize
-from fl_privacy.attacks.priors import GroupConsistency
 from fl_privacy.attacks.workload import Member, Workload
 from fl_privacy.types import Batch, Reconstruction
 
@@ -33,15 +32,13 @@ def attack_members(
     Only the first attempt below ``accept`` counts, however many ran beside it, so that the outcome does not depend
     on how the attempts were batched.
     """
-    together = any(isinstance(prior, GroupConsistency) for prior in attack.priors)
-    capacity = workload.capacity
-    if together:
-        capacity = max(1, capacity // workload.restarts) * workload.restarts
+    group = workload.attempts_together
+    capacity = max(1, workload.capacity // group) * group
     attempts: dict[int, list[_Attempt]] = {member.position: [] for member in workload.members}
     pending, tried = workload.members, 0
     while pending and tried < workload.restarts:
         left = workload.restarts - tried
-        wave = left if together or (tried and len(pending) * left <= capacity) else 1
+        wave = left if tried and len(pending) * left <= capacity else group
         jobs = [(member, tried + extra) for member in pending for extra in range(wave)]
         for begin in range(0, len(jobs), capacity):
             before, chunk = tried / workload.restarts, jobs[begin : begin + capacity]
@@ -50,7 +47,7 @@ def attack_members(
             def meter(share: float, start: float = before + width * begin, size: float = width * len(chunk)) -> None:
                 report(start + share * size)
 
-            for member, attempt in _attempt(attack, workload, chunk, wave if together else 1, meter):
+            for member, attempt in _attempt(attack, workload, chunk, group, meter):
                 attempts[member.position].append(attempt)
         tried += wave
         pending = [m for m in pending if not any(a.accepted for a in attempts[m.position])]
@@ -61,11 +58,11 @@ def _attempt(
     attack: "GradientInversion",
     workload: Workload,
     jobs: Sequence[tuple[Member, int]],
-    neighbors: int,
+    group: int,
     report: Callable[[float], None],
 ) -> list[tuple[Member, _Attempt]]:
     members, restarts = zip(*jobs, strict=True)
-    problem = workload.problem(members, restarts, neighbors)
+    problem = workload.problem(members, restarts, group)
     variables, generators = workload.start(members, restarts)
     descent = Descent(
         optimizer=attack.optimizer,

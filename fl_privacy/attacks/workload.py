@@ -1,6 +1,7 @@
 """The common work of a group of victims, and the problems of any chunk of it."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,9 @@ from fl_privacy.attacks.group import Group
 from fl_privacy.attacks.low_rank import factorize
 from fl_privacy.attacks.objectives import audible
 from fl_privacy.attacks.optimizers import LBFGS
+from fl_privacy.attacks.priors import GroupConsistency
 from fl_privacy.attacks.problem import Problem
+from fl_privacy.attacks.starts import Blank
 from fl_privacy.attacks.statistics import Target
 from fl_privacy.attacks.targets import accumulated_gradient, as_gradient, needs_unrolling, stack
 from fl_privacy.attacks.victim_gradients import VictimGradients, choose, frozen_copy
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from fl_privacy.attacks.engine import GradientInversion
 
 _GUESSES = 64
+_ATTEMPTS_THROUGH_CHANGES = 128
+"""At a victim that may have been transformed, as long as each transformation gets one."""
 
 
 class NotAttackableError(Exception):
@@ -85,7 +90,9 @@ class Workload:
     def countermeasures(self) -> tuple[str, ...]:
         """What is done against the defense that is known, a sentence each."""
         joined = ("It matches the updates of several rounds from the same examples together.",) if self._earlier else ()
-        return (*self._counter.sentences, *joined)
+        each, asked = self._attempts_each, self._attack.restarts
+        fewer = (f"Each transformation gets {each} of the {asked} attempts asked for.",) if each < asked else ()
+        return (*self._counter.sentences, *fewer, *joined)
 
     def _choose(self) -> VictimGradients:
         trial = torch.rand((2, *self._shape), generator=torch.Generator().manual_seed(0))
@@ -162,8 +169,20 @@ class Workload:
 
     @property
     def restarts(self) -> int:
-        """Attempts at a victim: each transformation that is known of gets as many as the attack makes."""
-        return self._attack.restarts * max(1, len(self._counter.changes))
+        """Attempts at a victim: at each transformation that is known of, as many as the attack makes, or a few less."""
+        return self._attempts_each * max(1, len(self._counter.changes))
+
+    @property
+    def attempts_together(self) -> int:
+        """Neighboring attempts that look at each other; all go through the same transformation."""
+        consistent = any(isinstance(prior, GroupConsistency) for prior in self._attack.priors)
+        return self._attempts_each if consistent else 1
+
+    @property
+    def _attempts_each(self) -> int:
+        """At each transformation."""
+        asked, changes = self._attack.restarts, len(self._counter.changes)
+        return min(asked, max(1, _ATTEMPTS_THROUGH_CHANGES // changes)) if changes else asked
 
     def problem(self, members: Sequence[Member], restarts: Sequence[int], attempts: int = 1) -> Problem:
         """Of a chunk, in which every ``attempts`` neighbors are the same member, with the number of each attempt."""
@@ -203,14 +222,15 @@ class Workload:
         changes = self._counter.changes
         if not changes:
             return None
+        draws = [restart // self.attempts_together for restart in restarts]
         chosen = [
             choose_changes(
                 len(changes),
-                restart,
+                draw,
                 self._shape[0],
-                derive_generator(self._seed, "attack", member.observation.id, restart, "changes"),
+                derive_generator(self._seed, "attack", member.observation.id, draw, "changes"),
             )
-            for member, restart in zip(members, restarts, strict=True)
+            for member, draw in zip(members, draws, strict=True)
         ]
         return Disguise(changes, torch.stack(chosen).to(self._device))
 
@@ -225,7 +245,14 @@ class Workload:
         ]
         rows = []
         for member, generator in zip(members, generators, strict=True):
-            pixels = self._attack.start(member.observation, member.labels, self._shape, generator, self._attack.space)
+            blank = Blank(
+                observation=member.observation,
+                labels=member.labels,
+                shape=self._shape,
+                generator=generator,
+                space=self._attack.space,
+            )
+            pixels = self._attack.start(blank)
             row = [pixels.to(self._dtype).flatten()]
             if member.labels is None:
                 row.append(torch.randn(self._shape[0] * self._num_classes, generator=generator).to(self._dtype))
@@ -245,7 +272,10 @@ class Workload:
     def evaluate(self) -> Evaluation:
         """How the problems are evaluated."""
         attack = self._attack
-        if attack.compile == "off" or isinstance(self._gradients, OneByOne) or self._counter.changes:
+        obstacle = self._obstacle
+        if obstacle and attack.compile == "on":
+            warnings.warn(f"The attack goes on without being compiled: {obstacle}.", stacklevel=2)
+        if obstacle or attack.compile == "off":
             return Problem.evaluate
         if attack.compile == "on":
             return CompiledEvaluation(demanded=True)
@@ -260,6 +290,15 @@ class Workload:
             tensors=len(self._names),
         )
         return CompiledEvaluation(demanded=False) if worthwhile else Problem.evaluate
+
+    @property
+    def _obstacle(self) -> str | None:
+        """Why the problems can't be compiled."""
+        if self._counter.changes:
+            return "its guesses go through transformations that differ from attempt to attempt"
+        if isinstance(self._gradients, OneByOne):
+            return "the gradients of this model are taken victim by victim"
+        return None
 
     def _trial(self) -> tuple[Problem, Tensor]:
         """The problem of one victim and its start."""

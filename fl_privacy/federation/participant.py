@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fl_privacy.data.examples import Examples
 from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.errors import UserError
+from fl_privacy.federation.augmentation import augment
 from fl_privacy.federation.batching import local_batches
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model
 from fl_privacy.federation.local_update import LocalResult, local_update
@@ -65,7 +66,7 @@ class Participant:
         """Train in ``round`` on the client's own examples and upload."""
         own = self._own(state)
         order = local_batches(own.number, self.plan, self._rng("order", round))
-        batches = [own.batch(i) for i in order]
+        batches = self._augmented([own.batch(i) for i in order], f"round-{round}")
         examples = len(torch.cat(order).unique())
         result = self._run(sent, batches, examples, state, round=round, purpose=f"round-{round}")
         made = own.seconds
@@ -78,7 +79,7 @@ class Participant:
             own = self._own(state)
             plan = replace(self.plan.in_round(round), shares="delta", steps=None, epochs=passes)
             order = local_batches(own.number, plan, self._rng("private-order", round))
-            batches = [own.batch(i) for i in order]
+            batches = self._augmented([own.batch(i) for i in order], f"round-{round}/private")
             with self._streams(f"round-{round}/private"):
                 train_private(
                     self._own_model(state),
@@ -201,6 +202,10 @@ class Participant:
         with _threads(self.threads), torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.seed, "client", self.id, purpose, "torch"))
             yield
+
+    def _augmented(self, batches: list[Batch], purpose: str) -> list[Batch]:
+        rng = self._rng(purpose, "augmentation")
+        return [augment(batch, self.plan, rng) for batch in batches] if self.plan.augments else batches
 
     def _own(self, state: ClientState) -> "_Own":
         """What the client trains on: its examples, or what its defense makes of them."""

@@ -36,7 +36,7 @@ from fl_privacy.pipeline.public import public_examples
 from fl_privacy.pipeline.run import CAPTURES
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.tracing import tracer_of
-from fl_privacy.pipeline.truth import ClientStates, fresh_states, transformed_of, truth_of
+from fl_privacy.pipeline.truth import ClientStates, fresh_states, trains_on_others, transformed_of, truth_of
 from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.report import write_report
 from fl_privacy.types import Observation
@@ -90,6 +90,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     found = _captured(config) if config.captured else _fresh(config)
     defense, participants = found.defense, found.participants
     behind = (participants, config.batch_size, found.states)
+    plan, target = participants[0].plan, config.intercept.target if config.captured else "probe"
     with open_folder(config, "attack") as folder:
         if folder.finished:
             monitor.say("Finished already; overwrite=true runs it again.")
@@ -109,7 +110,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 informed=informed_attacker(defense, participants) if config.knows_defense else None,
                 functions=found.functions,
                 tracer=tracer_of(config, participants),
-                transformed=transformed_of(*behind) if defense.examples or defense.data else None,
+                transformed=transformed_of(*behind) if trains_on_others(defense, plan, target) else None,
             )(found.observations)
             folder.finish()
         write_report([folder.path])

@@ -41,7 +41,7 @@ def data_names(participants: Mapping[int, Participant]) -> Callable[[str], str |
     """Observation id -> name of the examples behind it, ``None`` where they change from round to round.
 
     A probe holds the same examples in every round; so does the update of a client that trains on all it has. They are
-    not the same where the defense makes other images of them each time.
+    not the same where the defense, or the augmentation of training images, makes other images of them each time.
     """
 
     def same_data(observation_id: str) -> str | None:
@@ -70,6 +70,8 @@ def insider_of(config: DictConfig, participants: Mapping[int, Participant]) -> I
 
 
 def _trains_on_everything(participant: Participant) -> bool:
+    if participant.plan.augments:
+        return False
     number = participant.number_of_examples
     batches = local_batches(number, participant.plan, derive_generator(0))
     return len({int(i) for batch in batches for i in batch}) == number

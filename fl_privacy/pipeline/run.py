@@ -23,7 +23,7 @@ from fl_privacy.pipeline.privacy import privacy_of
 from fl_privacy.pipeline.public import public_examples
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.tracing import tracer_of
-from fl_privacy.pipeline.truth import fresh_states, transformed_of, truth_of
+from fl_privacy.pipeline.truth import fresh_states, trains_on_others, transformed_of, truth_of
 from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
 from fl_privacy.pipeline.weights import MODEL, write_weights
 from fl_privacy.report import write_report
@@ -99,7 +99,7 @@ def _run(
             functions=build_functions(config, dataset),
             tracer=tracer_of(config, federation.participants),
             transformed=transformed_of(federation.participants, config.batch_size, states)
-            if federation.defense.examples or federation.defense.data
+            if trains_on_others(federation.defense, plan, audit.target)
             else None,
         )
         if attack

@@ -39,6 +39,9 @@ def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Def
         )
     else:
         lines.append(f"Attacked are the training updates of {len(audit.clients)} clients.")
+    if plan.augments:
+        left = ", those of the extra batches are not" if audit.target == "probe" else ""
+        lines.append(f"Training images are {_augmentation(plan)} at random{left}.")
     lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
     known = ["The attacker is given the true labels."] if config.knows_labels else []
     if config.public_images:
@@ -60,6 +63,10 @@ def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Def
             " attacker. Beside it a plain one that knows nothing of this attacks the same victims.",
         ]
     return lines + known + [_describe_defense(defense.name, defense.public)]
+
+
+def _augmentation(plan: LocalPlan) -> str:
+    return " and ".join(["cropped"] * bool(plan.crop_padding) + ["flipped"] * plan.flip)
 
 
 def _stand_in(colluder: int | None) -> str:

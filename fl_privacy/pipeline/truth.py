@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from fl_privacy.defenses import ClientState
+from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.federation import Participant, parse_observation_id
 from fl_privacy.metrics.labels import hard_labels
-from fl_privacy.types import Batch, Observation
+from fl_privacy.types import Batch, LocalPlan, Observation
 
 Truth = Callable[[str], Batch]
 """Observation id -> the batch behind it."""
@@ -45,10 +45,15 @@ def truth_of(participants: Mapping[int, Participant], batch_size: int, states: C
     return find
 
 
+def trains_on_others(defense: Defense, plan: LocalPlan, target: str) -> bool:
+    """Whether the model sees other images than the truth behind a ``probe`` or an ``update``."""
+    return bool(defense.examples or defense.data) or (plan.augments and target == "update")
+
+
 def transformed_of(
     participants: Mapping[int, Participant], batch_size: int, states: ClientStates | None = None
 ) -> Transformed:
-    """Repeats what the clients' defenses did to the data, by the same random streams."""
+    """Repeats what augmentation and the clients' defenses did to the data, by the same random streams."""
     states = fresh_states() if states is None else states
 
     def find(observation: Observation) -> Batch:

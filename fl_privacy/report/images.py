@@ -2,6 +2,7 @@
 
 import base64
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 PAIRS_IN_A_ROW = 4
+_LETTERS_IN_AN_INCH = 17.5
 
 
 def data_uri(image: Tensor) -> str:
@@ -27,6 +29,7 @@ def grid_picture(
     path: Path,
     *,
     adaptive: Sequence[Tensor | None] | None = None,
+    transformed: Sequence[Tensor | None] | None = None,
 ) -> None:
     """Write a PNG with original and reconstruction side by side, a caption over each pair.
 
@@ -36,21 +39,23 @@ def grid_picture(
         captions: one for each pair.
         path: of the PNG.
         adaptive: reconstructions by the adaptive attacker, put beside the others.
+        transformed: what the model saw instead of the originals, put between these and the reconstructions.
     """
     columns = min(PAIRS_IN_A_ROW, len(originals))
     rows = -(-len(originals) // columns)
-    attackers = [reconstructions] if adaptive is None else [reconstructions, adaptive]
-    width = 1.3 * (1 + len(attackers))
+    beside = [images for images in (transformed, reconstructions, adaptive) if images is not None]
+    width = 1.3 * (1 + len(beside))
     figure = Figure(figsize=(width * columns, 1.6 * rows), layout="constrained", dpi=150)
     cells = figure.subplots(rows, columns, squeeze=False).flatten()
     for cell in cells:
         cell.axis("off")
-    for cell, original, guesses, caption in zip(cells, originals, zip(*attackers, strict=True), captions, strict=False):
+    for cell, original, others, caption in zip(cells, originals, zip(*beside, strict=True), captions, strict=False):
         empty = torch.full_like(original, 255)
         gap = torch.full_like(original[:, :, : max(1, original.shape[2] // 16)], 255)
-        shown = [part for guess in guesses for part in (gap, empty if guess is None else guess)]
+        shown = [part for other in others for part in (gap, empty if other is None else other)]
         cell.imshow(_pixels(torch.cat([original, *shown], dim=2)).numpy(), cmap="gray", vmin=0, vmax=255)
-        cell.set_title(caption, fontsize=8, parse_math=False)
+        title = textwrap.fill(caption, round(_LETTERS_IN_AN_INCH * width))
+        cell.set_title(title, fontsize=8, parse_math=False)
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path)
 

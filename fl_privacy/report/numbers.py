@@ -73,7 +73,7 @@ def title(name: str) -> str:
 
 def _digits(name: str) -> Callable[[float], str]:
     match name:
-        case "psnr":
+        case "psnr" | "transformed_psnr":
             return lambda v: f"> {LARGEST_PSNR:.0f}" if v > LARGEST_PSNR else f"{v:z.1f}"
         case "label_correct":
             return lambda v: f"{100 * v:.0f} %"

@@ -23,7 +23,7 @@ from fl_privacy.attacks import (
 )
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.space import Space
-from fl_privacy.attacks.starts import STARTS, Given
+from fl_privacy.attacks.starts import STARTS, Blank, Given
 from fl_privacy.errors import UserError
 from fl_privacy.models import ConvNet, LeNet, ResNet20
 from fl_privacy.types import LocalPlan
@@ -103,11 +103,14 @@ def test_an_image_of_the_attackers_own_as_start() -> None:
 def test_the_mean_of_the_class_as_start() -> None:
     victim, public, classes = observations(smooth_net(), 1)[0], torch.rand(4, *SHAPE), torch.tensor([0, 2, 2, 4])
     told = victim.told(public_images=public, public_labels=classes)
-    start, draws = STARTS["class_mean"], torch.Generator()
-    found = start(told, torch.tensor([2, 4, 3]), (3, *SHAPE), draws, Space())
+    start = STARTS["class_mean"]
+    blank = Blank(
+        observation=told, labels=torch.tensor([2, 4, 3]), shape=(3, *SHAPE), generator=torch.Generator(), space=Space()
+    )
+    found = start(blank)
     torch.testing.assert_close(found, torch.stack([(public[1] + public[2]) / 2, public[3], public.mean(0)]))
     with pytest.raises(UserError, match="class-mean"):
-        start(told, None, (1, *SHAPE), draws, Space())
+        start(replace(blank, labels=None))
 
 
 def test_an_earlier_guess_as_start() -> None:

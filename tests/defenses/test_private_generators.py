@@ -97,7 +97,7 @@ def test_slopes_are_clipped_one_by_one_and_noised_for_the_whole_batch():
 def test_a_critic_learns_to_tell_its_own_examples():
     batch, rng = own_batch(), derive_generator(0)
     critic = Critic(batch, 5, rng, width=8, lr=2e-3)
-    generator = fresh_generator(batch, 5, rng, noise=4, width=4)
+    generator = fresh_generator(batch, 5, rng, width=4)
     for _ in range(30):
         critic.train(generator, 16, rng)
     with torch.no_grad():

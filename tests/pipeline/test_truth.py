@@ -8,7 +8,8 @@ from fl_privacy.defenses.condensation import distribution_matching
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Probe
 from fl_privacy.pipeline.disturbance import disturbance_of
-from fl_privacy.pipeline.truth import fresh_states, transformed_of, truth_of
+from fl_privacy.pipeline.informed import data_names
+from fl_privacy.pipeline.truth import fresh_states, trains_on_others, transformed_of, truth_of
 from tests.pipeline.runs import TINY, run
 from tests.pipeline.test_disturbance import observations
 
@@ -29,6 +30,22 @@ def test_transformed_images_lie_beside_their_originals():
         original, seen = truth(observation.id), transformed(observation)
         assert torch.allclose(seen.inputs, 1 - original.inputs)
         assert torch.equal(seen.labels, original.labels)
+
+
+def test_updates_from_augmented_images_are_measured_against_these_and_not_joined_over_rounds():
+    settings = ("federation=fedavg", "federation.plan.batch_size=null", "federation.plan.flip=true")
+    built = federation(*settings, "intercept.target=update")
+    plan, updates = built.participants[0].plan, Audit(target="update", clients=frozenset({0}))
+    (observation,) = observations(built, updates)
+    original = truth_of(built.participants, 2)(observation.id).inputs
+    seen = transformed_of(built.participants, 2)(observation).inputs
+    flipped = (seen != original).flatten(1).any(1)
+    assert torch.equal(seen[flipped], original[flipped].flip(-1))
+    assert 0.3 < flipped.float().mean() < 0.7
+    assert trains_on_others(built.defense, plan, "update")
+    assert not trains_on_others(built.defense, plan, "probe")
+    assert data_names(built.participants)(observation.id) is None
+    assert data_names(federation(*settings[:2]).participants)(observation.id) == "client-0"
 
 
 def test_the_truth_of_a_condensed_image_is_the_nearest_of_the_client_s_own():

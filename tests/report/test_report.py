@@ -166,6 +166,10 @@ def test_the_picture_of_pairs(tmp_path, out):
     grid_picture(list(images), [*images[:4], None], ["$a_b$"] * 5, tmp_path / "new" / "grid.png")
     with Image.open(tmp_path / "new" / "grid.png") as picture:
         assert picture.width > picture.height > 100
+        plain = picture.size
+    grid_picture(list(images), list(images), ["a"] * 5, tmp_path / "grid.png", transformed=[None, *images[1:]])
+    with Image.open(tmp_path / "grid.png") as picture:
+        assert (picture.width / plain[0], picture.height) == (pytest.approx(3 / 2, abs=0.01), plain[1])
     path = run_in(out, "open")
     shutil.rmtree(path / "pictures", ignore_errors=True)
     write_report([path])

@@ -19,7 +19,7 @@ from fl_privacy.attacks.minimize import Descent, minimize
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
 from fl_privacy.attacks.priors import Prior, TotalVariation
 from fl_privacy.attacks.space import Projection, Space
-from fl_privacy.attacks.starts import Start, Uniform
+from fl_privacy.attacks.starts import Blank, Start, Uniform
 from fl_privacy.attacks.validate import failure
 from fl_privacy.attacks.victim_gradients import frozen_copy
 from fl_privacy.errors import UserError
@@ -231,7 +231,15 @@ class ModelInversion:
     ) -> Tensor:
         pixels = torch.stack(
             [
-                self.start(o, o.knowledge.labels, problem.shape, generator, self.space).flatten()
+                self.start(
+                    Blank(
+                        observation=o,
+                        labels=o.knowledge.labels,
+                        shape=problem.shape,
+                        generator=generator,
+                        space=self.space,
+                    )
+                ).flatten()
                 for o, generator in zip(observations, generators, strict=True)
             ]
         ).to(problem.features)

@@ -7,7 +7,7 @@ from fl_privacy.defenses.base import Defense, LocalData
 from fl_privacy.defenses.checks import expect_number, expect_one_of
 from fl_privacy.defenses.condensation.augmentation import plain, siamese
 from fl_privacy.defenses.condensation.classes import Classes
-from fl_privacy.defenses.condensation.kept import made_once, of_each_present
+from fl_privacy.defenses.condensation.kept import exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
 from fl_privacy.types import Batch
 
@@ -26,6 +26,9 @@ def dm(
     In every iteration a fresh random network looks at real and condensed images of each class; the condensed ones move
     towards the mean of the real ones' features. The paper takes 20,000 iterations, 256 real images a class and a width
     of 128; the defaults are for CPUs.
+
+    Condensed images start as real ones of the client, to which few iterations leave them close: nothing but distance
+    hides these. What is read of one counts as an attempt at the client's nearest own image of its class.
 
     Args:
         images_per_class: for each class that the client holds.
@@ -56,10 +59,10 @@ def dm(
             optimizer.step()
         return classes.finished(images)
 
-    return Defense(
-        name="dm",
-        examples=(made_once("dm", make),),
-        outcome=(of_each_present(images_per_class),),
+    return exchanging(
+        "dm",
+        make,
+        outcome=of_each_present(images_per_class),
         public={
             "images_per_class": images_per_class,
             "iterations": iterations,

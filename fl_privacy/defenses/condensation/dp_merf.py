@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_privacy.defenses.base import Defense, LocalData
 from fl_privacy.defenses.checks import expect_number
 from fl_privacy.defenses.condensation.generator import drawn_set, fresh_generator
-from fl_privacy.defenses.condensation.kept import made_once, of_every_class
+from fl_privacy.defenses.condensation.kept import exchanging, of_every_class
 from fl_privacy.defenses.epsilon import noise_multiplier_for
 from fl_privacy.metrics.labels import hard_labels
 from fl_privacy.types import Batch
@@ -61,20 +61,20 @@ def dp_merf(
         total = feature_sum(batch.inputs, labels, frequencies, data.num_classes)
         noise = torch.randn(total.shape, generator=rng, device=rng.device).to(device)
         wanted = (total + multiplier * noise) / len(batch)
-        network = fresh_generator(batch, data.num_classes, rng, noise=10, width=width)
+        network = fresh_generator(batch, data.num_classes, rng, width=width)
         optimizer = torch.optim.Adam(network.parameters(), lr=lr)
         for _ in range(iterations):
-            drawn = torch.randint(data.num_classes, (batch_size,), generator=rng, device=rng.device).to(device)
-            found = feature_sum(network.draw(drawn, rng), drawn, frequencies, data.num_classes) / batch_size
+            made = network.draw_any(batch_size, rng)
+            found = feature_sum(made.inputs, made.labels, frequencies, data.num_classes) / batch_size
             optimizer.zero_grad()
             torch.autograd.backward((found - wanted).square().sum())
             optimizer.step()
-        return drawn_set(network, images_per_class, rng, device)
+        return drawn_set(network, images_per_class, rng)
 
-    return Defense(
-        name="dp_merf",
-        examples=(made_once("dp_merf", make),),
-        outcome=(of_every_class(images_per_class),),
+    return exchanging(
+        "dp_merf",
+        make,
+        outcome=of_every_class(images_per_class),
         public={
             "images_per_class": images_per_class,
             "epsilon": epsilon,

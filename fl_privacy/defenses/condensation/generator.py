@@ -1,4 +1,4 @@
-"""A small generator of labelled images, from noise and a class."""
+"""A small generator of labelled images, from noise and a class, and the set that is drawn of it."""
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,9 @@ from fl_privacy.types import Batch
 
 _COARSE = 4
 """The first feature map has a quarter of the image's side."""
+
+_NOISE = 10
+"""Length of the noise, as in DP-MERF and GS-WGAN."""
 
 
 class Generator(nn.Module):
@@ -44,8 +47,14 @@ class Generator(nn.Module):
         images: Tensor = self(noise, labels)
         return images
 
+    def draw_any(self, number: int, rng: torch.Generator) -> Batch:
+        """So many images of random classes."""
+        labels = torch.randint(self.num_classes, (number,), generator=rng, device=rng.device)
+        labels = labels.to(self.start.weight.device)
+        return Batch(self.draw(labels, rng), labels)
 
-def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, noise: int, width: int) -> Generator:
+
+def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, width: int) -> Generator:
     """For images like those of ``batch``, with initial values drawn from ``rng``."""
     generator = build_model(
         Generator,
@@ -53,15 +62,16 @@ def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, noi
         in_channels=batch.inputs.shape[1],
         image_size=batch.inputs.shape[2],
         num_classes=num_classes,
-        noise=noise,
+        noise=_NOISE,
         width=width,
     )
     assert isinstance(generator, Generator)
     return generator.to(batch.inputs.device)
 
 
-def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator, device: torch.device) -> Batch:
+def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:
     """So many images of every class: which classes the client holds is not told."""
+    device = generator.start.weight.device
     labels = torch.arange(generator.num_classes, device=device).repeat_interleave(images_per_class)
     with torch.no_grad():
         images = generator.draw(labels, rng)

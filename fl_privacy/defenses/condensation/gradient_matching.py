@@ -12,7 +12,7 @@ from fl_privacy.defenses.base import Defense, LocalData
 from fl_privacy.defenses.checks import expect_number
 from fl_privacy.defenses.condensation.augmentation import plain, siamese
 from fl_privacy.defenses.condensation.classes import Classes
-from fl_privacy.defenses.condensation.kept import made_once, of_each_present
+from fl_privacy.defenses.condensation.kept import exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
 from fl_privacy.types import Batch, Tensors
 
@@ -32,6 +32,9 @@ def dc(
     A fresh network is trained on the condensed images; on the way these move such that each class's gradient points
     where that of the real images does. The paper takes 1,000 networks, for 50 images a class 50 outer and 10 inner
     steps, 256 real images a class and a width of 128; the defaults are for CPUs.
+
+    Condensed images start as real ones of the client, to which few updates leave them close: nothing but distance hides
+    these. What is read of one counts as an attempt at the client's nearest own image of its class.
 
     Args:
         images_per_class: for each class that the client holds.
@@ -147,9 +150,7 @@ def _matching(name: str, plan: _Plan) -> Defense:
         return classes.finished(images)
 
     public = {key: value for key, value in asdict(plan).items() if key != "augment"}
-    return Defense(
-        name=name, examples=(made_once(name, make),), outcome=(of_each_present(plan.images_per_class),), public=public
-    )
+    return exchanging(name, make, outcome=of_each_present(plan.images_per_class), public=public)
 
 
 def _train(

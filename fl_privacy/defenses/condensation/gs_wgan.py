@@ -9,7 +9,7 @@ from fl_privacy.defenses.base import Defense, LocalData
 from fl_privacy.defenses.checks import expect_number
 from fl_privacy.defenses.condensation.critic import Critic
 from fl_privacy.defenses.condensation.generator import drawn_set, fresh_generator
-from fl_privacy.defenses.condensation.kept import made_once, of_every_class
+from fl_privacy.defenses.condensation.kept import exchanging, of_every_class
 from fl_privacy.defenses.epsilon import mixture_noise_multiplier
 from fl_privacy.types import Batch
 
@@ -55,7 +55,7 @@ def gs_wgan(
 
     def make(batch: Batch, data: LocalData) -> Batch:
         rng, device = data.rng, batch.inputs.device
-        generator = fresh_generator(batch, data.num_classes, rng, noise=10, width=width)
+        generator = fresh_generator(batch, data.num_classes, rng, width=width)
         optimizer = torch.optim.Adam(generator.parameters(), lr=lr, betas=(0.5, 0.9))
         part = torch.randint(critics, (len(batch),), generator=rng, device=rng.device).to(device)
         judges: dict[int, Critic] = {}
@@ -67,18 +67,17 @@ def gs_wgan(
                 judges[number] = Critic(own, data.num_classes, rng, width=width, lr=lr)
             for _ in range(critic_steps):
                 judges[number].train(generator, batch_size, rng)
-            drawn = torch.randint(data.num_classes, (batch_size,), generator=rng, device=rng.device).to(device)
-            images = generator.draw(drawn, rng)
-            slope = judges[number].slope(images.detach(), drawn)
+            made = generator.draw_any(batch_size, rng)
+            slope = judges[number].slope(made.inputs.detach(), made.labels)
             optimizer.zero_grad()
-            torch.autograd.backward(images, sanitized(slope, multiplier, rng))
+            torch.autograd.backward(made.inputs, sanitized(slope, multiplier, rng))
             optimizer.step()
-        return drawn_set(generator, images_per_class, rng, device)
+        return drawn_set(generator, images_per_class, rng)
 
-    return Defense(
-        name="gs_wgan",
-        examples=(made_once("gs_wgan", make),),
-        outcome=(of_every_class(images_per_class),),
+    return exchanging(
+        "gs_wgan",
+        make,
+        outcome=of_every_class(images_per_class),
         public={
             "images_per_class": images_per_class,
             "epsilon": epsilon,

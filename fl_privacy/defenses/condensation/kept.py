@@ -1,15 +1,24 @@
 """Made once on a client, then taken from its own state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_privacy.defenses.base import ExamplesHook, LocalData, OutcomeHook
+from fl_privacy.defenses.base import Defense, ExamplesHook, LocalData, OutcomeHook
 from fl_privacy.types import Batch
 
+Make = Callable[[Batch, LocalData], Batch]
+"""What stands for a client's examples, made of them."""
 
-def made_once(name: str, make: Callable[[Batch, LocalData], Batch]) -> ExamplesHook:
+
+def exchanging(name: str, make: Make, *, outcome: OutcomeHook, public: Mapping[str, Any]) -> Defense:
+    """The defense ``name``: a client trains on what ``make`` made once of its examples, as many as ``outcome`` says."""
+    return Defense(name=name, examples=(made_once(name, make),), outcome=(outcome,), public=public)
+
+
+def made_once(name: str, make: Make) -> ExamplesHook:
     """``make`` as an examples hook that keeps what it made, as bytes, in the client's state under ``name``."""
     images, labels = f"{name}/images", f"{name}/labels"
 
