@@ -36,6 +36,7 @@ from fl_privacy.federation import (
     Audit,
     Insider,
     Interceptor,
+    Participant,
     Probe,
     RoundReport,
     States,
@@ -74,6 +75,10 @@ class Course:
     federation: Federation
     rows: list[dict[str, float]] = field(default_factory=list)
 
+    @property
+    def participants(self) -> Mapping[int, Participant]:
+        return self.federation.participants
+
     def __call__(
         self,
         observation: Observation,
@@ -83,12 +88,12 @@ class Course:
         probe: Probe | None,
         states: States,
     ) -> Observation:
-        self.look({client: states(client) for client in self.federation.participants})
+        self.look({client: states(client) for client in self.participants})
         return observation
 
     def look(self, states: Mapping[int, ClientState]) -> None:
-        sent, participants = self.federation.server.state, self.federation.participants
-        parts = [participants[client].private_part(sent, state) for client, state in states.items()]
+        sent = self.federation.server.state
+        parts = [self.participants[client].private_part(sent, state) for client, state in states.items()]
         kept = private_names(self.federation.model, self.federation.defense)
         row: dict[str, float] = {}
         for name in (n for n, p in parts[0][1].parameters.items() if n in kept and p.ndim > 1):
@@ -264,17 +269,18 @@ def attacked(
             continue
         views = [o.told(defense=federation.defense.description) for o in observations] if informed else observations
         started = time.process_time()
-        found = [attack(views, seed=seed) for seed in range(options.runs)]
-        runs = [scores(run, truth) for run in found]
+        again = [replace(view, id=f"{view.id}/run-{run}") for run in range(options.runs) for view in views]
+        found = attack(again, seed=options.seed)
+        runs = [scores(found[k : k + len(views)], truth) for k in range(0, len(found), len(views))]
         results[name] = {
             "seconds": time.process_time() - started,
-            "failures": sorted({r.failure for run in found for r in run if r.failure}),
+            "failures": sorted({r.failure for r in found if r.failure}),
         }
         for metric in ("bpmse", "bpki"):
             means = [mean(run[metric]) for run in runs if run[metric]]
             if means:
                 results[name] |= {metric: mean(means), f"{metric}_std": stdev(means) if len(means) > 1 else 0.0}
-        shown = match(found[0][0], truth[0])
+        shown = match(found[0], truth[0])
         if len(shown.found):
             pictures[name] = shown.guesses[0]
         print(f"{method}, {name}: {results[name]}", flush=True)

@@ -2,8 +2,8 @@
 
     python experiments/fdl_pp_table.py runs/fdl_pp_mnist
 
-Writes ``figure_2.png`` (a reconstruction by each attack behind each method), ``figure_3.png`` (accuracy against BPMSE and
-BPKI) and ``figures_4_5.png`` (private layers over the rounds) into the folder.
+Writes ``figure_2.png`` (a reconstruction by each attack behind each method), ``figure_3.png`` (accuracy against BPMSE
+and BPKI) and ``figures_4_5.png`` (private layers over the rounds) into the folder.
 """
 
 import argparse

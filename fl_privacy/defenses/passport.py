@@ -50,7 +50,7 @@ class PassportConv2d(nn.Module):
         """gamma (O,) and beta (O,) of Eq. 24."""
         kernels = self.encoder.weight @ self._dense_weight()
         codes = torch.addmm(self.encoder.bias[:, None], kernels, self._patches())
-        gamma, beta = self.decoder(F.leaky_relu(codes).unflatten(1, (2, -1)).mean(2).T)
+        gamma, beta = self.decoder(F.leaky_relu(codes).view(len(codes), 2, -1).mean(2).T)
         return gamma, beta
 
     def affine(self) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,10 @@ class PassportConv2d(nn.Module):
     def _dense_weight(self) -> Tensor:
         """(O, C * kernel) with zeros where an output of a grouped convolution does not look."""
         groups, rows = self._geometry[-1], self.weight.flatten(1)
-        return rows if groups == 1 else torch.block_diag(*rows.chunk(groups))
+        if groups == 1:
+            return rows
+        dense: Tensor = torch.block_diag(*rows.chunk(groups))  # type: ignore[no-untyped-call]
+        return dense
 
     def _patches(self) -> Tensor:
         """(C * kernel, 2 * positions): what each position of the convolution sees of both passports."""

@@ -26,6 +26,11 @@ States = Callable[[int], ClientState]
 class Informant(Protocol):
     """Adds to an observation what the attacker knows from inside the federation."""
 
+    @property
+    def participants(self) -> Mapping[int, Participant]:
+        """The simulated clients."""
+        ...
+
     def __call__(
         self, observation: Observation, *, round: int, client: int, probe: Probe | None, states: States
     ) -> Observation:
