@@ -235,7 +235,7 @@ def attacks(options: argparse.Namespace) -> dict[str, tuple[ReconstructionAttack
     inversion = {**search, "total_variation": 1e-4, "restarts": options.restarts}
     matching = {"matching": options.matching, "matching_iterations": options.matching_iterations}
     chosen: dict[str, tuple[ReconstructionAttack, bool]] = {
-        "DLG": (dlg(iterations=options.dlg_iterations, start=options.dlg_start), False),
+        "DLG": (dlg(iterations=options.dlg_iterations, start=options.dlg_start, relative=True), False),
         "cosine": (inverting_gradients(iterations=options.cosine_iterations), False),
         "MI": (model_inversion(**inversion), False),
         "MI, joint": (model_inversion(**inversion), True),
