@@ -233,13 +233,19 @@ def attacks(options: argparse.Namespace) -> dict[str, tuple[ReconstructionAttack
     """By name, and whether the attacker knows of the defense."""
     search = {"iterations": options.inversion_iterations, "lr": 1.0, "line_search": "strong_wolfe"}
     inversion = {**search, "total_variation": 1e-4, "restarts": options.restarts}
-    matching = {"matching": options.matching, "matching_iterations": options.matching_iterations}
+    recovery = {
+        "features": "recovered",
+        "recover_at": options.recover_at,
+        "matching": options.matching,
+        "matching_iterations": options.matching_iterations,
+    }
     chosen: dict[str, tuple[ReconstructionAttack, bool]] = {
         "DLG": (dlg(iterations=options.dlg_iterations, start=options.dlg_start, relative=True), False),
         "cosine": (inverting_gradients(iterations=options.cosine_iterations), False),
         "MI": (model_inversion(**inversion), False),
         "MI, joint": (model_inversion(**inversion), True),
-        "MI, recovered": (model_inversion(**inversion, **matching, features="recovered"), False),
+        "MI, recovered": (model_inversion(**inversion, **recovery), False),
+        "MI, recovered, joint": (model_inversion(**inversion, **recovery), True),
     }
     return {name: chosen[name] for name in options.attacks}
 
@@ -349,6 +355,7 @@ def main() -> None:
     parser.add_argument("--cosine-iterations", type=int, default=1000)
     parser.add_argument("--inversion-iterations", type=int, default=60)
     parser.add_argument("--restarts", type=int, default=1, help="of model inversion, in every run")
+    parser.add_argument("--recover-at", help="module whose input MI recovers; the first public layer by default")
     parser.add_argument("--matching", default="cosine", choices=["cosine", "l2"], help="for MI, recovered")
     parser.add_argument("--matching-iterations", type=int, default=1000)
     parser.add_argument("--features-at", help="module whose input is shown; the first public layer by default")

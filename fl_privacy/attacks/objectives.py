@@ -76,8 +76,8 @@ def _cosine_distance(dot: Tensor, squared: Tensor, target_squared: Tensor) -> Te
 class L2:
     """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4).
 
-    With ``relative`` it is in shares of the observed gradient's own: what the tolerances of L-BFGS stop at then does not
-    depend on how large gradients are, which shrink as a model learns.
+    With ``relative`` it is in shares of the observed gradient's own, so that what the tolerances of L-BFGS stop at does
+    not depend on how large gradients are, which shrink as a model learns.
     """
 
     layers: LayerWeights = field(default_factory=dict)

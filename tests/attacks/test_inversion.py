@@ -168,6 +168,20 @@ def test_behind_a_linear_front_the_lemma_gives_the_features_exactly() -> None:
     torch.testing.assert_close(found, model[:3](batch.inputs).detach())
 
 
+def test_features_are_recovered_where_the_attacker_chooses() -> None:
+    observed, truth = victims(2, known=False)
+    attack = model_inversion(**FAST, recover_at="5")  # linear: Lemma 1 is exact
+
+    found = attack(observed, seed=0)
+
+    front, guesses = Front(smooth_net(), "5"), torch.cat([r.batch.inputs for r in found])
+    torch.testing.assert_close(front(guesses.double()), front(truth), atol=1e-2, rtol=0)
+    assert all(r.loss < 1e-6 for r in found)
+    told, _ = victims(2)
+    at_first = model_inversion(**FAST)
+    assert [r.loss for r in replace(at_first, recover_at="5")(told, seed=0)] == [r.loss for r in at_first(told, seed=0)]
+
+
 def test_victims_do_not_change_one_another() -> None:
     observed, _ = victims(3)
     attack = model_inversion(**FAST, restarts=2)
