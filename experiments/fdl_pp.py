@@ -119,13 +119,13 @@ def federation_of(options: argparse.Namespace, method: str) -> Federation:
         f"model={options.model}",
         f"partition={options.partition}",
         "federation=fedavg",
-        f"federation.rounds={options.rounds}",
+        f"federation.rounds={max(1, options.rounds)}",
         f"federation.clients={CLIENTS}",
         "federation.plan.lr=0.01",
         "federation.plan.lr_decay=0.99",
         "federation.plan.batch_size=10",
         "attack=none",
-        f"evaluate_every={options.rounds}",
+        f"evaluate_every={max(1, options.rounds)}",
         f"seed={options.seed}",
         *options.override,
         *METHODS[method],
@@ -307,33 +307,37 @@ def accounted(federation: Federation, scale: float, rounds: int) -> dict[str, fl
     }
 
 
+def outcome(
+    federation: Federation, reports: Sequence[RoundReport], course: Course, cpu: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    """What training came to: accuracy, cost, the course of private layers, epsilon where there is noise."""
+    if not reports:
+        return {}
+    server, tested = federation.server, reports[-1].evaluation
+    row = {
+        "accuracy": (tested or evaluate_model(federation.model, server.state, federation.dataset.test)).accuracy,
+        "seconds": median(report.seconds for report in reports),
+        "cpu_seconds": cpu / len(reports),
+        "bytes": reports[-1].upload_bytes,
+        "course": course.rows,
+    }
+    scale = federation.defense.public.get("std")
+    return {**row, "privacy": accounted(federation, float(scale), options.rounds)} if scale else row
+
+
 def measure(method: str, options: argparse.Namespace, victims: Examples) -> tuple[dict[str, Any], dict[str, Tensor]]:
     federation = federation_of(options, method)
     started = time.process_time()
     kept, reports, course = trained(federation, method, options)
-    cpu = (time.process_time() - started) / options.rounds
-    tested = reports[-1].evaluation or evaluate_model(
-        federation.model, federation.server.state, federation.dataset.test
-    )
-    row: dict[str, Any] = {
-        "accuracy": tested.accuracy,
-        "seconds": median(report.seconds for report in reports),
-        "cpu_seconds": cpu,
-        "bytes": reports[-1].upload_bytes,
-        "course": course.rows,
-        "attacks": {},
-    }
-    print(f"{method}: accuracy {tested.accuracy:.1%}, {cpu:.2f} CPU seconds a round", flush=True)
-    scale = federation.defense.public.get("std")
-    if scale:
-        row["privacy"] = accounted(federation, float(scale), options.rounds)
+    row = outcome(federation, reports, course, time.process_time() - started, options)
+    print(method, {name: value for name, value in row.items() if name != "course"}, flush=True)
     if method == "CKKS" or not options.attacks:
-        return row, {}
+        return {**row, "attacks": {}}, {}
     observations, truth = (
         summed(federation, victims, options) if method == "SecAgg+" else captured(federation, kept, victims, options)
     )
-    row["attacks"], pictures = attacked(method, observations, truth, federation, options)
-    return row, {"original": truth[0].inputs[0], **pictures}
+    found, pictures = attacked(method, observations, truth, federation, options)
+    return {**row, "attacks": found}, {"original": truth[0].inputs[0], **pictures}
 
 
 def main() -> None:
@@ -344,7 +348,7 @@ def main() -> None:
     parser.add_argument("--partition", default="iid")
     parser.add_argument("--override", nargs="*", default=[], help="of the configuration, such as model.width=16")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10, help="0 attacks the initial values")
     parser.add_argument("--examples", type=int, help="of all clients together")
     parser.add_argument("--tested", type=int, help="test examples")
     parser.add_argument("--attacks", nargs="*", default=["DLG", "cosine", "MI", "MI, joint"])

@@ -45,14 +45,14 @@ def cell(row: Row, attack: str, metric: str) -> str:
 
 def table(rows: Mapping[str, Row]) -> str:
     lines = {
-        "accuracy": [f"{row['accuracy']:.1%}" for row in rows.values()],
+        "accuracy": [f"{row['accuracy']:.1%}" if "accuracy" in row else "" for row in rows.values()],
         "epsilon": [f"{row['privacy']['epsilon']:.2g}" if "privacy" in row else "" for row in rows.values()],
     }
     for metric in ("bpmse", "bpki"):
         for attack in named(rows.values()):
             lines[f"{metric.upper()}, {attack}"] = [cell(row, attack, metric) for row in rows.values()]
-    lines["CPU seconds a round"] = [f"{row['cpu_seconds']:.2f}" for row in rows.values()]
-    lines["bytes received a round"] = [f"{row['bytes']:,}" for row in rows.values()]
+    lines["CPU seconds a round"] = [f"{row['cpu_seconds']:.2f}" if "bytes" in row else "" for row in rows.values()]
+    lines["bytes received a round"] = [f"{row['bytes']:,}" if "bytes" in row else "" for row in rows.values()]
     head = ["", *rows], ["---"] * (len(rows) + 1)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (*head, *([name, *own] for name, own in lines.items())))
 
@@ -124,10 +124,13 @@ def main() -> None:
     rows, pictures = loaded(folder)
     print(table(rows))
     attackers = {method: row for method, row in rows.items() if row["attacks"]}
+    trained = {method: row for method, row in rows.items() if "accuracy" in row}
     if attackers:
         draw_pictures(attackers, {method: pictures[method] for method in attackers}, folder / "figure_2.png")
-        draw_scatter(attackers, folder / "figure_3.png")
-    draw_courses(rows, folder / "figures_4_5.png")
+    if both := {method: row for method, row in attackers.items() if method in trained}:
+        draw_scatter(both, folder / "figure_3.png")
+    if trained:
+        draw_courses(trained, folder / "figures_4_5.png")
 
 
 if __name__ == "__main__":
