@@ -18,7 +18,14 @@ from fl_privacy.models import Front
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction
 from tests.attacks.victims import SHAPE, examples, observe, smooth_net
 
-FAST = {"iterations": 40, "lr": 1.0, "line_search": "strong_wolfe", "total_variation": 0.0, "dtype": "float64"}
+FAST = {
+    "iterations": 40,
+    "lr": 1.0,
+    "line_search": "strong_wolfe",
+    "total_variation": 0.0,
+    "dtype": "float64",
+    "restarts": 1,
+}
 
 
 def split(observation: Observation, *, stand_in: nn.Module) -> Observation:
@@ -184,7 +191,7 @@ def test_features_are_recovered_where_the_attacker_chooses() -> None:
 
 def test_victims_do_not_change_one_another() -> None:
     observed, _ = victims(3)
-    attack = model_inversion(**FAST, restarts=2)
+    attack = model_inversion(**FAST | {"restarts": 2})
 
     together = attack(observed, seed=4)
     alone = attack([observed[1]], seed=4)[0]

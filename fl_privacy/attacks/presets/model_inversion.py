@@ -29,7 +29,7 @@ def model_inversion(
     matching: Literal["l2", "cosine"] = "cosine",
     matching_iterations: int = 2000,
     matching_lr: float = 0.01,
-    restarts: int = 1,
+    restarts: int = 10,
     start: str = "uniform",
     dtype: Literal["float32", "float64"] = "float32",
     device: str | None = None,
