@@ -10,6 +10,7 @@ from fl_privacy.attacks import GradientInversion, model_inversion
 from fl_privacy.attacks.inversion import recover_by_lemma
 from fl_privacy.attacks.inversion.features import Recovery
 from fl_privacy.attacks.inversion.lemma import applies
+from fl_privacy.attacks.inversion.reconstruction import UNKNOWN
 from fl_privacy.attacks.objectives import L2
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.starts import Uniform
@@ -70,6 +71,18 @@ def test_with_the_victim_s_own_front_the_image_is_found() -> None:
 
     assert max(errors(found, truth)) < 1e-6
     assert [r.loss < 1e-6 for r in found] == [True] * 3
+
+
+def test_known_features_need_no_update_that_tells_anything() -> None:
+    observed, truth = victims(1)
+    silent = {name: torch.zeros_like(g) for name, g in observed[0].upload.tensors.items()}
+    quiet = replace(observed[0], upload=replace(observed[0].upload, tensors=silent))
+
+    found = model_inversion(**FAST)([quiet], seed=0)
+
+    assert max(errors(found, truth)) < 1e-6
+    assert found[0].batch.labels.tolist() == [UNKNOWN]
+    assert "zero everywhere" in model_inversion(**FAST, features="recovered")([quiet], seed=0)[0].failure
 
 
 def test_with_a_stranger_s_front_it_is_not() -> None:

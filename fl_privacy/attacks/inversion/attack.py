@@ -106,7 +106,8 @@ class ModelInversion:
         results: dict[int, Reconstruction] = {}
         sound = []
         for position, observation in enumerate(observations):
-            if wrong := failure(observation):
+            recovers = self.features == "recovered" or observation.knowledge.features is None
+            if wrong := failure(observation, telling=recovers):
                 results[position] = failed(observation, wrong)
             else:
                 sound.append((position, observation))
