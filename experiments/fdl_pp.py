@@ -1,51 +1,57 @@
-"""The table of FDL-PP: accuracy, Bayesian privacy under two attacks, seconds (Table 1; Figures 2 to 5).
+"""What FDL-PP and its competitors keep of accuracy and privacy: one row of its tables for each method.
 
-    python experiments/fdl_pp.py --rounds 10 --victims 3 --runs 3 --out runs/fdl_pp_mnist
-    python experiments/fdl_pp.py --data cifar10 --attacked cifar10_exact --model alexnet --override model.hidden=null \
-        model.width=16 model.init=default --examples 2000 --tested 1000 --out runs/fdl_pp_cifar10
+    python experiments/fdl_pp.py --methods SplitFed FDL-PP --rounds 40 --out runs/fdl_pp_mnist
+    python experiments/fdl_pp_table.py runs/fdl_pp_mnist
 
-Trains ten clients without protection (DL), with noise (DLDP-A, DLDP-B), with private first layers (SplitFed) and with
-passports (FDL-PP). Then attacks victims that no client trained on: each is sent through the defended update of a client
-behind the model of the last round, and server and another client collude. Every attack is run ``--runs`` times from
-different starts.
+Trains ten clients without protection (DL), with noise (DLDP-A, DLDP-B), with private first layers (SplitFed), with
+passports (FDL-PP), and under secure aggregation. Then attacks victims that no client trained on: each is sent through
+the defended update of a client behind the model of the last round, and server and another client collude. Under
+SecAgg+ the server sees the sum of the updates of ten clients with one image each, and the ten are attacked in it; under
+CKKS it sees nothing. Every attack is run ``--runs`` times from different starts.
+
+Each method leaves a file of its own, so that methods can be run apart; ``fdl_pp_table.py`` puts them side by side.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack, dlg, inverting_gradients, model_inversion
 from fl_privacy.config import compose
 from fl_privacy.config.build import Federation, build_dataset, build_federation
 from fl_privacy.data import Examples
-from fl_privacy.defenses import ClientState
+from fl_privacy.defenses import ClientState, none
+from fl_privacy.defenses.epsilon import epsilon, noise_multiplier_for
 from fl_privacy.defenses.passport import passport_layers
 from fl_privacy.federation import (
     Audit,
-    Evaluation,
     Insider,
     Interceptor,
+    Participant,
     Probe,
     RoundReport,
+    States,
     evaluate_model,
+    private_names,
     run_rounds,
 )
+from fl_privacy.federation.encrypted import run_encrypted
+from fl_privacy.federation.server import weighted_mean
+from fl_privacy.flower.secure_aggregation import run_secure_aggregation
 from fl_privacy.metrics.bayesian_privacy import bpki
+from fl_privacy.metrics.matching import match
 from fl_privacy.metrics.pixel import mse
 from fl_privacy.metrics.private_layers import effective_rank, mean_squared_distance
-from fl_privacy.types import Observation, Reconstruction
+from fl_privacy.types import Batch, Observation, Reconstruction, Upload
 
 METHODS = {
     "DL": ["defense=none"],
@@ -53,37 +59,53 @@ METHODS = {
     "DLDP-B": ["defense=dp_noise", "defense.scale=0.128"],
     "SplitFed": ["defense=split_fed"],
     "FDL-PP": ["defense=fdl_pp"],
+    "FDL-PP, shared start": ["defense=fdl_pp", "defense.start=shared"],
+    "SecAgg+": ["defense=none"],
+    "CKKS": ["defense=none"],
 }
-COLLUDER, VICTIM = 9, 0
-WEIGHT = "private/features.0.weight"
+SECURE: dict[str, Callable[..., object]] = {"SecAgg+": run_secure_aggregation, "CKKS": run_encrypted}
+CLIENTS, COLLUDER, VICTIM = 10, 9, 0
+DELTA, PUBLISHED_EPSILON = 1e-5, 15.8
 
 
 @dataclass
 class Course:
-    """Watches the clients' private layers at the beginning of each round."""
+    """Watches the clients' private layers at the beginning of each round (Figures 4 and 5)."""
 
     federation: Federation
     rows: list[dict[str, float]] = field(default_factory=list)
 
-    def __call__(self, observation: Observation, *, states: Callable[[int], ClientState], **_: Any) -> Observation:
-        self.look({client: states(client) for client in self.federation.participants})
+    @property
+    def participants(self) -> Mapping[int, Participant]:
+        return self.federation.participants
+
+    def __call__(
+        self,
+        observation: Observation,
+        *,
+        round: int,
+        client: int,
+        probe: Probe | None,
+        states: States,
+    ) -> Observation:
+        self.look({client: states(client) for client in self.participants})
         return observation
 
     def look(self, states: Mapping[int, ClientState]) -> None:
-        if any(WEIGHT not in state.tensors for state in states.values()):
-            return
-        weights = torch.stack([state.tensors[WEIGHT] for state in states.values()])
-        row = {"distance": mean_squared_distance(weights), "rank": mean(effective_rank(w) for w in weights)}
-        gammas = [gamma for client, state in states.items() for gamma in self._gammas(client, state)]
-        if gammas:
-            row["gamma"] = mean(float(g.norm()) for g in gammas)
-        self.rows.append(row)
-
-    def _gammas(self, client: int, state: ClientState) -> list[Tensor]:
         sent = self.federation.server.state
-        model, own = self.federation.participants[client].private_part(sent, state)
-        model.load_state_dict({**own.parameters, **own.buffers}, strict=False)
-        return [layer.affine()[0].detach() for layer in passport_layers(model).values()]
+        parts = [self.participants[client].private_part(sent, state) for client, state in states.items()]
+        kept = private_names(self.federation.model, self.federation.defense)
+        row: dict[str, float] = {}
+        for name in (n for n, p in parts[0][1].parameters.items() if n in kept and p.ndim > 1):
+            weights = torch.stack([own.parameters[name] for _, own in parts])
+            row[f"distance of {name}"] = mean_squared_distance(weights)
+            row[f"rank of {name}"] = mean(effective_rank(w) for w in weights)
+        for model, own in parts:
+            model.load_state_dict({**own.parameters, **own.buffers}, strict=False)
+        for name in passport_layers(parts[0][0]):
+            gammas = [passport_layers(model)[name].affine()[0] for model, _ in parts]
+            row[f"norm of gamma in {name}"] = mean(float(gamma.detach().norm()) for gamma in gammas)
+        self.rows.append(row)
 
 
 def some(number: int, most: int | None) -> Tensor:
@@ -97,21 +119,19 @@ def federation_of(options: argparse.Namespace, method: str) -> Federation:
         f"model={options.model}",
         f"partition={options.partition}",
         "federation=fedavg",
-        f"federation.rounds={options.rounds}",
-        "federation.clients=10",
+        f"federation.rounds={max(1, options.rounds)}",
+        f"federation.clients={CLIENTS}",
         "federation.plan.lr=0.01",
         "federation.plan.lr_decay=0.99",
         "federation.plan.batch_size=10",
         "attack=none",
-        f"evaluate_every={options.rounds}",
+        f"evaluate_every={max(1, options.rounds)}",
         f"seed={options.seed}",
         *options.override,
         *METHODS[method],
     ]
     federation = build_federation(compose(settings))
-    if options.examples is None and options.tested is None:
-        return federation
-    each = None if options.examples is None else options.examples // 10
+    each = None if options.examples is None else options.examples // CLIENTS
     test = federation.dataset.test.subset(some(len(federation.dataset.test), options.tested))
     participants = {
         client: replace(p, indices=p.indices[some(len(p.indices), each)], test=test)
@@ -120,17 +140,41 @@ def federation_of(options: argparse.Namespace, method: str) -> Federation:
     return replace(federation, participants=participants, dataset=replace(federation.dataset, test=test))
 
 
-def tested(federation: Federation) -> Evaluation:
-    return evaluate_model(federation.model, federation.server.state, federation.dataset.test)
+def trained(
+    federation: Federation, method: str, options: argparse.Namespace
+) -> tuple[Mapping[int, ClientState], list[RoundReport], Course]:
+    """What clients keep, the reports, and the course of private layers."""
+    course, reports = Course(federation), list[RoundReport]()
+    if method in SECURE:
+        SECURE[method](federation.server, federation.participants, rounds=options.rounds, on_round=reports.append)
+        return {client: ClientState() for client in federation.participants}, reports, course
+    watched = Audit(rounds=frozenset(range(1, options.rounds + 1)), probes=(Probe(VICTIM, 0),))
+    examples = federation.dataset.train
+    kept = run_rounds(
+        federation.server,
+        federation.participants,
+        rounds=options.rounds,
+        audit=watched if federation.server.personal else Audit(),
+        interceptor=Interceptor(
+            model=federation.model,
+            plan=federation.server.local_plan,
+            input_shape=examples.input_shape,
+            num_classes=examples.num_classes,
+            sink=lambda observation: None,
+            insider=course,
+        ),
+        on_round=reports.append,
+    )
+    if federation.server.personal:
+        course.look(kept)
+    return kept, reports, course
 
 
 def captured(
     federation: Federation, kept: Mapping[int, ClientState], victims: Examples, options: argparse.Namespace
-) -> tuple[list[Observation], Tensor]:
-    """Observations of victims behind the last model, with features that are shown, and the true images."""
-    owner = replace(
-        federation.participants[VICTIM], examples=victims, indices=torch.arange(len(victims)), seed=options.seed
-    )
+) -> tuple[list[Observation], list[Batch]]:
+    """Observations of victims behind the last model, with features that are shown, and the truth."""
+    owner = replace(federation.participants[VICTIM], examples=victims, indices=torch.arange(len(victims)))
     found: list[Observation] = []
     inside = Insider(
         participants={**federation.participants, VICTIM: owner},
@@ -157,125 +201,143 @@ def captured(
             probe=Probe(VICTIM, victim),
             states=kept.__getitem__,
         )
-    return found, torch.cat([owner.victim_batch(victim, 1).inputs for victim in range(options.victims)])
+    return found, [owner.victim_batch(victim, 1) for victim in range(options.victims)]
+
+
+def summed(
+    federation: Federation, victims: Examples, options: argparse.Namespace
+) -> tuple[list[Observation], list[Batch]]:
+    """What masks leave to see: the mean update of all clients, of whom each has one image."""
+    every, sent = torch.arange(len(victims)), federation.server.state
+    owners = [replace(p, examples=victims, indices=every) for p in federation.participants.values()]
+    probes = [o.probe(sent, ClientState(), round=options.rounds, victim=0, batch_size=1).upload for o in owners]
+    upload = Upload(
+        tensors=weighted_mean([p.tensors for p in probes], [1] * len(probes)),
+        buffers=weighted_mean([p.buffers for p in probes], [1] * len(probes)),
+        num_examples=len(probes),
+    )
+    observation = Observation(
+        id=f"round-{options.rounds}/sum",
+        model=federation.model,
+        sent=sent,
+        upload=upload,
+        plan=replace(owners[0].plan.in_round(options.rounds), batch_size=len(probes)),
+        input_shape=victims.input_shape,
+        num_classes=victims.num_classes,
+    )
+    own = [owner.victim_batch(0, 1) for owner in owners]
+    return [observation], [Batch(torch.cat([b.inputs for b in own]), torch.cat([b.labels for b in own]))]
 
 
 def attacks(options: argparse.Namespace) -> dict[str, tuple[ReconstructionAttack, bool]]:
     """By name, and whether the attacker knows of the defense."""
     search = {"iterations": options.inversion_iterations, "lr": 1.0, "line_search": "strong_wolfe"}
-    chosen: dict[str, tuple[ReconstructionAttack, bool]] = {
-        "DLG": (dlg(iterations=options.dlg_iterations, total_variation=1e-4), False),
-        "cosine": (inverting_gradients(iterations=options.cosine_iterations), False),
-        "MI": (model_inversion(**search, total_variation=1e-4), False),
-        "MI, joint": (model_inversion(**search, total_variation=1e-4), True),
+    inversion = {**search, "total_variation": 1e-4, "restarts": options.restarts}
+    recovery = {
+        "features": "recovered",
+        "recover_at": options.recover_at,
+        "matching": options.matching,
+        "matching_iterations": options.matching_iterations,
     }
-    if options.recovered:
-        matching = {"matching": "l2", "matching_iterations": options.dlg_iterations}
-        chosen["MI, recovered"] = (
-            model_inversion(**search, **matching, total_variation=1e-4, features="recovered"),
-            False,
-        )
-    return chosen
+    chosen: dict[str, tuple[ReconstructionAttack, bool]] = {
+        "DLG": (dlg(iterations=options.dlg_iterations, start=options.dlg_start, relative=True), False),
+        "cosine": (inverting_gradients(iterations=options.cosine_iterations), False),
+        "MI": (model_inversion(**inversion), False),
+        "MI, joint": (model_inversion(**inversion), True),
+        "MI, recovered": (model_inversion(**inversion, **recovery), False),
+        "MI, recovered, joint": (model_inversion(**inversion, **recovery), True),
+    }
+    return {name: chosen[name] for name in options.attacks}
 
 
-def scores(found: Sequence[Reconstruction], truth: Tensor) -> dict[str, list[float]]:
-    guesses = torch.cat([r.batch.inputs for r in found if r.batch is not None])
-    truth = truth[[r.batch is not None for r in found]]
-    return {"bpmse": mse(guesses, truth).tolist(), "bpki": bpki(guesses, truth).tolist()}
+def scores(found: Sequence[Reconstruction], truth: Sequence[Batch]) -> dict[str, list[float]]:
+    """Of each image that there is a guess at."""
+    guesses, originals = list[Tensor](), list[Tensor]()
+    for reconstruction, batch in zip(found, truth, strict=True):
+        matched = match(reconstruction, batch)
+        guesses.append(matched.guesses[matched.found])
+        originals.append(matched.originals[matched.found])
+    pair = torch.cat(guesses), torch.cat(originals)
+    return {"bpmse": mse(*pair).tolist(), "bpki": bpki(*pair).tolist()}
 
 
 def attacked(
-    method: str, observations: list[Observation], truth: Tensor, federation: Federation, options: argparse.Namespace
+    method: str,
+    observations: Sequence[Observation],
+    truth: Sequence[Batch],
+    federation: Federation,
+    options: argparse.Namespace,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Scores and the first picture of each attack."""
     results, pictures = {}, {}
     for name, (attack, informed) in attacks(options).items():
-        if informed and not federation.server.personal:
+        if (informed and not federation.server.personal) or (method in SECURE and name.startswith("MI")):
             continue
         views = [o.told(defense=federation.defense.description) for o in observations] if informed else observations
-        started, runs = time.perf_counter(), []
-        for seed in range(options.runs):
-            found = attack(views, seed=seed)
-            runs.append(scores(found, truth))
-            if seed == 0 and found[0].batch is not None:
-                pictures[name] = found[0].batch.inputs[0]
-        results[name] = {"seconds": time.perf_counter() - started}
+        started = time.process_time()
+        again = [replace(view, id=f"{view.id}/run-{run}") for run in range(options.runs) for view in views]
+        found = attack(again, seed=options.seed)
+        runs = [scores(found[k : k + len(views)], truth) for k in range(0, len(found), len(views))]
+        results[name] = {
+            "seconds": time.process_time() - started,
+            "failures": sorted({r.failure for r in found if r.failure}),
+        }
         for metric in ("bpmse", "bpki"):
-            means = [mean(run[metric]) for run in runs]
-            results[name] |= {metric: mean(means), f"{metric}_std": stdev(means) if len(means) > 1 else 0.0}
-        print(f"{method}, {name}: BPMSE {results[name]['bpmse']:.2e}, BPKI {results[name]['bpki']:.2f}", flush=True)
+            means = [mean(run[metric]) for run in runs if run[metric]]
+            if means:
+                results[name] |= {metric: mean(means), f"{metric}_std": stdev(means) if len(means) > 1 else 0.0}
+        shown = match(found[0], truth[0])
+        if len(shown.found):
+            pictures[name] = shown.guesses[0]
+        print(f"{method}, {name}: {results[name]}", flush=True)
     return results, pictures
+
+
+def accounted(federation: Federation, scale: float, rounds: int) -> dict[str, float]:
+    """What noise of ``scale`` would guarantee if no update had a larger norm than the largest of the last model."""
+    clean = [replace(p, defense=none()) for p in federation.participants.values()]
+    uploads = [p.update(federation.server.state, ClientState(), round=rounds).upload for p in clean]
+    norm = max(float(torch.cat([t.flatten() for t in u.tensors.values()]).norm()) for u in uploads)
+    releases: dict[str, Any] = {"sample_rate": 1.0, "steps": rounds, "delta": DELTA}
+    needed = noise_multiplier_for(epsilon=PUBLISHED_EPSILON, **releases)
+    return {
+        "norm": norm,
+        "epsilon": epsilon(noise_multiplier=scale / norm, **releases),
+        "norm_for_published": scale / needed,
+    }
+
+
+def outcome(
+    federation: Federation, reports: Sequence[RoundReport], course: Course, cpu: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    """What training came to: accuracy, cost, the course of private layers, epsilon where there is noise."""
+    if not reports:
+        return {}
+    server, tested = federation.server, reports[-1].evaluation
+    row = {
+        "accuracy": (tested or evaluate_model(federation.model, server.state, federation.dataset.test)).accuracy,
+        "seconds": median(report.seconds for report in reports),
+        "cpu_seconds": cpu / len(reports),
+        "bytes": reports[-1].upload_bytes,
+        "course": course.rows,
+    }
+    scale = federation.defense.public.get("std")
+    return {**row, "privacy": accounted(federation, float(scale), options.rounds)} if scale else row
 
 
 def measure(method: str, options: argparse.Namespace, victims: Examples) -> tuple[dict[str, Any], dict[str, Tensor]]:
     federation = federation_of(options, method)
-    course, reports = Course(federation), list[RoundReport]()
-    interceptor = Interceptor(
-        model=federation.model,
-        plan=federation.server.local_plan,
-        input_shape=victims.input_shape,
-        num_classes=victims.num_classes,
-        sink=lambda observation: None,
-        insider=course,  # type: ignore[arg-type]
+    started = time.process_time()
+    kept, reports, course = trained(federation, method, options)
+    row = outcome(federation, reports, course, time.process_time() - started, options)
+    print(method, {name: value for name, value in row.items() if name != "course"}, flush=True)
+    if method == "CKKS" or not options.attacks:
+        return {**row, "attacks": {}}, {}
+    observations, truth = (
+        summed(federation, victims, options) if method == "SecAgg+" else captured(federation, kept, victims, options)
     )
-    watched = Audit(rounds=frozenset(range(1, options.rounds + 1)), probes=(Probe(VICTIM, 0),))
-    kept = run_rounds(
-        federation.server,
-        federation.participants,
-        rounds=options.rounds,
-        audit=watched if federation.server.personal else Audit(),
-        interceptor=interceptor,
-        on_round=reports.append,
-    )
-    course.look(kept)
-    accuracy = (reports[-1].evaluation or tested(federation)).accuracy
-    seconds = sorted(report.seconds for report in reports)[len(reports) // 2]
-    print(f"{method}: accuracy {accuracy:.1%}, {seconds:.2f} s a round", flush=True)
-    observations, truth = captured(federation, kept, victims, options)
     found, pictures = attacked(method, observations, truth, federation, options)
-    size = sum(t.numel() * t.element_size() for t in observations[0].upload.tensors.values())
-    row = {"accuracy": accuracy, "seconds": seconds, "bytes": size, "attacks": found, "course": course.rows}
-    return row, {"original": truth[0], **pictures}
-
-
-def draw_pictures(pictures: Mapping[str, Mapping[str, Tensor]], table: Mapping[str, Any], file: Path) -> None:
-    """Figure 2: a row for each attack, a column for each method."""
-    names = list(dict.fromkeys(name for shown in pictures.values() for name in shown))
-    figure = Figure(figsize=(1.5 * len(pictures) + 1, 1.5 * len(names)), dpi=150, layout="constrained")
-    axes = figure.subplots(len(names), len(pictures), squeeze=False)
-    for row, name in zip(axes, names, strict=True):
-        row[0].set_ylabel(name)
-        for axis, (method, shown) in zip(row, pictures.items(), strict=True):
-            axis.set(xticks=[], yticks=[], title=method if name == names[0] else "")
-            if name in shown:
-                axis.imshow(shown[name].permute(1, 2, 0), cmap="gray", vmin=0, vmax=1)
-            if name in table[method]["attacks"]:
-                axis.set_xlabel(f"{table[method]['attacks'][name]['bpmse']:.1e}", fontsize=7)
-    figure.savefig(file)
-
-
-def draw_scatter(table: Mapping[str, Any], file: Path) -> None:
-    """Figure 3: accuracy against BPMSE."""
-    figure = Figure(figsize=(8, 3), dpi=150, layout="constrained")
-    for axis, name in zip(figure.subplots(1, 2), ("DLG", "MI"), strict=True):
-        for method, row in table.items():
-            axis.scatter(row["accuracy"], row["attacks"][name]["bpmse"], label=method)
-        axis.axhline(0.05, color="gray", linestyle=":")
-        axis.set(xlabel="accuracy", ylabel="BPMSE", title=name)
-        axis.legend(fontsize=6)
-    figure.savefig(file)
-
-
-def draw_courses(table: Mapping[str, Any], file: Path) -> None:
-    """Figures 4 and 5: private weights over the rounds."""
-    figure = Figure(figsize=(10, 3), dpi=150, layout="constrained")
-    for axis, name in zip(figure.subplots(1, 3), ("distance", "rank", "gamma"), strict=True):
-        for method, row in table.items():
-            if values := [point[name] for point in row["course"] if name in point]:
-                axis.plot(values, label=method)
-        axis.set(xlabel="round", title=name)
-        if axis.lines:
-            axis.legend(fontsize=6)
-    figure.savefig(file)
+    return {**row, "attacks": found}, {"original": truth[0].inputs[0], **pictures}
 
 
 def main() -> None:
@@ -286,31 +348,31 @@ def main() -> None:
     parser.add_argument("--partition", default="iid")
     parser.add_argument("--override", nargs="*", default=[], help="of the configuration, such as model.width=16")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10, help="0 attacks the initial values")
     parser.add_argument("--examples", type=int, help="of all clients together")
     parser.add_argument("--tested", type=int, help="test examples")
+    parser.add_argument("--attacks", nargs="*", default=["DLG", "cosine", "MI", "MI, joint"])
     parser.add_argument("--victims", type=int, default=3)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--dlg-iterations", type=int, default=100)
+    parser.add_argument("--dlg-start", default="normal")
     parser.add_argument("--cosine-iterations", type=int, default=1000)
     parser.add_argument("--inversion-iterations", type=int, default=60)
+    parser.add_argument("--restarts", type=int, default=1, help="of model inversion, in every run")
+    parser.add_argument("--recover-at", help="module whose input MI recovers; the first public layer by default")
+    parser.add_argument("--matching", default="cosine", choices=["cosine", "l2"], help="for MI, recovered")
+    parser.add_argument("--matching-iterations", type=int, default=1000)
     parser.add_argument("--features-at", help="module whose input is shown; the first public layer by default")
-    parser.add_argument("--recovered", action="store_true", help="also recover features from the public gradients")
-    parser.add_argument("--jobs", type=int, default=1, help="methods at a time, each in a process of its own")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/fdl_pp"))
     options = parser.parse_args()
+    torch.set_num_threads(1)
     victims = build_dataset(compose([f"data={options.attacked or options.data}"])).test
     options.out.mkdir(parents=True, exist_ok=True)
-    table, pictures = {}, {}
-    work = partial(measure, options=options, victims=victims)
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
-        for method, (row, shown) in zip(options.methods, pool.map(work, options.methods), strict=True):
-            table[method], pictures[method] = row, shown
-            (options.out / "table.json").write_text(json.dumps(table, indent=1))
-    draw_pictures(pictures, table, options.out / "figure_2.png")
-    draw_scatter(table, options.out / "figure_3.png")
-    draw_courses(table, options.out / "figures_4_5.png")
+    for method in options.methods:
+        row, pictures = measure(method, options, victims)
+        (options.out / f"{method}.json").write_text(json.dumps(row, indent=1))
+        save_file({name: p.contiguous() for name, p in pictures.items()}, options.out / f"{method}.safetensors")
     print(options.out)
 
 

@@ -3,15 +3,16 @@
     python experiments/fdl_pp_cost.py --repeats 5
     python experiments/fdl_pp_cost.py --model alexnet --override model.hidden=null --examples 20 --repeats 3
 
-Seconds are CPU seconds of one thread for a round of all clients; the methods take turns, so that what else the machine
-does reaches all of them. Bytes are those that the server receives.
+Seconds are CPU seconds of one thread for a round of all clients, medians. The methods take turns, so that what else the
+machine does reaches all of them; ratios are medians of those within a turn, with the quartiles. Bytes are those that
+the server receives.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import median, quantiles
 
 import torch
 
@@ -57,6 +58,13 @@ def one_round(federation: Federation, method: str) -> tuple[float, int]:
     return time.process_time() - started, reports[0].upload_bytes
 
 
+def to(measured: Sequence[tuple[float, int]], other: Sequence[tuple[float, int]]) -> str:
+    """The median ratio within a turn, and the quartiles."""
+    ratios = [one / two for (one, _), (two, _) in zip(measured, other, strict=True)]
+    low, middle, high = quantiles(ratios, n=4, method="inclusive")
+    return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="mnist_mini")
@@ -65,20 +73,24 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--examples", type=int, default=100, help="of each client")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--methods", nargs="*", default=list(METHODS), choices=list(METHODS), help="plain, SplitFed too"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    federations = {method: federation_of(options, defense) for method, defense in METHODS.items()}
+    asked = [method for method in METHODS if method in {"plain", "SplitFed", *options.methods}]
+    federations = {method: federation_of(options, METHODS[method]) for method in asked}
     for method, federation in federations.items():
         one_round(federation, method)
-    rows = {method: list[tuple[float, int]]() for method in METHODS}
+    rows = {method: list[tuple[float, int]]() for method in asked}
     for _ in range(options.repeats):
         for method, federation in federations.items():
             rows[method].append(one_round(federation, method))
-    plain, split = (median(seconds for seconds, _ in rows[method]) for method in ("plain", "SplitFed"))
     print("| | CPU seconds a round | to plain | to SplitFed | bytes received |\n|---|---|---|---|---|")
     for method, measured in rows.items():
         seconds, size = median(s for s, _ in measured), measured[0][1]
-        print(f"| {method} | {seconds:.2f} | {seconds / plain:.2f} | {seconds / split:.2f} | {size:,} |")
+        ratios = [to(measured, rows[other]) for other in ("plain", "SplitFed")]
+        print(f"| {method} | {seconds:.2f} | {' | '.join(ratios)} | {size:,} |")
 
 
 if __name__ == "__main__":

@@ -74,14 +74,23 @@ def _cosine_distance(dot: Tensor, squared: Tensor, target_squared: Tensor) -> Te
 
 @dataclass(frozen=True, kw_only=True)
 class L2:
-    """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4)."""
+    """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4).
+
+    With ``relative`` it is in shares of the observed gradient's own, so that what the tolerances of L-BFGS stop at does
+    not depend on how large gradients are, which shrink as a model learns.
+    """
 
     layers: LayerWeights = field(default_factory=dict)
+    relative: bool = False
     elementwise: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         """Loss (V,)."""
-        return _weighted_sum(self.layers, {name: s.distance for name, s in statistics.items()})
+        loss = _weighted_sum(self.layers, {name: s.distance for name, s in statistics.items()})
+        if not self.relative:
+            return loss
+        observed = _weighted_sum(self.layers, {name: s.target.squared for name, s in statistics.items()})
+        return loss / observed.clamp_min(torch.finfo(observed.dtype).tiny)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,15 @@ from torch import Tensor
 from fl_privacy.types import Observation
 
 
-def failure(observation: Observation) -> str | None:
-    """One line on what is wrong with ``observation``; ``None`` if nothing is."""
-    return _wrong_model(observation) or _wrong_upload(observation) or _wrong_knowledge(observation)
+def failure(observation: Observation, *, telling: bool = True) -> str | None:
+    """One line on what is wrong with ``observation``; ``None`` if nothing is.
+
+    Args:
+        observation: of one update.
+        telling: whether something has to be learned from the update, which must not be zero or constant then.
+    """
+    wrong = _wrong_model(observation) or _wrong_tensors(observation)
+    return wrong or (_nothing_to_learn(observation) if telling else None) or _wrong_knowledge(observation)
 
 
 def _wrong_model(observation: Observation) -> str | None:
@@ -22,10 +28,6 @@ def _wrong_model(observation: Observation) -> str | None:
         if not sent.isfinite().all():
             return f"The values sent are expected to be finite, but {name} is not."
     return None
-
-
-def _wrong_upload(observation: Observation) -> str | None:
-    return _wrong_tensors(observation) or _nothing_to_learn(observation)
 
 
 def _wrong_tensors(observation: Observation) -> str | None:

@@ -1,7 +1,7 @@
 """FDL-PP: a private front modulated by secret passports."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from fl_privacy.defenses.passport import PassportConv2d, passport_penalty, repla
 from fl_privacy.defenses.split import Start, draw_own, keep_private, private_modules
 from fl_privacy.defenses.split_fed import split_fed
 from fl_privacy.errors import UserError
+from fl_privacy.models import Front
 from fl_privacy.types import Batch, Tensors
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
@@ -55,12 +56,13 @@ def fdl_pp(
     split = split_fed(private=private, start=start, private_passes=private_passes)
     choose = partial(_chosen, private=private)
     hook = keep_private(choose)
+    draw = draw_own(hook)
     image_shapes: list[tuple[int, ...]] = []
 
     def install(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
         if not image_shapes:
             raise UserError("FDL-PP expects to be told the images' shape, but was not; call its prepare hook first.")
-        installed = copy.deepcopy(model)
+        installed = draw(model, state, rng) if start == "own" else copy.deepcopy(model)
         convolutions = _private_convolutions(installed, choose(installed))
         shapes = _input_shapes(installed, convolutions, image_shapes[-1])
         with torch.random.fork_rng(devices=[]):
@@ -82,7 +84,7 @@ def fdl_pp(
         split,
         name="fdl_pp",
         private=(hook,),
-        model=(*((draw_own(hook),) if start == "own" else ()), install),
+        model=(install,),
         loss=(tie,) if form == "penalized" else (),
         prepare=(image_shapes.append,),
         public={**split.public, "form": form},
@@ -113,20 +115,8 @@ def _below(model: nn.Module, chosen: Sequence[str]) -> Iterator[tuple[str, nn.Mo
     return ((n, m) for n, m in everything if any(n == c or n.startswith(f"{c}.") for c in chosen))
 
 
-def _input_shapes(
-    model: nn.Module, layers: Mapping[str, nn.Module], shape: tuple[int, ...]
-) -> dict[str, tuple[int, ...]]:
-    """(C, H, W) of what enters each of ``layers``, found by watching one black image."""
-    found: dict[str, tuple[int, ...]] = {}
-
-    def watcher(name: str) -> Callable[[nn.Module, Sequence[Tensor]], None]:
-        return lambda module, given: found.__setitem__(name, tuple(given[0].shape[1:]))
-
-    handles = [layer.register_forward_pre_hook(watcher(name)) for name, layer in layers.items()]
-    try:
-        with torch.no_grad():
-            model.eval()(next(model.parameters()).new_zeros(1, *shape))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+@torch.no_grad()
+def _input_shapes(model: nn.Module, layers: Collection[str], shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """(C, H, W) of what enters each of ``layers``, as a black image shows."""
+    black = next(model.parameters()).new_zeros(1, *shape)
+    return {name: tuple(Front(model.eval(), name)(black).shape[1:]) for name in layers}

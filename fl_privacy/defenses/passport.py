@@ -14,8 +14,9 @@ class PassportConv2d(nn.Module):
     E and D are linear layers over channels with a leaky ReLU between them, applied at each position; Avg is the mean
     over positions. ``W`` has the name that the convolution's weight had; its bias is gone, beta stands for it.
 
-    Two things are done in another order, which changes no result: D, which is linear, follows the mean, and images are
-    convolved with ``gamma * W`` and the bias beta.
+    Three things are done in another order, which changes no result: E, which is linear, is applied to W before the
+    passports are, so that both passports take one matrix product; D, which is linear too, follows the mean; and images
+    are convolved with ``gamma * W`` and the bias beta.
 
     Args:
         convolution: whose weight, stride, padding and its mode, dilation and groups it takes.
@@ -47,9 +48,9 @@ class PassportConv2d(nn.Module):
 
     def from_passports(self) -> tuple[Tensor, Tensor]:
         """gamma (O,) and beta (O,) of Eq. 24."""
-        seen = self._convolve(torch.stack([self.passport_gamma, self.passport_beta]), self.weight, None)
-        codes = F.conv2d(seen, self.encoder.weight[:, :, None, None], self.encoder.bias)
-        gamma, beta = self.decoder(F.leaky_relu(codes).mean((2, 3)))
+        kernels = self.encoder.weight @ self._dense_weight()
+        codes = torch.addmm(self.encoder.bias[:, None], kernels, self._patches())
+        gamma, beta = self.decoder(F.leaky_relu(codes).view(len(codes), 2, -1).mean(2).T)
         return gamma, beta
 
     def affine(self) -> tuple[Tensor, Tensor]:
@@ -67,6 +68,24 @@ class PassportConv2d(nn.Module):
         """(B, C, H, W) -> (B, O, H', W')."""
         gamma, beta = self.affine()
         return self._convolve(inputs, gamma[:, None, None, None] * self.weight, beta)
+
+    def _dense_weight(self) -> Tensor:
+        """(O, C * kernel) with zeros where an output of a grouped convolution does not look."""
+        groups, rows = self._geometry[-1], self.weight.flatten(1)
+        if groups == 1:
+            return rows
+        dense: Tensor = torch.block_diag(*rows.chunk(groups))  # type: ignore[no-untyped-call]
+        return dense
+
+    def _patches(self) -> Tensor:
+        """(C * kernel, 2 * positions): what each position of the convolution sees of both passports."""
+        widths, mode = self._pad
+        stride, _, dilation, _ = self._geometry
+        seen = torch.stack([self.passport_gamma, self.passport_beta], 1)
+        seen = F.pad(seen, widths, "constant" if mode == "zeros" else mode)
+        for axis, (size, step, gap) in enumerate(zip(self.weight.shape[2:], stride, dilation, strict=True), start=2):
+            seen = seen.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
+        return seen.permute(0, 4, 5, 1, 2, 3).flatten(0, 2).flatten(1)
 
     def _convolve(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         stride, padding, dilation, groups = self._geometry

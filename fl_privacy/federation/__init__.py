@@ -4,7 +4,7 @@ from fl_privacy.federation.audit import Audit, Probe, audited_rounds, spread_pro
 from fl_privacy.federation.capture import CaptureWriter, save_observation
 from fl_privacy.federation.captured import load_observations
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model, mean_evaluation
-from fl_privacy.federation.insider import Insider
+from fl_privacy.federation.insider import Informant, Insider, States
 from fl_privacy.federation.interception import Interceptor, observation_id, parse_observation_id
 from fl_privacy.federation.local_update import LocalResult, local_update
 from fl_privacy.federation.loop import RoundReport, finish_round, run_rounds, settled
@@ -17,6 +17,7 @@ __all__ = [
     "CaptureWriter",
     "Evaluation",
     "Failure",
+    "Informant",
     "Insider",
     "Interceptor",
     "LocalResult",
@@ -26,6 +27,7 @@ __all__ = [
     "Server",
     "ServerPlan",
     "Settled",
+    "States",
     "audited_rounds",
     "evaluate_model",
     "finish_round",

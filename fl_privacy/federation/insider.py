@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -20,6 +21,21 @@ from fl_privacy.types import Batch, ModelState, Observation
 
 States = Callable[[int], ClientState]
 """Client id -> what it keeps for itself at the moment; only a simulation can look."""
+
+
+class Informant(Protocol):
+    """Adds to an observation what the attacker knows from inside the federation."""
+
+    @property
+    def participants(self) -> Mapping[int, Participant]:
+        """The simulated clients."""
+        ...
+
+    def __call__(
+        self, observation: Observation, *, round: int, client: int, probe: Probe | None, states: States
+    ) -> Observation:
+        """``observation`` of the update of ``client`` with what is told; ``states`` are of before the update."""
+        ...
 
 
 def no_states(client: int) -> ClientState:

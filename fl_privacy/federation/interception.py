@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from fl_privacy.federation.audit import Probe
-from fl_privacy.federation.insider import Insider, States, no_states
+from fl_privacy.federation.insider import Informant, States, no_states
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
 
 Sink = Callable[[Observation], None]
@@ -33,7 +33,7 @@ class Interceptor:
     num_classes: int
     sink: Sink
     knowledge: Knowledge = field(default_factory=Knowledge)
-    insider: Insider | None = None
+    insider: Informant | None = None
 
     def capture(
         self,

@@ -1,7 +1,7 @@
 """A simulated client: its examples, its model, its defense."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +15,7 @@ from fl_privacy.federation.augmentation import augment
 from fl_privacy.federation.batching import local_batches
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model
 from fl_privacy.federation.local_update import LocalResult, local_update
+from fl_privacy.federation.own_examples import OwnExamples
 from fl_privacy.federation.private_part import join_private, private_names, private_values
 from fl_privacy.federation.private_pass import train_private
 from fl_privacy.rng import derive_generator, derive_seed
@@ -207,16 +208,13 @@ class Participant:
         rng = self._rng(purpose, "augmentation")
         return [augment(batch, self.plan, rng) for batch in batches] if self.plan.augments else batches
 
-    def _own(self, state: ClientState) -> "_Own":
+    def _own(self, state: ClientState) -> OwnExamples:
         """What the client trains on: its examples, or what its defense makes of them."""
         if not self.defense.examples:
-            return _Own(len(self.indices), lambda i: self.examples.batch(self.indices[i], self.device))
+            return OwnExamples.of(self.examples, self.indices, self.device)
         data = LocalData(num_classes=self.examples.num_classes, state=state, rng=self._rng("examples"))
-        made, started = self.examples.batch(self.indices, self.device), time.perf_counter()
         with self._streams("examples"):
-            for hook in self.defense.examples:
-                made = hook(made, data)
-        return _Own(len(made), lambda i: Batch(made.inputs[i], made.labels[i]), time.perf_counter() - started)
+            return OwnExamples.exchanged(self.examples.batch(self.indices, self.device), self.defense, data)
 
     def _watched(self) -> tuple["Participant", list[Batch]]:
         """This client, and the batches that will have gone through its data hooks."""
@@ -230,15 +228,6 @@ class Participant:
 
     def _rng(self, *names: str | int) -> torch.Generator:
         return derive_generator(self.seed, "client", self.id, *names)
-
-
-@dataclass(frozen=True)
-class _Own:
-    """``batch`` takes indices below ``number``; ``seconds`` is what the defense took to make them."""
-
-    number: int
-    batch: Callable[[Tensor], Batch]
-    seconds: float = 0.0
 
 
 def _rows(batches: list[Batch], chosen: list[int]) -> Batch:

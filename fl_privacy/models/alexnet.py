@@ -4,7 +4,7 @@ from fl_privacy.models.blocks import BlockNetwork
 
 
 class AlexNet(BlockNetwork):
-    """AlexNet of SPN (Fan et al., 2020, Table 4): five convolutions, three 2x2 max poolings, 4096 -> 256 -> K.
+    """AlexNet of SPN (Fan et al., 2020, Table 4): five convolutions, three 2x2 poolings, 4096 -> 256 -> K.
 
     ``width`` are the channels of the first convolution; the others are 3, 6, 4 and 4 times as wide. FDL-PP's is
     ``hidden=None``: a single linear layer 4096 -> K. Images from 8x8 fit.

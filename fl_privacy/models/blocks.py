@@ -9,6 +9,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.models.initialize import initialize
 from fl_privacy.models.layers import activation as new_activation
 from fl_privacy.models.layers import input_normalization, norm_2d, require_positive
+from fl_privacy.models.layers import pooling as new_pooling
 
 Block = tuple[tuple[int, ...], int, bool]
 """Widths of its convolutions in multiples of the network's, their kernel size, and whether 2x2 pooling follows."""
@@ -24,6 +25,7 @@ class BlockNetwork(nn.Module):
         width: what the blocks state their widths in.
         hidden: outputs of the first linear layer; ``None`` leaves one linear layer.
         activation: after each convolution and the first linear layer, one of ``layers.ACTIVATIONS``.
+        pooling: ``max`` as published, or ``avg``.
         norm: before each activation of a convolution: ``batch``, ``group`` or ``none``.
         mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
         init: weight initialization, one of ``initialize.INITIALIZERS``.
@@ -43,6 +45,7 @@ class BlockNetwork(nn.Module):
         width: int = 64,
         hidden: int | None = 256,
         activation: str = "relu",
+        pooling: str = "max",
         norm: str = "none",
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
@@ -65,7 +68,7 @@ class BlockNetwork(nn.Module):
                 layers += [convolution, norm_2d(norm, outer), new_activation(activation)]
                 inner = outer
             if pooled:
-                layers.append(nn.MaxPool2d(2))
+                layers.append(new_pooling(pooling))
         self.normalize = input_normalization(mean, std, in_channels)
         self.features = nn.Sequential(*layers)
         self.classifier = _head(inner * side * side, hidden, num_classes, activation)

@@ -28,6 +28,15 @@ def activation(name: str) -> nn.Module:
     return ACTIVATIONS[name]()
 
 
+def pooling(name: str) -> nn.Module:
+    """A new 2x2 pooling: ``max`` or ``avg``."""
+    if name == "max":
+        return nn.MaxPool2d(2)
+    if name == "avg":
+        return nn.AvgPool2d(2)
+    raise UserError(f"model.pooling is expected to be one of max, avg, but got {name!r}.")
+
+
 def norm_2d(name: str, channels: int) -> nn.Module:
     """A new normalization of (B, channels, H, W) feature maps; ``group`` makes up to 32 groups (Wu and He, 2018)."""
     if name == "batch":

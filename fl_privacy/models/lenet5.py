@@ -8,12 +8,13 @@ from fl_privacy.errors import UserError
 from fl_privacy.models.initialize import initialize
 from fl_privacy.models.layers import activation as new_activation
 from fl_privacy.models.layers import input_normalization, require_positive
+from fl_privacy.models.layers import pooling as new_pooling
 
 
 class LeNet5(nn.Module):
     """LeNet of FDL-PP (Gu et al., 2021, Table 2): convolutions 6, 16 and 120 of 5x5, then linear 84 and K.
 
-    2x2 max pooling follows the first two convolutions, of which only the first pads, so that 28x28 images end as 1x1.
+    2x2 pooling follows the first two convolutions, of which only the first pads, so that 28x28 images end as 1x1.
     Any number of channels and images from 28x28 fit.
 
     Args:
@@ -21,6 +22,7 @@ class LeNet5(nn.Module):
         image_size: their height and width.
         num_classes: K.
         activation: after each layer but the last, one of ``layers.ACTIVATIONS``.
+        pooling: ``max`` as published, or ``avg``.
         mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
         init: weight initialization, one of ``initialize.INITIALIZERS``.
     """
@@ -32,6 +34,7 @@ class LeNet5(nn.Module):
         image_size: int,
         num_classes: int,
         activation: str = "relu",
+        pooling: str = "max",
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         init: str = "default",
@@ -48,10 +51,10 @@ class LeNet5(nn.Module):
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, 6, 5, padding=2),
             new_activation(activation),
-            nn.MaxPool2d(2),
+            new_pooling(pooling),
             nn.Conv2d(6, 16, 5),
             new_activation(activation),
-            nn.MaxPool2d(2),
+            new_pooling(pooling),
             nn.Conv2d(16, 120, 5),
             new_activation(activation),
         )

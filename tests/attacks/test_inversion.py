@@ -10,6 +10,7 @@ from fl_privacy.attacks import GradientInversion, model_inversion
 from fl_privacy.attacks.inversion import recover_by_lemma
 from fl_privacy.attacks.inversion.features import Recovery
 from fl_privacy.attacks.inversion.lemma import applies
+from fl_privacy.attacks.inversion.reconstruction import UNKNOWN
 from fl_privacy.attacks.objectives import L2
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.starts import Uniform
@@ -18,7 +19,14 @@ from fl_privacy.models import Front
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction
 from tests.attacks.victims import SHAPE, examples, observe, smooth_net
 
-FAST = {"iterations": 40, "lr": 1.0, "line_search": "strong_wolfe", "total_variation": 0.0, "dtype": "float64"}
+FAST = {
+    "iterations": 40,
+    "lr": 1.0,
+    "line_search": "strong_wolfe",
+    "total_variation": 0.0,
+    "dtype": "float64",
+    "restarts": 1,
+}
 
 
 def split(observation: Observation, *, stand_in: nn.Module) -> Observation:
@@ -63,6 +71,18 @@ def test_with_the_victim_s_own_front_the_image_is_found() -> None:
 
     assert max(errors(found, truth)) < 1e-6
     assert [r.loss < 1e-6 for r in found] == [True] * 3
+
+
+def test_known_features_need_no_update_that_tells_anything() -> None:
+    observed, truth = victims(1)
+    silent = {name: torch.zeros_like(g) for name, g in observed[0].upload.tensors.items()}
+    quiet = replace(observed[0], upload=replace(observed[0].upload, tensors=silent))
+
+    found = model_inversion(**FAST)([quiet], seed=0)
+
+    assert max(errors(found, truth)) < 1e-6
+    assert found[0].batch.labels.tolist() == [UNKNOWN]
+    assert "zero everywhere" in model_inversion(**FAST, features="recovered")([quiet], seed=0)[0].failure
 
 
 def test_with_a_stranger_s_front_it_is_not() -> None:
@@ -168,9 +188,23 @@ def test_behind_a_linear_front_the_lemma_gives_the_features_exactly() -> None:
     torch.testing.assert_close(found, model[:3](batch.inputs).detach())
 
 
+def test_features_are_recovered_where_the_attacker_chooses() -> None:
+    observed, truth = victims(2, known=False)
+    attack = model_inversion(**FAST, recover_at="5")  # linear: Lemma 1 is exact
+
+    found = attack(observed, seed=0)
+
+    front, guesses = Front(smooth_net(), "5"), torch.cat([r.batch.inputs for r in found])
+    torch.testing.assert_close(front(guesses.double()), front(truth), atol=1e-2, rtol=0)
+    assert all(r.loss < 1e-6 for r in found)
+    told, _ = victims(2)
+    at_first = model_inversion(**FAST)
+    assert [r.loss for r in replace(at_first, recover_at="5")(told, seed=0)] == [r.loss for r in at_first(told, seed=0)]
+
+
 def test_victims_do_not_change_one_another() -> None:
     observed, _ = victims(3)
-    attack = model_inversion(**FAST, restarts=2)
+    attack = model_inversion(**FAST | {"restarts": 2})
 
     together = attack(observed, seed=4)
     alone = attack([observed[1]], seed=4)[0]

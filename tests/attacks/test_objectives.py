@@ -26,6 +26,9 @@ def _flat(row: int, tensors: dict[str, Tensor]) -> Tensor:
 def test_each_row_is_the_formula_of_its_victim(row: int) -> None:
     guess, seen = _flat(row, GUESS), _flat(row, SEEN)
     assert _loss(L2())[row].item() == pytest.approx(F.mse_loss(guess, seen, reduction="sum").item())
+    assert _loss(L2(relative=True))[row].item() == pytest.approx(
+        ((guess - seen) ** 2).sum().item() / (seen @ seen).item()
+    )
     assert _loss(L1())[row].item() == pytest.approx(F.l1_loss(guess, seen, reduction="sum").item())
     assert _loss(Cosine())[row].item() == pytest.approx(1 - F.cosine_similarity(guess, seen, dim=0).item())
     by_layer = [1 - F.cosine_similarity(GUESS[n][row].flatten(), SEEN[n][row].flatten(), dim=0).item() for n in GUESS]
@@ -58,7 +61,7 @@ def test_the_literal_kernel_has_no_slope_far_away_and_the_normalized_one_has() -
 
 
 def test_a_zero_gradient_has_a_finite_loss_and_slope() -> None:
-    for objective in (L2(), L1(), Cosine(), Cosine(per_layer=True), GaussianKernel()):
+    for objective in (L2(), L2(relative=True), L1(), Cosine(), Cosine(per_layer=True), GaussianKernel()):
         guess = torch.zeros(1, 3, requires_grad=True)
         loss = objective({"w": Explicit(guess, Target.of(torch.tensor([[1.0, 2, 3]])))})
         assert loss.isfinite().all()

@@ -1,6 +1,7 @@
 """Passport layers against the paper's formula written out, and what of them moves."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +43,26 @@ def test_gamma_and_beta_are_those_of_the_formula() -> None:
 
     np.testing.assert_allclose(gamma.detach(), by_hand(layer, layer.passport_gamma), rtol=1e-10)
     np.testing.assert_allclose(beta.detach(), by_hand(layer, layer.passport_beta), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        {"stride": (2, 1), "padding": (1, 2)},
+        {"dilation": (1, 2), "padding": "same"},
+        {"groups": 2, "padding": 3, "padding_mode": "circular"},
+    ],
+    ids=["stride", "dilation", "groups"],
+)
+def test_passports_pass_through_the_convolution_as_images_do(geometry: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(4, 6, 3, bias=False, **geometry).double()
+    layer = PassportConv2d(convolution, (4, 8, 9), hidden=5).double()
+
+    for made, passport in zip(layer.affine(), (layer.passport_gamma, layer.passport_beta), strict=True):
+        maps = convolution(passport[None]).movedim(1, -1)
+        decoded = layer.decoder(nn.functional.leaky_relu(layer.encoder(maps)))
+        torch.testing.assert_close(made, decoded.mean((0, 1, 2)))
 
 
 def test_the_output_is_scaled_and_shifted_without_the_convolution_s_bias() -> None:

@@ -20,3 +20,13 @@ def test_images_from_28_pixels_fit(channels, size, classes):
 def test_smaller_ones_do_not():
     with pytest.raises(UserError, match="at least 28x28 pixels, but got 16x16"):
         LeNet5(in_channels=1, image_size=16, num_classes=10)
+
+
+def test_it_pools_by_maximum_unless_asked_for_the_mean():
+    images = torch.rand(2, 1, 28, 28)
+    for pooling, expected in ((None, torch.nn.MaxPool2d(2)), ("avg", torch.nn.AvgPool2d(2))):
+        model = LeNet5(in_channels=1, image_size=28, num_classes=10, **({"pooling": pooling} if pooling else {}))
+        seen = model.features[1](model.features[0](images))
+        assert torch.equal(model.features[2](seen), expected(seen))
+    with pytest.raises(UserError, match=r"model\.pooling is expected to be one of max, avg, but got 'mean'"):
+        LeNet5(in_channels=1, image_size=28, num_classes=10, pooling="mean")

@@ -53,6 +53,8 @@ class ModelInversion:
     Attributes:
         features: where O comes from.
         recovery: how it is recovered from the public gradients.
+        recover_at: the module whose input is recovered instead, such as a later one where Lemma 1 has a closed form; F
+            then reaches up to it.
         front: whether F is taken as it is.
         anchor: weight of the squared distance of F to what it starts from, in shares of its squared norm.
         optimizer: of the guesses.
@@ -68,6 +70,7 @@ class ModelInversion:
 
     recovery: Recovery = field(default_factory=lambda: Recovery(matching=GradientInversion()))
     features: FeatureSource = "auto"
+    recover_at: str | None = None
     front: FrontPolicy = "auto"
     anchor: float = 1e-2
     optimizer: Optimizer = field(default_factory=LBFGS)
@@ -103,7 +106,8 @@ class ModelInversion:
         results: dict[int, Reconstruction] = {}
         sound = []
         for position, observation in enumerate(observations):
-            if wrong := failure(observation):
+            recovers = self.features == "recovered" or observation.knowledge.features is None
+            if wrong := failure(observation, telling=recovers):
                 results[position] = failed(observation, wrong)
             else:
                 sound.append((position, observation))
@@ -152,8 +156,9 @@ class ModelInversion:
 
     def _layer(self, observation: Observation) -> str:
         """The module whose input the private layers put out."""
-        told = None if self.features == "recovered" else observation.knowledge.features_at
-        return told or cut_layer(observation.model, observation.input_shape, observation.sent.parameters)
+        known, knowledge = self.features != "recovered", observation.knowledge
+        chosen = knowledge.features_at if known and knowledge.features is not None else self.recover_at
+        return chosen or cut_layer(observation.model, observation.input_shape, observation.sent.parameters)
 
     def _features(
         self, observations: Sequence[Observation], front: Front, *, seed: int, report: Callable[[float], None]

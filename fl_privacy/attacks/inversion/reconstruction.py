@@ -61,6 +61,8 @@ def _inferred(observation: Observation, model: nn.Module, images: Tensor) -> Ten
     values = next(model.parameters())
     scale = observation.plan.loss_scale
     gradient = {n: g.to(values) / scale for n, g in as_gradient(observation).items() if n in layer}
+    if not any(g.any() for g in gradient.values()):
+        return unknown
     outputs = guessed_outputs(model, images.to(values), layer[0])
     labels = infer_labels(gradient, layer, len(images), *outputs)
     return unknown if labels is None else labels

@@ -22,6 +22,7 @@ def dlg(
     enough: float = 1e-9,
     accept: float = 1e-7,
     total_variation: float = 0.0,
+    relative: bool = False,
     restarts: int = 1,
     labels: LabelPolicy = "optimize",
     start: str = "normal",
@@ -36,10 +37,11 @@ def dlg(
     ``enough`` and ``accept`` are shares of the observed gradient's squared norm: below the first a victim has finished,
     below the second it is not attacked again. The default of ``enough`` is about the 1e-6 at which the published code
     of iDLG stops on its LeNet. All steps have the length ``lr``, as published, unless ``line_search`` asks for others.
-    Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2).
+    Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2). ``relative`` divides the loss by the
+    observed gradient's squared norm, without which L-BFGS stops at once where a trained model has small gradients.
     """
     return GradientInversion(
-        objective=L2(layers=layers or {}),
+        objective=L2(layers=layers or {}, relative=relative),
         optimizer=LBFGS(lr=lr, history=history, line_search=line_search),
         priors=(TotalVariation(weight=total_variation),) if total_variation else (),
         enough=enough,

@@ -17,6 +17,7 @@ from fl_privacy.attacks.starts import Uniform, named_start
 def model_inversion(
     *,
     features: FeatureSource = "auto",
+    recover_at: str | None = None,
     front: FrontPolicy = "auto",
     anchor: float = 1e-2,
     iterations: int = 1500,
@@ -28,7 +29,7 @@ def model_inversion(
     matching: Literal["l2", "cosine"] = "cosine",
     matching_iterations: int = 2000,
     matching_lr: float = 0.01,
-    restarts: int = 1,
+    restarts: int = 10,
     start: str = "uniform",
     dtype: Literal["float32", "float64"] = "float32",
     device: str | None = None,
@@ -38,8 +39,10 @@ def model_inversion(
     The paper runs L-BFGS for 1,500 or 2,000 iterations at a step length of 0.01 or 0.001. ``lr=1`` with
     ``line_search="strong_wolfe"`` gets to the same minimum in a tenth of them.
 
-    The ``matching`` options are of the search for the output of the private layers where it is recovered from the
-    public gradients and Lemma 1 has no closed form: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
+    ``recover_at`` names a later module whose input is recovered, where Lemma 1 has a closed form there but not at the
+    first public layer: the front then reaches up to it. The ``matching`` options are of the search for the output of
+    the private layers where it is recovered from the public gradients and Lemma 1 has no closed form: ``l2`` by
+    L-BFGS, ``cosine`` by signed Adam.
     """
     found = (
         GradientInversion(objective=L2(), optimizer=LBFGS(), start=Uniform(), iterations=matching_iterations)
@@ -57,6 +60,7 @@ def model_inversion(
     )
     return ModelInversion(
         features=features,
+        recover_at=recover_at,
         recovery=Recovery(matching=found),
         front=front,
         anchor=anchor,
