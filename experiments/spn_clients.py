@@ -25,7 +25,6 @@ from fl_privacy.data.partition import Dirichlet, Iid, Partition
 from fl_privacy.defenses import ClientState, dp_noise, none, selective_sharing, spn
 from fl_privacy.federation import Audit, Interceptor, Participant, Server, ServerPlan, evaluate_model, run_rounds
 from fl_privacy.models import AlexNet, build_model
-from fl_privacy.report.charts import SERIES
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.types import LocalPlan, ModelState
 
@@ -37,6 +36,7 @@ DEFENSES = {
     "DP-0.1": dp_noise(scale=0.1, at="gradient"),
 }
 METHODS = ("Alone", *DEFENSES)
+COLORS = ("#777777", "#111111", "#2b63d9", "#2a9d6f", "#8fc9ae", "#d9622b")
 ALONE = 5
 
 Row = dict[str, Any]
@@ -145,7 +145,7 @@ def draw(rows: list[Row], path: Path) -> None:
     for axes, partition in zip(panels, partitions, strict=True):
         found = {(r["method"], r["clients"]): 100 * r["accuracy"] for r in rows if r["partition"] == partition}
         numbers = sorted({number for _, number in found})
-        for method, color in zip(METHODS, SERIES, strict=False):
+        for method, color in zip(METHODS, COLORS, strict=True):
             x = [number for number in numbers if (method, number) in found]
             line = "--o" if method == "Alone" else "-o"
             axes.plot(x, [found[method, n] for n in x], line, color=color, label=method, markersize=4)
