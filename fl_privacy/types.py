@@ -61,7 +61,8 @@ class LocalPlan:
             ``weights``: the weights after local training, as stock Flower clients reply.
         lr: learning rate of the local steps; where the gradient is shared, of those of a private part alone.
         lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
-        lr_drops: rounds after each of which ``lr`` falls to a tenth.
+        lr_drops: rounds after each of which ``lr`` is multiplied by ``lr_drop_factor``.
+        lr_drop_factor: above 0 up to 1.
         steps: number of local steps S; excludes ``epochs``.
         epochs: number of passes over the client's examples; excludes ``steps``.
         batch_size: examples per local step; ``None`` takes all the client has.
@@ -84,6 +85,7 @@ class LocalPlan:
     lr: float = 0.01
     lr_decay: float = 1.0
     lr_drops: Sequence[int] = ()
+    lr_drop_factor: float = 0.1
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
@@ -107,14 +109,24 @@ class LocalPlan:
                 raise UserError(
                     f"plan.{name} is expected to be above 0 and finite, but got {getattr(self, name)}; try {example}."
                 )
-        if not 0 < self.lr_decay <= 1:
-            raise UserError(f"plan.lr_decay is expected in (0, 1], but got {self.lr_decay}; try 0.99.")
+        for name, factor, example in (
+            ("lr_decay", self.lr_decay, 0.99),
+            ("lr_drop_factor", self.lr_drop_factor, 0.1),
+        ):
+            if not 0 < factor <= 1:
+                raise UserError(f"plan.{name} is expected in (0, 1], but got {factor}; try {example}.")
+        self._check_optimizer()
+        self._check_steps()
+
+    def _check_optimizer(self) -> None:
         if not 0 <= self.momentum < 1:
             raise UserError(f"plan.momentum is expected in [0, 1), but got {self.momentum}; try 0.9.")
         if self.nesterov and self.momentum == 0:
             raise UserError("plan.nesterov is expected with a momentum above 0, but got 0; try plan.momentum=0.9.")
         if not 0 <= self.weight_decay < float("inf"):
             raise UserError(f"plan.weight_decay is expected to be at least 0, but got {self.weight_decay}; try 5e-4.")
+
+    def _check_steps(self) -> None:
         for name, least in (("steps", 1), ("epochs", 1), ("batch_size", 1), ("crop_padding", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -138,7 +150,7 @@ class LocalPlan:
     def in_round(self, round: int) -> "LocalPlan":
         """The plan of ``round`` (from 1): its learning rate, which does not change any more."""
         drops = sum(round > last for last in self.lr_drops)
-        lr = self.lr * self.lr_decay ** max(0, round - 1) * 0.1**drops
+        lr = self.lr * self.lr_decay ** max(0, round - 1) * self.lr_drop_factor**drops
         return replace(self, lr=lr, lr_decay=1.0, lr_drops=())
 
 

@@ -84,11 +84,15 @@ def test_the_learning_rate_drops_after_the_rounds_named():
     plan = LocalPlan(shares="delta", lr=1.0, lr_drops=[2, 4])
     assert [plan.in_round(r).lr for r in range(1, 7)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
     assert plan.in_round(3).in_round(9).lr == pytest.approx(0.1)
+    halved = replace(plan, lr_drop_factor=0.5)
+    assert [halved.in_round(r).lr for r in range(1, 7)] == pytest.approx([1, 1, 0.5, 0.5, 0.25, 0.25])
     assert hash(plan) == hash(replace(plan, lr_drops=(2, 4)))
 
 
 def test_padding_is_not_negative():
     with pytest.raises(UserError, match=r"plan.crop_padding is expected to be at least 0, but got -1"):
         LocalPlan(crop_padding=-1)
+    with pytest.raises(UserError, match=r"plan.lr_drop_factor is expected in \(0, 1\], but got 0"):
+        LocalPlan(lr_drop_factor=0)
     with pytest.raises(UserError, match=r"plan.lr_drops is expected to be a list"):
         LocalPlan(lr_drops=3)  # type: ignore[arg-type]
