@@ -68,10 +68,12 @@ def draw_pictures(rows: Mapping[str, Row], pictures: Mapping[str, Mapping[str, T
         for axis, (method, own) in zip(row, shown.items(), strict=True):
             axis.set(xticks=[], yticks=[], title=method if name == names[0] else "")
             axis.title.set_fontsize(8)
+            axis.set_box_aspect(1)
             if name in own:
                 axis.imshow(own[name].permute(1, 2, 0).clamp(0, 1), cmap="gray", vmin=0, vmax=1)
             else:
-                axis.text(0.5, 0.5, "n/a", ha="center", va="center", transform=axis.transAxes, color="gray")
+                why = "no guess" if name in rows[method]["attacks"] else "n/a"
+                axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, color="gray")
             if name != "original" and (label := cell(rows[method], name, "bpmse")):
                 axis.set_xlabel(label, fontsize=7)
     figure.savefig(file)
