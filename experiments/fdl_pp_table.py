@@ -83,7 +83,7 @@ def draw_scatter(rows: Mapping[str, Row], file: Path) -> None:
     """Figure 3: accuracy against BPMSE and BPKI, an attack a column."""
     names = named(rows.values())
     figure = Figure(figsize=(3 * len(names) + 1.5, 5.5), dpi=150, layout="constrained")
-    axes = figure.subplots(2, len(names), squeeze=False, sharey=True)
+    axes = figure.subplots(2, len(names), squeeze=False, sharex="row", sharey=True)
     for metric, row in zip(("bpmse", "bpki"), axes, strict=True):
         for name, axis in zip(names, row, strict=True):
             for position, (method, own) in enumerate(rows.items()):
