@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 ORDER = ("DL", "DLDP-A", "DLDP-B", "SplitFed", "FDL-PP", "FDL-PP, shared start", "SecAgg+", "CKKS")
+LABELS = {"bpmse": "BPMSE", "bpmse of image or negative": "BPMSE of image or negative", "bpki": "BPKI"}
 SAFE = {"bpmse": 0.05, "bpki": 0.3}
 
 Row = Mapping[str, Any]
@@ -40,7 +41,7 @@ def cell(row: Row, attack: str, metric: str) -> str:
     if metric not in found:
         return "no guess" if found else ""
     value, spread = found[metric], found[f"{metric}_std"]
-    return f"{value:.1e} ± {spread:.0e}" if metric == "bpmse" else f"{value:.2f} ± {spread:.2f}"
+    return f"{value:.2f} ± {spread:.2f}" if metric == "bpki" else f"{value:.1e} ± {spread:.0e}"
 
 
 def table(rows: Mapping[str, Row]) -> str:
@@ -48,9 +49,9 @@ def table(rows: Mapping[str, Row]) -> str:
         "accuracy": [f"{row['accuracy']:.1%}" if "accuracy" in row else "" for row in rows.values()],
         "epsilon": [f"{row['privacy']['epsilon']:.2g}" if "privacy" in row else "" for row in rows.values()],
     }
-    for metric in ("bpmse", "bpki"):
+    for metric, label in LABELS.items():
         for attack in named(rows.values()):
-            lines[f"{metric.upper()}, {attack}"] = [cell(row, attack, metric) for row in rows.values()]
+            lines[f"{label}, {attack}"] = [cell(row, attack, metric) for row in rows.values()]
     lines["CPU seconds a round"] = [f"{row['cpu_seconds']:.2f}" if "bytes" in row else "" for row in rows.values()]
     lines["bytes received a round"] = [f"{row['bytes']:,}" if "bytes" in row else "" for row in rows.values()]
     head = ["", *rows], ["---"] * (len(rows) + 1)
