@@ -39,7 +39,7 @@ def named(rows: Iterable[Row]) -> list[str]:
 def cell(row: Row, attack: str, metric: str) -> str:
     found = row["attacks"].get(attack, {})
     if metric not in found:
-        return "no guess" if found else ""
+        return "no guess" if found.get("failures") else ""
     value, spread = found[metric], found[f"{metric}_std"]
     return f"{value:.2f} ± {spread:.2f}" if metric == "bpki" else f"{value:.1e} ± {spread:.0e}"
 
