@@ -251,14 +251,19 @@ def attacks(options: argparse.Namespace) -> dict[str, tuple[ReconstructionAttack
 
 
 def scores(found: Sequence[Reconstruction], truth: Sequence[Batch]) -> dict[str, list[float]]:
-    """Of each image that there is a guess at."""
+    """Of each image that there is a guess at. Whoever looks for layers too may find the image's negative."""
     guesses, originals = list[Tensor](), list[Tensor]()
     for reconstruction, batch in zip(found, truth, strict=True):
         matched = match(reconstruction, batch)
         guesses.append(matched.guesses[matched.found])
         originals.append(matched.originals[matched.found])
-    pair = torch.cat(guesses), torch.cat(originals)
-    return {"bpmse": mse(*pair).tolist(), "bpki": bpki(*pair).tolist()}
+    guess, original = torch.cat(guesses), torch.cat(originals)
+    plain, negative = mse(guess, original), mse(1 - guess, original)
+    return {
+        "bpmse": plain.tolist(),
+        "bpmse of image or negative": torch.minimum(plain, negative).tolist(),
+        "bpki": bpki(guess, original).tolist(),
+    }
 
 
 def attacked(
@@ -282,7 +287,7 @@ def attacked(
             "seconds": time.process_time() - started,
             "failures": sorted({r.failure for r in found if r.failure}),
         }
-        for metric in ("bpmse", "bpki"):
+        for metric in runs[0]:
             means = [mean(run[metric]) for run in runs if run[metric]]
             if means:
                 results[name] |= {metric: mean(means), f"{metric}_std": stdev(means) if len(means) > 1 else 0.0}

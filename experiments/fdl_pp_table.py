@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 ORDER = ("DL", "DLDP-A", "DLDP-B", "SplitFed", "FDL-PP", "FDL-PP, shared start", "SecAgg+", "CKKS")
+LABELS = {"bpmse": "BPMSE", "bpmse of image or negative": "BPMSE of image or negative", "bpki": "BPKI"}
 SAFE = {"bpmse": 0.05, "bpki": 0.3}
 
 Row = Mapping[str, Any]
@@ -38,9 +39,9 @@ def named(rows: Iterable[Row]) -> list[str]:
 def cell(row: Row, attack: str, metric: str) -> str:
     found = row["attacks"].get(attack, {})
     if metric not in found:
-        return "no guess" if found else ""
+        return "no guess" if found.get("failures") else ""
     value, spread = found[metric], found[f"{metric}_std"]
-    return f"{value:.1e} ± {spread:.0e}" if metric == "bpmse" else f"{value:.2f} ± {spread:.2f}"
+    return f"{value:.2f} ± {spread:.2f}" if metric == "bpki" else f"{value:.1e} ± {spread:.0e}"
 
 
 def table(rows: Mapping[str, Row]) -> str:
@@ -48,9 +49,9 @@ def table(rows: Mapping[str, Row]) -> str:
         "accuracy": [f"{row['accuracy']:.1%}" if "accuracy" in row else "" for row in rows.values()],
         "epsilon": [f"{row['privacy']['epsilon']:.2g}" if "privacy" in row else "" for row in rows.values()],
     }
-    for metric in ("bpmse", "bpki"):
+    for metric, label in LABELS.items():
         for attack in named(rows.values()):
-            lines[f"{metric.upper()}, {attack}"] = [cell(row, attack, metric) for row in rows.values()]
+            lines[f"{label}, {attack}"] = [cell(row, attack, metric) for row in rows.values()]
     lines["CPU seconds a round"] = [f"{row['cpu_seconds']:.2f}" if "bytes" in row else "" for row in rows.values()]
     lines["bytes received a round"] = [f"{row['bytes']:,}" if "bytes" in row else "" for row in rows.values()]
     head = ["", *rows], ["---"] * (len(rows) + 1)
@@ -68,10 +69,12 @@ def draw_pictures(rows: Mapping[str, Row], pictures: Mapping[str, Mapping[str, T
         for axis, (method, own) in zip(row, shown.items(), strict=True):
             axis.set(xticks=[], yticks=[], title=method if name == names[0] else "")
             axis.title.set_fontsize(8)
+            axis.set_box_aspect(1)
             if name in own:
                 axis.imshow(own[name].permute(1, 2, 0).clamp(0, 1), cmap="gray", vmin=0, vmax=1)
             else:
-                axis.text(0.5, 0.5, "n/a", ha="center", va="center", transform=axis.transAxes, color="gray")
+                why = "no guess" if name in rows[method]["attacks"] else "n/a"
+                axis.text(0.5, 0.5, why, ha="center", va="center", transform=axis.transAxes, color="gray")
             if name != "original" and (label := cell(rows[method], name, "bpmse")):
                 axis.set_xlabel(label, fontsize=7)
     figure.savefig(file)
@@ -81,7 +84,7 @@ def draw_scatter(rows: Mapping[str, Row], file: Path) -> None:
     """Figure 3: accuracy against BPMSE and BPKI, an attack a column."""
     names = named(rows.values())
     figure = Figure(figsize=(3 * len(names) + 1.5, 5.5), dpi=150, layout="constrained")
-    axes = figure.subplots(2, len(names), squeeze=False, sharey=True)
+    axes = figure.subplots(2, len(names), squeeze=False, sharex="row", sharey=True)
     for metric, row in zip(("bpmse", "bpki"), axes, strict=True):
         for name, axis in zip(names, row, strict=True):
             for position, (method, own) in enumerate(rows.items()):
