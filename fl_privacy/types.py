@@ -115,6 +115,8 @@ class LocalPlan:
         ):
             if not 0 < factor <= 1:
                 raise UserError(f"plan.{name} is expected in (0, 1], but got {factor}; try {example}.")
+        if any(last < 1 for last in self.lr_drops):
+            raise UserError(f"plan.lr_drops is expected to name rounds from 1, but got {list(self.lr_drops)}.")
         self._check_optimizer()
         self._check_steps()
 

@@ -78,14 +78,14 @@ class Insider:
         told = replace(observation, model=model).told(private=values, colluder=self.colluder)
         if not self.knows_features:
             return told
-        victim = self.participants[client]
-        state = states(client)
-        examples = (
-            victim.trained_batch(round=round, state=state)
+        victim, sent, state = self.participants[client], observation.sent, states(client)
+        scratch = ClientState(dict(state.tensors))
+        seen = (
+            victim.transformed_batch(sent, scratch, round=round)
             if probe is None
-            else victim.victim_batch(probe.victim, self.batch_size, state)
+            else victim.transformed_victim(sent, scratch, round=round, victim=probe.victim, batch_size=self.batch_size)
         )
-        features = self._features(victim, observation.sent, state, examples)
+        features = self._features(victim, sent, state, seen)
         return told.told(features=features, features_at=self.features_at)
 
     def _stand_in(self, model: nn.Module, sent: ModelState, states: States) -> tuple[nn.Module, ModelState | None]:

@@ -135,13 +135,17 @@ class Participant:
         self, sent: ModelState, state: ClientState, *, round: int, victim: int, batch_size: int
     ) -> Batch:
         """What the defense's data hooks made of ``victim_batch`` for the probe of ``round``, in the same order."""
+        if not self.defense.data:
+            return self.victim_batch(victim, batch_size, state)
         watched, seen = self._watched()
         watched.probe(sent, state, round=round, victim=victim, batch_size=batch_size)
         order = torch.cat(local_batches(batch_size, self.plan, self._rng("probe", round, victim))).tolist()
         return _rows(seen, [order.index(example) for example in range(batch_size)])
 
     def transformed_batch(self, sent: ModelState, state: ClientState, *, round: int) -> Batch:
-        """What the defense's data hooks first made of each example of ``trained_batch``, in the same order."""
+        """What augmentation and data hooks first made of each example of ``trained_batch``, in the same order."""
+        if not (self.plan.augments or self.defense.data):
+            return self.trained_batch(round=round, state=state)
         watched, seen = self._watched()
         watched.update(sent, state, round=round)
         order = torch.cat(local_batches(self._own(state).number, self.plan, self._rng("order", round))).tolist()

@@ -67,7 +67,10 @@ class Front(nn.Module):
     def __init__(self, model: nn.Module, layer: str) -> None:
         super().__init__()
         if layer not in dict(model.named_modules()):
-            raise UserError(f"features_at is expected to name a module of the model, but got {layer!r}.")
+            raise UserError(
+                f"A module to cut the model at is expected, but {type(model).__name__} has no {layer!r};"
+                " name one that it has."
+            )
         self.model, self.layer = model, layer
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -83,7 +86,7 @@ class Front(nn.Module):
             return reached.given
         raise UserError(
             f"An image is expected to pass {self.layer} of {type(self.model).__name__}, but does not;"
-            " set features_at to a module that is called."
+            " cut the model at a module that is called."
         )
 
 

@@ -311,3 +311,26 @@ def test_an_update_is_captured_beside_what_the_client_held_before_it(backend: An
             images, own.parameters["conv.weight"], own.parameters["conv.bias"], padding=1
         )
         torch.testing.assert_close(observation.knowledge.features, features)
+
+
+@pytest.mark.parametrize("backend", [run_rounds, run_in_process])
+def test_features_are_those_of_the_images_that_the_client_trained_on(backend: Any) -> None:
+    plan = replace(harness.FEDAVG, crop_padding=2, flip=True)
+    inverted = Defense(data=(lambda batch, state, rng: Batch(1 - batch.inputs, batch.labels),))
+    defense = compose(split_fed(private=CONV), inverted)
+    _, recording, kept = run(defense, backend, plan, harness.updates(1), colluder=2, knows_features=True)
+
+    client, observation = participants(defense, plan)[0], recording.observations[0]
+    _, own = client.private_part(observation.sent, ClientState())
+    features = [
+        torch.nn.functional.conv2d(batch.inputs, own.parameters["conv.weight"], own.parameters["conv.bias"], padding=1)
+        for batch in (
+            client.transformed_batch(observation.sent, ClientState(), round=1),
+            client.trained_batch(round=1),
+        )
+    ]
+    torch.testing.assert_close(observation.knowledge.features, features[0])
+    assert not torch.allclose(features[0], features[1])
+    unwatched = run(defense, backend, plan)[2]
+    for client_id, own in kept.items():
+        harness.assert_same_tensors(own.tensors, unwatched[client_id].tensors)

@@ -33,7 +33,7 @@ def test_the_cut_is_behind_the_private_layers():
     assert cut_layer(model, (1, 28, 28), public) == "features.6"
     with pytest.raises(UserError, match="A model with a public layer behind the private ones"):
         cut_layer(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 5)), (1, 28, 28), ["1.weight"])
-    with pytest.raises(UserError, match="features_at is expected to name a module"):
+    with pytest.raises(UserError, match="A module to cut the model at is expected, but"):
         Front(model, "nowhere")
 
 
