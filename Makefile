@@ -9,7 +9,7 @@ demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

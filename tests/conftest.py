@@ -7,14 +7,6 @@ from pathlib import Path
 import pytest
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files stay in one worker, for their fixtures; all that needs the cluster does too."""
-    for item in items:
-        group = "ray" if item.get_closest_marker("ray") else item.nodeid.split("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One cluster for all tests; a run that finds Ray running joins it."""
