@@ -65,6 +65,16 @@ def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Def
     return lines + known + [_describe_defense(defense.name, defense.public)]
 
 
+def who_draws(simulated: bool) -> str:
+    """Where the clients' randomness comes from, in a sentence."""
+    if simulated:
+        return (
+            "This is a simulation: all that clients draw at random, noise too, derives from the run's seed, which the"
+            " attacker is not told. Deployed clients draw it from secrets of their own."
+        )
+    return "Clients are deployed: what they draw at random derives from secrets that stay on their nodes."
+
+
 def _augmentation(plan: LocalPlan) -> str:
     return " and ".join(["cropped"] * bool(plan.crop_padding) + ["flipped"] * plan.flip)
 
