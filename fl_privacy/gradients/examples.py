@@ -134,7 +134,7 @@ def _layered(
 def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:
     """As many examples at a time as may be held where each needs so many ``elements``."""
     at_once = max(1, _CHUNK_ELEMENTS // max(1, elements))
-    for inputs, labels in zip(batch.inputs.split(at_once), batch.labels.split(at_once), strict=True):
+    for inputs, labels in zip(torch.split(batch.inputs, at_once), torch.split(batch.labels, at_once), strict=True):
         yield Batch(inputs, labels)
 
 

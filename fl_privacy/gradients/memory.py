@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves
 _SHARE = 0.4
 
 
-class _Allocated(TorchDispatchMode):
+class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the results of all operations: what the graph keeps, and a little more."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
 
     def __torch_dispatch__(
