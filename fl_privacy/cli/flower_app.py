@@ -1,6 +1,7 @@
 """The Flower app: ``flwr run . --run-config 'overrides="defense=dp_noise attack=idlg"'``."""
 
 import math
+import os
 import shlex
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.config import build_federation, compose, participants_of, to_yaml
 from fl_privacy.config.check import expect_readable_updates
+from fl_privacy.config.foreign import expect_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Server
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
@@ -26,6 +28,10 @@ from fl_privacy.pipeline.truth import trains_on_others
 TIMEOUT = "round-timeout"
 AUTHENTICATED = "authenticated-nodes"
 """Keys of the run config."""
+
+TRUST_VARIABLE = "FL_PRIVACY_TRUST"
+"""Environment variable of a node: import paths or modules of the models and defenses that it runs beside those that are
+registered, as ``trust=`` on the command line."""
 
 server_app = ServerApp()
 
@@ -50,8 +56,14 @@ def main(grid: Grid, context: Context) -> None:
 def make_client(context: Context) -> PrivacyClient:
     """The participant of the node's partition in the federation that ``overrides`` describe.
 
-    It draws from the node's own secret, unless the node's environment says that this is a simulation.
+    They come over the network: the node builds only what is registered on it, or what its own environment trusts. The
+    participant draws from the node's own secret, unless the node's environment says that this is a simulation.
     """
+    expect_plain(
+        _overrides(context),
+        _trusted_here(),
+        where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)",
+    )
     config = _config(context)
     participants = participants_of(to_yaml(config))
     partition = int(context.node_config[PARTITION])
@@ -89,4 +101,16 @@ def _seconds(context: Context) -> float:
 
 
 def _config(context: Context) -> DictConfig:
-    return calibrated(compose(shlex.split(str(context.run_config["overrides"]))))
+    return calibrated(compose(_overrides(context)))
+
+
+def _overrides(context: Context) -> list[str]:
+    text = str(context.run_config["overrides"])
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"overrides are expected as key=value with closed quotes, but got {text!r}.") from error
+
+
+def _trusted_here() -> list[str]:
+    return os.environ.get(TRUST_VARIABLE, "").replace(",", " ").split()

@@ -118,7 +118,14 @@ def finite_number(metrics: MetricRecord, key: str) -> float:
 
 
 def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
-    """The reply of a ``PrivacyClient`` to ``sent``."""
+    """The reply of a ``PrivacyClient`` to ``sent``.
+
+    Raises:
+        KeyError: a record is missing.
+        UserError: there are other arrays, or a metric makes no sense.
+    """
+    if more := sorted(content.array_records.keys() - {PARAMETERS, BUFFERS}):
+        raise UserError(f"arrays are expected in {PARAMETERS} and {BUFFERS}, got others in {more[0]}")
     metrics = content.metric_records[METRICS]
 
     def number(key: str) -> float:

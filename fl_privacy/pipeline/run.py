@@ -84,7 +84,7 @@ def _run(
     folder.write_environment(seed=config.seed)
     delta, accountant = config.privacy.delta, config.privacy.accountant
     privacy = privacy_of(federation, delta=delta, accountant=accountant)
-    lines = threat_model(config, plan, audit, federation.defense)
+    lines = threat_model(config, federation.model, plan, audit, federation.defense)
     folder.write_threat_model([*lines, who_draws(simulated), privacy.statement])
     folder.add_privacy(delta=delta, accountant=accountant, missing=privacy.missing)
     table = partition_table(dataset.train, [p.indices for p in federation.participants.values()])
