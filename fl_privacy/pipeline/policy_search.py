@@ -21,12 +21,14 @@ from fl_privacy.results.folder import move_aside
 from fl_privacy.results.lock import Lock, hold, release
 from fl_privacy.results.records import RecordWriter, dump_json, read_records
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import OPERATIONS, POLICY_FILE, Policy, random_policies
+from fl_privacy.transformations import POLICY_FILE, TABLES, Policy, Table, random_policies
 
 SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safetensors"
 
-SINGLES = tuple(Policy((index,)) for index in range(len(OPERATIONS)))
-"""The operations by themselves, whose ranking explains the policies."""
+
+def singles(table: Table) -> list[Policy]:
+    """The operations of ``table`` by themselves, whose ranking explains the policies."""
+    return [Policy((index,), table) for index in range(len(TABLES[table]))]
 
 
 def search_policies(config: DictConfig, monitor: Monitor) -> Path:
@@ -64,7 +66,8 @@ class _Plans:
         for name, annotation in (
             ("variant", str), ("points", int | None), ("alpha", float), ("beta", float), ("keep", int),
             ("accuracy_at_least", float | None), ("accuracy_share", float), ("fsim_at_least", float | None),
-            ("weights", str | None), ("seed", int), ("overwrite", bool), ("name", str | None), ("out", str),
+            ("weights", str | None), ("table", Table), ("seed", int), ("overwrite", bool), ("name", str | None),
+            ("out", str),
         ):  # fmt: skip
             expect_type(name, settings[name], annotation)
         for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together"):
@@ -126,11 +129,12 @@ def _selected_by(folder: Path) -> object:
 
 def _score_all(config: DictConfig, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
     """Scores of all policies, in the order of the search; those in the folder are taken from there."""
-    drawn = random_policies(config.policies, derive_generator(config.seed, "search", "policies"))
-    wanted = list(dict.fromkeys([*SINGLES, *drawn]))
+    rng = derive_generator(config.seed, "search", "policies")
+    drawn = random_policies(config.policies, rng, table=config.table)
+    wanted = list(dict.fromkeys([*singles(config.table), *drawn]))
     known, _ = read_records(folder / SCORES)
     write_whole(folder / SCORES, "".join(f"{dump_json(record)}\n" for record in known))
-    found = {scored.policy: scored for scored in map(_from_record, known)}
+    found = {scored.policy: scored for scored in (_from_record(record, config.table) for record in known)}
     missing = [policy for policy in wanted if policy not in found]
     if missing:
         scorer = PolicyScorer(
@@ -151,13 +155,13 @@ def _score_all(config: DictConfig, plans: _Plans, folder: Path, monitor: Monitor
 
 def _write_results(config: DictConfig, plans: _Plans, folder: Path, scored: Sequence[Scored]) -> None:
     chosen = plans.selection.chosen(scored)
-    singles = sorted((s for s in scored if len(s.policy.indices) == 1), key=lambda s: s.privacy)
+    alone = sorted((s for s in scored if len(s.policy.indices) == 1), key=lambda s: s.privacy)
     write_whole(
         folder / PAGE,
         render_search(
             scored,
             chosen,
-            singles,
+            alone,
             plans.selection,
             data=config.choices.data,
             model=config.choices.model,
@@ -165,12 +169,13 @@ def _write_results(config: DictConfig, plans: _Plans, folder: Path, scored: Sequ
         ),
     )
     content = {
+        "table": config.table,
         "policies": [str(s.policy) for s in chosen],
         "scores": [_as_record(s) for s in chosen],
         "selection": asdict(plans.selection),
         "accuracy_threshold": plans.selection.threshold(scored),
         "accepted": [_as_record(s) for s in plans.selection.accepted(scored)[:100]],
-        "single_operations": [_as_record(s) for s in singles],
+        "single_operations": [_as_record(s) for s in alone],
     }
     write_whole(folder / POLICY_FILE, dump_json(content, indent=1))
 
@@ -185,9 +190,9 @@ def _as_record(scored: Scored) -> dict[str, Any]:
     }
 
 
-def _from_record(record: dict[str, Any]) -> Scored:
+def _from_record(record: dict[str, Any], table: Table) -> Scored:
     return Scored(
-        policy=Policy.parse(record["policy"]),
+        policy=Policy.parse(record["policy"], table),
         privacy=record["privacy"],
         accuracy=record["accuracy"],
         fsim=record["fsim"],

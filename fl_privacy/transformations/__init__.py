@@ -1,6 +1,6 @@
 """Image operations and the policies that ATS makes of them."""
 
-from fl_privacy.transformations.operations import KINDS, OPERATIONS, Kind, Operation
+from fl_privacy.transformations.operations import KINDS, OPERATIONS, TABLES, Kind, Operation, Table
 from fl_privacy.transformations.policies import (
     POLICY_FILE,
     Policy,
@@ -16,9 +16,11 @@ __all__ = [
     "KINDS",
     "OPERATIONS",
     "POLICY_FILE",
+    "TABLES",
     "Kind",
     "Operation",
     "Policy",
+    "Table",
     "apply_policy",
     "check_shape",
     "disjoint",

@@ -18,7 +18,7 @@ from fl_privacy.defenses.robust_data import (
     project,
 )
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator import load_evaluator
+from fl_privacy.evaluator import load_evaluator, store
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -310,6 +310,19 @@ def test_bad_options_are_one_line(wrong):
     with pytest.raises(UserError, match="expected") as error:
         refiner(**wrong)
     assert "\n" not in str(error.value)
+
+
+def test_a_training_opens_the_evaluator_once(tmp_path, monkeypatch):
+    file, opened = tmp_path / "evaluator.safetensors", []
+    file.write_bytes(Path(small_evaluator()).read_bytes())
+    really_open = store.safe_open
+    monkeypatch.setattr(store, "safe_open", lambda *a, **k: opened.append(a) or really_open(*a, **k))
+    defense, step = refiner(evaluator=str(file)), local_step()
+    (prepare,) = defense.prepare
+    prepare((3, 16, 16))
+    for _ in range(3):
+        run(defense, clean_gradient(step), step)
+    assert len(opened) == 1
 
 
 def test_missing_evaluator_is_said_before_the_training():
