@@ -18,7 +18,8 @@ from fl_privacy.config.build import (
     prepare_defense,
     resolve_device,
 )
-from fl_privacy.config.check import expect_readable_updates
+from fl_privacy.config.check import check_settings, expect_readable_updates
+from fl_privacy.config.foreign import recorded_parts, trusted
 from fl_privacy.data import Examples
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
@@ -40,9 +41,10 @@ from fl_privacy.pipeline.truth import ClientStates, fresh_states, trains_on_othe
 from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.progress import counted
 from fl_privacy.report import write_report
+from fl_privacy.results.read import read_identity
 from fl_privacy.types import Observation
 
-CONFIG = "config.yaml"
+CONFIG, IDENTITY = "config.yaml", "run.json"
 OF_THE_RUN = (
     "data",
     "partition",
@@ -174,7 +176,7 @@ def _fresh(config: DictConfig, monitor: Monitor) -> _Intercepted:
             interceptor.capture(
                 round=0, client=0, sent=sent, upload=result.upload, probe=probe, states=states.__getitem__
             )
-    threats = threat_model(config, plan, audit, defense)
+    threats = threat_model(config, model, plan, audit, defense)
     weights = "as trained elsewhere" if config.weights else "untrained"
     return _Intercepted(
         observations=observations,
@@ -196,7 +198,7 @@ def _captured(config: DictConfig) -> _Intercepted:
         raise UserError(
             f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."
         )
-    threats = threat_model(config, federation.server.local_plan, federation.audit, federation.defense)
+    threats = threat_model(config, federation.model, federation.server.local_plan, federation.audit, federation.defense)
     return _Intercepted(
         observations=observations,
         participants=federation.participants,
@@ -221,12 +223,26 @@ def _as_captured(config: DictConfig) -> DictConfig:
             f"captured is expected to be a run's folder with {CONFIG}, but got {config.captured}; name the folder that"
             " `fl-privacy run intercept.save=true` printed."
         )
-    made_by = OmegaConf.load(run / CONFIG)
-    assert isinstance(made_by, DictConfig)
+    made_by = recorded_parts(run / CONFIG, OF_THE_RUN, trusted(config))
+    _expect_unchanged(made_by, run)
     merged = config.copy()
     with open_dict(merged):
         for key in OF_THE_RUN:
             merged[key] = made_by[key]
-        for group in ("data", "partition", "model", "federation", "defense"):
-            merged.choices[group] = made_by.choices[group]
+        merged.choices.update(made_by.choices)
+    check_settings(merged)
     return merged
+
+
+def _expect_unchanged(made_by: DictConfig, run: Path) -> None:
+    """Refuse a configuration that is not the one in ``run.json``: the truth would be that of other data or models."""
+    if not (run / IDENTITY).is_file():
+        return
+    recorded = read_identity(run / IDENTITY).config
+    settings = OmegaConf.to_container(made_by)
+    assert isinstance(settings, dict)
+    if changed := [key for key in OF_THE_RUN if recorded.get(key) != settings[key]]:
+        raise UserError(
+            f"{run / CONFIG} is expected to be as the run wrote it, but its {changed[0]} is not the one in {IDENTITY};"
+            " one of the two was changed, get the folder anew."
+        )

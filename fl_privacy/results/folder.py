@@ -224,6 +224,7 @@ class RunFolder:
         round: int,
         victims: int,
         seconds: float,
+        batch_norm: str | None = None,
         attacker: Attacker = "plain",
         countermeasures: Sequence[str] = (),
     ) -> None:
@@ -233,6 +234,7 @@ class RunFolder:
             round: that was attacked.
             victims: how many.
             seconds: of the call.
+            batch_norm: mode in which the clients ran it, ``train`` or ``eval``; ``None`` for a model without.
             attacker: who attacked.
             countermeasures: what it did against the defense, a sentence each.
         """
@@ -242,6 +244,7 @@ class RunFolder:
             round=round,
             victims=victims,
             seconds=seconds,
+            batch_norm=batch_norm,
             countermeasures=list(countermeasures),
         )
 
