@@ -4,6 +4,7 @@ import math
 import os
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
@@ -29,6 +30,9 @@ TIMEOUT = "round-timeout"
 AUTHENTICATED = "authenticated-nodes"
 """Keys of the run config."""
 
+DEPLOYED = "deployed"
+"""Folder of the runs with deployed clients within ``out``."""
+
 TRUST_VARIABLE = "FL_PRIVACY_TRUST"
 """Environment variable of a node: import paths or modules of the models and defenses that it runs beside those that are
 registered, as ``trust=`` on the command line."""
@@ -44,6 +48,7 @@ def main(grid: Grid, context: Context) -> None:
     simulated = is_simulation()
     if not simulated:
         _expect_known_examples(config)
+        config.out = str(Path(config.out) / DEPLOYED)  # the same configuration, simulated, is another run
     timeout, bound = _seconds(context), bool(context.run_config[AUTHENTICATED])
 
     def on_grid(server: Server, source: ParticipantSource, **settings: Any) -> None:
