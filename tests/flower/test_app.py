@@ -112,7 +112,9 @@ def test_deployed_clients_draw_from_their_own_secrets_and_the_page_says_so(
     assert "Clients are deployed" in threat_model(tmp_path / "deployed/deployed")
     assert "This is a simulation" in threat_model(tmp_path / "simulated")
     assert (tmp_path / "state" / "node-secret").exists()
-    weights = [next((tmp_path / out).glob("*dp_noise*/model.safetensors")) for out in ("deployed/deployed", "simulated")]
+    weights = [
+        next((tmp_path / out).glob("*dp_noise*/model.safetensors")) for out in ("deployed/deployed", "simulated")
+    ]
     assert weights[0].read_bytes() != weights[1].read_bytes()
 
 
