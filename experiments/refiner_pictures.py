@@ -47,11 +47,10 @@ def robust_series(step: LocalStep, network: EvaluationNetwork, iterations: int) 
     return [start, *descend(start, gap, network, unit=gap(noise).detach(), beta=1.0, lr=1.0, iterations=iterations)]
 
 
-def configured(options: argparse.Namespace) -> DictConfig:
+def configured(options: argparse.Namespace, *more: str) -> DictConfig:
     """The setting of the paper's attacks, with what was asked for."""
-    return compose(
-        ["experiment=refiner_paper_attack", f"data={options.data}", f"seed={options.seed}", *options.override]
-    )
+    own = (f"data={options.data}", f"seed={options.seed}")
+    return compose(["experiment=refiner_paper_attack", *own, *more, *options.override])
 
 
 def client_steps(config: DictConfig, victims: int) -> list[LocalStep]:
