@@ -17,6 +17,7 @@ FILES = sorted((Path(__file__).parents[2] / "conf/attack").glob("*.yaml"))
 
 VARIANTS = (
     "inverting_gradients_code",
+    "inverting_gradients_notebook",
     "inverting_gradients_refiner",
     "grad_inversion_paper",
     "grad_inversion_refiner",
