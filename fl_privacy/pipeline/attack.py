@@ -165,7 +165,7 @@ def _fresh(config: DictConfig) -> _Intercepted:
     for probe in audit.probes:
         result = owner.probe(sent, states[0], round=0, victim=probe.victim, batch_size=batch_size)
         interceptor.capture(round=0, client=0, sent=sent, upload=result.upload, probe=probe, states=states.__getitem__)
-    threats = threat_model(config, plan, audit, defense)
+    threats = threat_model(config, model, plan, audit, defense)
     weights = "as trained elsewhere" if config.weights else "untrained"
     return _Intercepted(
         observations=observations,
@@ -187,7 +187,7 @@ def _captured(config: DictConfig) -> _Intercepted:
         raise UserError(
             f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."
         )
-    threats = threat_model(config, federation.server.local_plan, federation.audit, federation.defense)
+    threats = threat_model(config, federation.model, federation.server.local_plan, federation.audit, federation.defense)
     return _Intercepted(
         observations=observations,
         participants=federation.participants,

@@ -11,6 +11,7 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.federation import Failure, parse_observation_id
 from fl_privacy.federation.attempt import attempt
 from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all
+from fl_privacy.models import has_batch_norm
 from fl_privacy.pipeline.disturbance import Disturbance
 from fl_privacy.pipeline.guesses import Guesses
 from fl_privacy.pipeline.informed import Informed
@@ -126,6 +127,7 @@ class AttackStage:
             round=round,
             victims=len(result),
             seconds=time.perf_counter() - started,
+            batch_norm=_batch_norm(observations[0]),
             attacker=attacker,
             countermeasures=list(dict.fromkeys(sentence for r in result for sentence in r.countermeasures)),
         )
@@ -154,3 +156,8 @@ class AttackStage:
             else:
                 client, (moved, solving) = parse_observation_id(observation.id)[1], measured
                 self.folder.add_perturbation(observation.id, moved, round=round, client=client, solving=solving)
+
+
+def _batch_norm(observation: Observation) -> str | None:
+    """The mode in which the client ran batch norm; ``None`` for a model without."""
+    return observation.plan.batch_norm if has_batch_norm(observation.model) else None
