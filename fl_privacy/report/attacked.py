@@ -3,12 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from fl_privacy.report.readings import readings
 from fl_privacy.results import Run
-
-WEIGHTS = "model.safetensors"
 
 
 def assumptions(run: Run) -> str:
@@ -23,9 +19,6 @@ def assumptions(run: Run) -> str:
     sentences = [_probed(run, plan, trained) if target == "probe" or not plan else _updates(run, plan)]
     if not run.identity.undefended and all(reading.attacker == "plain" for reading in found):
         sentences.append("No attacker knew of the defense; one that does may read more (knows_defense=true).")
-    if _has_batch_norm(run) and plan.get("batch_norm"):
-        statistics = "each batch's own" if plan["batch_norm"] == "train" else "the running"
-        sentences.append(f"Batch norm ran in {plan['batch_norm']} mode, by {statistics} statistics.")
     return " ".join(sentences)
 
 
@@ -69,18 +62,6 @@ def _client_sizes(run: Run) -> list[int]:
 def _span(numbers: list[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(high) if low == high else f"{low} to {high}"
-
-
-def _has_batch_norm(run: Run) -> bool:
-    """By the final weights; a run without training leaves none."""
-    path = run.path / WEIGHTS
-    if not path.is_file():
-        return False
-    try:
-        with safe_open(path, framework="pt") as file:
-            return any(name.endswith("running_mean") for name in file.keys())  # noqa: SIM118
-    except SafetensorError:
-        return False
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

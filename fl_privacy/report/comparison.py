@@ -16,7 +16,7 @@ from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc_view import PpcView
 from fl_privacy.report.readings import Reading, Tone, most_recognized, readings, tone_of, worst_by
-from fl_privacy.report.settings import differences, names
+from fl_privacy.report.settings import batch_norm_in_words, differences, names
 from fl_privacy.results import Run
 from fl_privacy.results.identity import attacked_hash
 
@@ -112,6 +112,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
         main_metrics=[name for name in shown if name in TRADE_OFFS],
         other_metrics=[name for name in shown if name not in TRADE_OFFS],
         lede=_lede(rows, psnr_below),
+        batch_norm=batch_norm_in_words(run.summary for run in runs),
         shared=shared,
         figures=figures_of(*(run.summary for run in runs)),
         charts=_charts(rows),
@@ -211,7 +212,8 @@ def _lede(rows: Sequence[Row], psnr_below: float) -> str:
     if attacked:
         least, mean = min(attacked, key=lambda pair: pair[1])
         worst = least.worst("psnr")
-        told = ", ".join(filter(None, [f"mean PSNR {metric(mean, 'psnr')}", worst.among(least.readings) if worst else ""]))
+        by = worst.among(least.readings) if worst else ""
+        told = ", ".join(filter(None, [f"mean PSNR {metric(mean, 'psnr')}", by]))
         sentences.append(f"Least leaks from {least.letter} ({told}).")
     if trained:
         best = max(trained, key=lambda row: row.summary["final_accuracy"])

@@ -139,7 +139,9 @@ def distances_of(leakage: Mapping[str, Any]) -> dict[str, float]:
 
 def _least(distances: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The smallest of each kind: the attack that came nearest."""
-    return {kind: min(d[kind] for d in distances if kind in d) for kind in DISTANCES if any(kind in d for d in distances)}
+    return {
+        kind: min(d[kind] for d in distances if kind in d) for kind in DISTANCES if any(kind in d for d in distances)
+    }
 
 
 def caps(samples: Sequence[Sample]) -> list[Cap]:

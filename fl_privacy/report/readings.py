@@ -74,7 +74,7 @@ def worst_by(metric: str, found: Sequence[Reading]) -> Reading | None:
 
 
 def most_recognized(found: Sequence[Reading]) -> Reading | None:
-    """The one with the largest share of images recognizable by PSNR, of equals the larger mean; ``None`` without any."""
+    """The one with the largest share of images recognizable by PSNR, of equals the larger mean."""
     known = [reading for reading in found if reading.bound() and reading.statistic("psnr")]
     return max(known, key=lambda r: (r.recognized, r.leakage["metrics"]["psnr"]["mean"]), default=None)
 

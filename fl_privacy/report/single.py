@@ -11,7 +11,7 @@ from fl_privacy.report.charts import Curve, line_chart, partition_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, in_round, readings, tone, tone_of, worst_by
-from fl_privacy.report.settings import chosen, overview
+from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.verdict import bound_in_words, verdict
 from fl_privacy.report.victims import SHOWN, gallery_title, view_all, view_extremes
 from fl_privacy.results import Pair, Run
@@ -36,6 +36,7 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
         traced=min((r for r in found if _is_traced(r)), key=lambda r: r.leakage["tracing"]["mean"], default=None),
         several=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
+        batch_norm=batch_norm_in_words([run.summary]),
         extremes=view_extremes(run, pairs),
         victims=view_all(run, pairs),
         victims_left_out=max(0, len(run.of_kind("victim")) - SHOWN),

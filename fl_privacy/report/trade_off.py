@@ -49,6 +49,7 @@ class Row:
         leakage: ``metrics``, ``thresholds``, ``images`` and ``failures`` by who attacked.
         readings: the same as values, over all attacks.
         perturbation: of the attacked updates, as in a run's summary.
+        attacks: summaries of the attacks that finished.
     """
 
     outcome: Outcome
@@ -57,6 +58,7 @@ class Row:
     leakage: Mapping[Versus, Mapping[str, Any]]
     readings: Sequence[Reading]
     perturbation: Mapping[str, Any]
+    attacks: Sequence[Mapping[str, Any]] = ()
 
     @property
     def name(self) -> str:
@@ -130,4 +132,5 @@ def _row(outcome: Outcome, training: Mapping[str, Any] | None, undefended: float
         leakage=leakage,
         readings=[reading for name, found in attacks.items() for reading in readings(found, name)],
         perturbation=next((found["perturbation"] for found in attacks.values() if found["perturbation"]), {}),
+        attacks=tuple(attacks.values()),
     )

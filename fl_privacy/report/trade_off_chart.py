@@ -78,7 +78,15 @@ def trade_off_chart(
                 if math.isinf(point.y):
                     axes.annotate(EXACT, (point.x, top), xytext=(6, 5), textcoords="offset points", fontsize=9)
         if ring is not None:
-            axes.plot(ring[0], min(ring[1], top), "o", markersize=13, markerfacecolor="none", markeredgecolor=INK, markeredgewidth=1.3)
+            axes.plot(
+                ring[0],
+                min(ring[1], top),
+                "o",
+                markersize=13,
+                markerfacecolor="none",
+                markeredgecolor=INK,
+                markeredgewidth=1.3,
+            )
         axes.margins(0.06)
         axes.axhline(bound, color=MUTED, linestyle=":", linewidth=1.2)
         axes.annotate(

@@ -33,7 +33,9 @@ def verdict(summary: Mapping[str, Any]) -> Verdict:
     most = most_recognized(found)
     if most is None:
         number = found[-1].leakage["images"]
-        return Verdict(f"The attack failed on {'the only image' if number == 1 else f'all {number} images'}", "", "open")
+        return Verdict(
+            f"The attack failed on {'the only image' if number == 1 else f'all {number} images'}", "", "open"
+        )
     rounds = sorted({reading.round for reading in found})
     worst = {round: reading for round in rounds if (reading := most_recognized(in_round(found, round))) is not None}
     text = _count(worst[max(worst)]) + _to_whom(worst[max(worst)], found)
@@ -84,7 +86,9 @@ def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
     others = [reading for reading in found if reading not in worst.values() and reading.bound()]
     for attacker in dict.fromkeys(reading.attacker for reading in others):
         own = [reading for reading in reversed(others) if reading.attacker == attacker]
-        told = ", ".join(_share(r) + (f" in round {r.round}" if len(worst) > 1 else "") for r in own[:: max(1, len(own) - 1)])
+        told = ", ".join(
+            _share(r) + (f" in round {r.round}" if len(worst) > 1 else "") for r in own[:: max(1, len(own) - 1)]
+        )
         sentences.append(f"To the {attacker} attacker: {told}.")
     if failures := max(reading.leakage["failures"] for reading in found):
         sentences.append(f"The attack failed on {failures} more, which count as neither.")

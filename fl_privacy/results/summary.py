@@ -32,8 +32,9 @@ def summarize(
 
     What leaked is of the last attacked round, by the plain attacker, and under ``adaptive`` by the adaptive one,
     ``None`` if there was none; ``attacked`` has the same of every attacked round, never mixed: an image attacked in two
-    rounds is one image. ``upload`` is of one client's reply in one round; ``privacy`` is the epsilon spent in all
-    rounds, ``None`` where nothing was trained.
+    rounds is one image. ``upload`` is of one client's reply in one round; ``batch_norm`` are its modes in the attacked
+    uploads, none for models without; ``privacy`` is the epsilon spent in all rounds, ``None`` where nothing was
+    trained.
 
     Args:
         records: of ``metrics.jsonl``.
@@ -59,6 +60,7 @@ def summarize(
         **next((entry["plain"] for entry in reversed(attacked) if entry["plain"]), _leakage([], [])),
         "adaptive": _adaptive(records, attacked),
         "attacked": attacked,
+        "batch_norm": sorted({a["batch_norm"] for a in records_of(records, "attack", "plain") if a.get("batch_norm")}),
         "perturbation": _statistics([r for r in records if r["kind"] == "perturbation"], group=_batch),
         "upload": {name: _plain(s) for name, values in upload.items() if (s := aggregate(values, within=_SIZE))},
         "privacy": _privacy(records, rounds),

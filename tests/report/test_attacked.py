@@ -3,8 +3,6 @@
 import re
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from fl_privacy.report import write_report
 from fl_privacy.report.attacked import assumptions
@@ -72,14 +70,6 @@ def test_a_defense_that_met_no_adaptive_attacker_says_so(tmp_path):
     assert text.endswith("No attacker knew of the defense; one that does may read more (knows_defense=true).")
     both = record(tmp_path, label="both", changes=settings(FEDSGD), adaptive=0.1)
     assert "No attacker knew" not in assumptions(read_run(both))
-
-
-@pytest.mark.parametrize(("plan", "words"), [(FEDSGD, "each batch's own"), (FEDAVG, "the running")])
-def test_the_mode_of_batch_norm_is_said_of_models_that_have_it(tmp_path, plan, words):
-    run = trained(tmp_path, plan=plan)
-    assert "Batch norm" not in assumptions(run)
-    save_file({"bn.running_mean": torch.zeros(1)}, run.path / "model.safetensors")
-    assert assumptions(run).endswith(f"Batch norm ran in {plan['batch_norm']} mode, by {words} statistics.")
 
 
 def test_custom_parts_go_by_their_own_names(tmp_path):

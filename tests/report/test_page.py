@@ -75,5 +75,7 @@ def test_rows_are_cards_on_a_phone(tmp_path):
     for table in re.findall(r'<table class="[^"]*cards[^"]*">.*?</table>', text, re.DOTALL):
         cells = re.findall(r"<td([^>]*)>", table)
         assert cells and all("data-label=" in cell or "nothing" in cell for cell in cells)
-    heads = re.findall(r"<th(?: [^>]*)?>([^<]*)", re.search(r'<table class="leakage cards">.*?</thead>', text, re.DOTALL)[0])
+    heads = re.findall(
+        r"<th(?: [^>]*)?>([^<]*)", re.search(r'<table class="leakage cards">.*?</thead>', text, re.DOTALL)[0]
+    )
     assert heads[:4] == ["Metric", "Attacker", "Verdict", "Mean"]
