@@ -106,6 +106,7 @@ class Participant:
         batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
         scratch = ClientState(dict(state.tensors))
         plan, purpose = self.plan.in_round(round, probe=True), f"round-{round}/victim-{victim}"
+        batches = self._augmented(batches, purpose) if plan.augment_probes else batches
         return self._run(sent, batches, batch_size, scratch, plan=plan, purpose=purpose)
 
     def victim_batch(self, victim: int, batch_size: int, state: ClientState | None = None) -> Batch:
@@ -136,8 +137,8 @@ class Participant:
     def transformed_victim(
         self, sent: ModelState, state: ClientState, *, round: int, victim: int, batch_size: int
     ) -> Batch:
-        """What the defense's data hooks made of ``victim_batch`` for the probe of ``round``, in the same order."""
-        if not self.defense.data:
+        """What augmentation and data hooks made of ``victim_batch`` for the probe of ``round``, in the same order."""
+        if not (self.plan.augment_probes or self.defense.data):
             return self.victim_batch(victim, batch_size, state)
         watched, seen = self._watched()
         watched.probe(sent, state, round=round, victim=victim, batch_size=batch_size)

@@ -43,7 +43,8 @@ def threat_model(config: DictConfig, model: nn.Module, plan: LocalPlan, audit: A
     else:
         lines.append(f"Attacked are the training updates of {len(audit.clients)} clients.")
     if plan.augments:
-        left = ", those of the extra batches are not" if audit.target == "probe" else ""
+        like = "likewise" if plan.augment_probes else "not"
+        left = f", those of the extra batches are {like}" if audit.target == "probe" else ""
         lines.append(f"Training images are {_augmentation(plan)} at random{left}.")
     if has_batch_norm(model):
         lines.append(_batch_norm(plan, audit.target))
