@@ -94,12 +94,13 @@ def _is_traced(reading: Reading) -> bool:
 
 
 def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
-    """A row for each metric and attacker of one round, those with a bound judged by it."""
+    """A row for each metric and attacker of one round, the one that read most first; those with a bound are judged."""
     names = list(dict.fromkeys(name for reading in found for name in reading.leakage["metrics"]))
     order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     rows = []
     for name in order:
-        for reading in found:
+        worst = worst_by(name, found)
+        for reading in sorted(found, key=lambda reading: reading is not worst):
             statistic, bound = reading.statistic(name), reading.bound(name)
             if statistic is None:
                 continue
