@@ -71,6 +71,16 @@ def threat_model(config: DictConfig, model: nn.Module, plan: LocalPlan, audit: A
     return lines + known + [_describe_defense(defense.name, defense.public)]
 
 
+def who_draws(simulated: bool) -> str:
+    """Where the clients' randomness comes from, in a sentence."""
+    if simulated:
+        return (
+            "This is a simulation: all that clients draw at random, noise too, derives from the run's seed, which the"
+            " attacker is not told. Deployed clients draw it from secrets of their own."
+        )
+    return "Clients are deployed: what they draw at random derives from secrets that stay on their nodes."
+
+
 def _batch_norm(plan: LocalPlan, target: str) -> str:
     training = f"Batch norm of training is in {_MODES[plan.batch_norm]} and its running statistics are {plan.buffers}"
     if target != "probe":
