@@ -25,12 +25,11 @@ class _Zero:
     target: Target
 
     @property
-    def dot(self) -> Tensor:
-        return torch.zeros_like(self.target.squared)
-
-    @property
     def squared(self) -> Tensor:
         return torch.zeros_like(self.target.squared)
+
+    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
+        return observed_scale.square() * self.target.squared
 
     @property
     def distance(self) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -53,13 +54,12 @@ class LayerStatistics(Protocol):
         ...
 
     @property
-    def dot(self) -> Tensor:
-        """<g', g>."""
-        ...
-
-    @property
     def squared(self) -> Tensor:
         """||g'||^2."""
+        ...
+
+    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
+        """||scale g' - observed_scale g||^2 for factors (V,), to the accuracy of a sum of squared differences."""
         ...
 
     @property
@@ -81,14 +81,13 @@ class Explicit:
     target: Target
 
     @property
-    def dot(self) -> Tensor:
-        """<g', g>."""
-        return (self._guess * self.target.value).sum(1)
-
-    @property
     def squared(self) -> Tensor:
         """||g'||^2."""
         return self._guess.square().sum(1)
+
+    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
+        """||scale g' - observed_scale g||^2 for factors (V,)."""
+        return torch.addcmul(-observed_scale[:, None] * self.target.value, self._guess, scale[:, None]).square().sum(1)
 
     @property
     def distance(self) -> Tensor:
