@@ -112,8 +112,8 @@ class Cosine:
 
     Attributes:
         per_layer: mean of the distances of the tensors instead of one angle over all of them.
-        epsilon: least product of the two lengths of a tensor that its dot product is divided by, with ``per_layer``; that
-            of the authors' code. Tensors that hold nothing but rounding errors, such as biases in front of batch norm in
+        epsilon: with ``per_layer``, the least product of both lengths of a tensor that the dot product is divided by;
+            as in the authors' code. Tensors of nothing but rounding errors, such as biases in front of batch norm in
             training mode, get a loss of 1 without a slope.
     """
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.adaptive.clip import Clip
+from fl_privacy.attacks.adaptive.clip import Clips
 from fl_privacy.attacks.adaptive.disguise import Disguise
 from fl_privacy.attacks.low_rank import Factors, Products
 from fl_privacy.attacks.objectives import Objective
@@ -83,7 +83,7 @@ class Problem:
     labels: Tensor | None
     observer: nn.Module
     attempts: int
-    clip: Clip | None = None
+    clip: Clips | None = None
     disguise: Disguise | None = None
     smoothness: Tensor | None = None
     secret_features: int = 0

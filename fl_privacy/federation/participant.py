@@ -174,7 +174,7 @@ class Participant:
     def _own_model(self, state: ClientState) -> nn.Module:
         model, rng = self.model.to(self.device), self._rng("private")
         for hook in self.defense.model:
-            model = hook(model, state, rng)
+            model = hook(model, state.of_images(self.examples.input_shape), rng)
         return model
 
     def _run(
@@ -203,9 +203,14 @@ class Participant:
 
     @contextmanager
     def _streams(self, purpose: str) -> Iterator[None]:
-        """This client's threads, and PyTorch's global stream as that of ``purpose``."""
-        with _threads(self.threads), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.seed, "client", self.id, purpose, "torch"))
+        """This client's threads, and PyTorch's global streams, of the CPU and its device, as those of ``purpose``."""
+        device = torch.device(self.device)
+        seed = derive_seed(self.seed, "client", self.id, purpose, "torch")
+        with _threads(self.threads), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.default_generator.manual_seed(seed)
+            if device.type == "cuda":
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed)
             yield
 
     def _augmented(self, batches: list[Batch], purpose: str) -> list[Batch]:

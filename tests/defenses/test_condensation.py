@@ -215,5 +215,5 @@ def test_each_class_is_augmented_by_a_draw_of_its_own():
 
 @pytest.mark.parametrize("make", [dc, dsa, dm])
 def test_an_unknown_start_is_one_line(make):
-    with pytest.raises(UserError, match="start.*noise, real"):
+    with pytest.raises(UserError, match=r"start.*noise, real"):
         make(start="zeros")

@@ -28,8 +28,8 @@ def dm(
     towards the mean of the real ones' features. The paper takes 20,000 iterations, 256 real images a class and a width
     of 128; the defaults are for CPUs.
 
-    The published images start as real ones of the client, to which few iterations leave them close: nothing but distance
-    hides these. What is read of one counts as an attempt at the client's nearest own image of its class.
+    The published images start as real ones of the client, to which few iterations leave them close: nothing but
+    distance hides these. What is read of one counts as an attempt at the client's nearest own image of its class.
 
     Args:
         images_per_class: for each class that the client holds.
