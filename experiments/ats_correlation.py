@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
 from fl_privacy.attacks import ats
 from fl_privacy.config import build_dataset
 from fl_privacy.config.build import build_network
+from fl_privacy.config.foreign import recorded_parts
 from fl_privacy.data import Examples
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.metrics.pixel import psnr
@@ -87,8 +87,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=2500)
     arguments = parser.parse_args()
 
-    config = OmegaConf.load(arguments.searches[0] / "config.yaml")
-    assert isinstance(config, DictConfig)
+    config = recorded_parts(arguments.searches[0] / "config.yaml", ("data", "model", "seed"))
     dataset = build_dataset(config)
     model = build_network(config, dataset)
     sent = load_weights(arguments.weights or arguments.searches[0] / SEMI_TRAINED, ModelState.of(model))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from fl_privacy.attacks.objectives import L2, Cosine, LayerWeights
 from fl_privacy.attacks.priors import Guess
 from fl_privacy.attacks.statistics import LayerStatistics
-from fl_privacy.evaluator import find_evaluator
+from fl_privacy.evaluator import KeptEvaluator
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class NoiseRatio:
     def __call__(self, guess: Guess) -> Tensor:
         """Penalty (V,)."""
         images = guess.images
-        network = find_evaluator(self.evaluator, images.shape[2:], images.device)
+        network = self._find(images.shape[2:], images.device)
         ratios: Tensor = network(images.flatten(0, 1).clamp(0, 1).float())
         return self.weight * ratios.reshape(len(images), -1).mean(1).to(images.dtype)
+
+    @cached_property
+    def _find(self) -> KeptEvaluator:
+        return KeptEvaluator(self.evaluator)

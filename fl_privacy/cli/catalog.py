@@ -5,7 +5,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
-from fl_privacy.config import CONFIG_DIR, options
+from fl_privacy.config import options
 from fl_privacy.config.grid import GRIDS, grid_names
 from fl_privacy.config.instantiate import locate_target
 from fl_privacy.metrics import METRICS
@@ -42,7 +42,7 @@ def catalog() -> list[Table]:
 
 def describe(group: str, name: str) -> str:
     """The comment that opens the option's file, or the first line of what it builds."""
-    path = CONFIG_DIR / group / f"{name}.yaml"
+    path = options(group)[name]
     if comment := comment_of(path):
         return comment
     section = OmegaConf.load(path)

@@ -49,6 +49,7 @@ SETTINGS: dict[str, Any] = {
     "split": Literal["train", "test"],
     "weights": str | None,
     "captured": str | None,
+    "trust": str | list[str] | None,
     "evaluator": str | None,
     "device": str,
     "client_threads": int,

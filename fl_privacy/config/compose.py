@@ -1,24 +1,24 @@
 """Hydra's compose on the shipped ``conf/``, with errors a user can act on."""
 
 import itertools
+import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fl_privacy.config.check import check_settings
+from fl_privacy.config.groups import CONFIG_DIR, options, search_path
 from fl_privacy.config.suggest import suggest
 from fl_privacy.errors import UserError
 
-_PACKAGE = Path(__file__).resolve().parent.parent
-CONFIG_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
-"""Inside the package in a wheel, beside it in a checkout and in a Flower app bundle."""
+MOST_JOBS = 10_000
+"""Of one sweep; each is composed and checked before the first one starts."""
 
 
 def compose(overrides: Sequence[str] = (), *, base: str = "config") -> DictConfig:
@@ -32,7 +32,7 @@ def compose(overrides: Sequence[str] = (), *, base: str = "config") -> DictConfi
         UserError: an override does not parse, names a group, option or key that does not exist, or sets a setting of
             the run to what it can't be.
     """
-    parsed = _parse(overrides)
+    parsed = parse_overrides(overrides)
     for override in parsed:
         if override.is_sweep_override():
             raise UserError(f"{override.input_line} lists several values; add -m to run each of them.")
@@ -40,7 +40,7 @@ def compose(overrides: Sequence[str] = (), *, base: str = "config") -> DictConfi
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
             _check_keys(parsed, base)
-            config = hydra_compose(base, overrides=list(overrides), return_hydra_config=True)
+            config = hydra_compose(base, overrides=[*overrides, *search_path()], return_hydra_config=True)
             chosen = {group: config.hydra.runtime.choices.get(group) for group in sorted(_groups())}
             with open_dict(config):
                 del config["hydra"]
@@ -57,13 +57,17 @@ def compose(overrides: Sequence[str] = (), *, base: str = "config") -> DictConfi
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Every combination of the values that the overrides list (``seed=0,1 attack=dlg,idlg``)."""
-    choices = [
-        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
-        if o.is_sweep_override()
-        else [o.input_line or ""]
-        for o in _parse(overrides)
-    ]
+    """Every combination of the values that the overrides list (``seed=0,1 attack=dlg,idlg``).
+
+    Raises:
+        UserError: they do not parse, list what can't be enumerated, or combine to more than ``MOST_JOBS``.
+    """
+    choices = [_values(o) if o.is_sweep_override() else [o.input_line or ""] for o in parse_overrides(overrides)]
+    if (number := math.prod(map(len, choices))) > MOST_JOBS:
+        raise UserError(
+            f"At most {MOST_JOBS} combinations of values are expected, but these are {number}; list fewer, or cut them"
+            " into several sweeps."
+        )
     return [list(combination) for combination in itertools.product(*choices)]
 
 
@@ -73,7 +77,7 @@ def swept_key(overrides: Sequence[str]) -> str:
     Raises:
         UserError: several do.
     """
-    keys = [o.get_key_element() for o in _parse(overrides) if o.is_sweep_override()]
+    keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
     if len(keys) > 1:
         raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")
     return keys[0] if keys else ""
@@ -81,18 +85,13 @@ def swept_key(overrides: Sequence[str]) -> str:
 
 def override_keys(overrides: Sequence[str]) -> list[str]:
     """What each override sets."""
-    return [o.key_or_group for o in _parse(overrides)]
+    return [o.key_or_group for o in parse_overrides(overrides)]
 
 
 def merge_overrides(*parts: Sequence[str]) -> list[str]:
     """All overrides, of those that set the same key the last one."""
     overrides = [override for part in parts for override in part]
     return list(dict(zip(override_keys(overrides), overrides, strict=True)).values())
-
-
-def options(group: str) -> list[str]:
-    """Names that the configuration group ``group`` offers."""
-    return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
 
 
 def to_yaml(config: DictConfig) -> str:
@@ -104,7 +103,12 @@ def _groups() -> set[str]:
     return {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}
 
 
-def _parse(overrides: Sequence[str]) -> list[Override]:
+def parse_overrides(overrides: Sequence[str]) -> list[Override]:
+    """Each override taken apart.
+
+    Raises:
+        UserError: one is not in Hydra's grammar.
+    """
     parsed = []
     for text in overrides:
         try:
@@ -114,6 +118,24 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
                 f"Overrides are expected as key=value, but got {text!r}; quote values with spaces."
             ) from error
     return parsed
+
+
+def _values(override: Override) -> list[str]:
+    """``key=value`` for each of the values that ``override`` lists."""
+    value, key = override.value(), override.get_key_element()
+    try:
+        if isinstance(value, RangeSweep):
+            span = (value.stop or 0) - (value.start or 0)
+            if not abs(span) <= MOST_JOBS * abs(value.step):
+                raise UserError(f"At most {MOST_JOBS} values are expected of {override.input_line}; list fewer.")
+        values = [f"{key}={text}" for text in itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1)]
+    except (HydraException, ValueError, AssertionError) as error:
+        raise UserError(
+            f"Values to enumerate are expected, but got {override.input_line}; list them: {key}=A,B."
+        ) from error
+    if not 1 <= len(values) <= MOST_JOBS:
+        raise UserError(f"1 to {MOST_JOBS} values are expected of {override.input_line}, but got {len(values)}.")
+    return values
 
 
 def _check_groups(overrides: Sequence[Override]) -> None:
@@ -128,7 +150,7 @@ def _check_groups(overrides: Sequence[Override]) -> None:
 def _check_keys(overrides: Sequence[Override], base: str) -> None:
     """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what reads it."""
     chosen = [o.input_line or "" for o in overrides if o.key_or_group in _groups()]
-    config = hydra_compose(base, overrides=chosen)
+    config = hydra_compose(base, overrides=[*chosen, *search_path()])
     for override in overrides:
         if override.key_or_group in _groups() or override.type is not OverrideType.CHANGE:
             continue

@@ -5,12 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from fl_privacy.annotations import fits, in_words
 from fl_privacy.config.compose import expand_sweep, merge_overrides, override_keys, swept_key
+from fl_privacy.config.foreign import expect_plain, read_settings, trust_in
 from fl_privacy.config.suggest import suggest
 from fl_privacy.errors import UserError
 
@@ -85,7 +82,7 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
     Raises:
         UserError: there is no such grid, or it is not one.
     """
-    raw = _read(name)
+    raw, trust = _read(name), trust_in(overrides)
     for key in raw:
         if key not in _SECTIONS:
             raise UserError(f"Unknown key {key} in the grid {name}{suggest(str(key), _SECTIONS)}")
@@ -94,6 +91,8 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
             raise UserError(
                 f"{key} in the grid {name} is expected to be {in_words(annotation)}, but got {raw.get(key)!r}."
             )
+    for own in (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values()):
+        expect_plain(own, trust, where=f"The grid {name}")
     to_attacks = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("attack.")]
     to_all = [o for o in overrides if o not in to_attacks]
     return Grid(
@@ -125,10 +124,4 @@ def _read(name: str) -> Mapping[str, Any]:
     path = GRIDS / f"{name}.yaml" if name in grid_names() else Path(name)
     if not path.is_file():
         raise UserError(f"A grid is expected to be a YAML file or one of {', '.join(grid_names())}, but got {name!r}.")
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise UserError(f"{path} is expected to be YAML, but is not: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is expected to hold {', '.join(_SECTIONS)}, but holds a list.")
-    return {str(key): value for key, value in content.items()}
+    return read_settings(path)

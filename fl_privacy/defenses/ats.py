@@ -6,12 +6,15 @@ import torch
 
 from fl_privacy.defenses.base import ClientState, Defense
 from fl_privacy.defenses.checks import expect_one_of
-from fl_privacy.transformations import check_shape, read_policies, transform
+from fl_privacy.transformations import Table, check_shape, read_policies, transform
 from fl_privacy.types import Batch
 
 
 def ats(
-    *, policies: str | int | Sequence[str | int] = ("13-43-18", "21-3-16"), by_probability: bool = False
+    *,
+    policies: str | int | Sequence[str | int] = ("13-43-18", "21-3-16"),
+    table: Table | None = None,
+    by_probability: bool = False,
 ) -> Defense:
     """Transform every image by a policy drawn at random; labels stay (Gao et al. 2021, 2023).
 
@@ -20,10 +23,12 @@ def ats(
 
     Args:
         policies: ``i-j-k``, a list of such (drawn uniformly for each image: "hybrid"), or a file of the search.
+        table: of the operations: ``paper`` (Table 1) or ``code`` (the authors' program, with other operations at 16 and
+            43); ``None`` is that of the file, of names the paper's.
         by_probability: apply each operation with AutoAugment's probability instead of always.
     """
     expect_one_of("defense.by_probability", by_probability, (True, False))
-    chosen = read_policies(policies)
+    chosen = read_policies(policies, table)
 
     def on_batch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
         return Batch(transform(batch.inputs, chosen, rng, by_probability=by_probability), batch.labels)
@@ -32,5 +37,9 @@ def ats(
         name="ats",
         data=(on_batch,),
         prepare=(check_shape,),
-        public={"policies": [str(policy) for policy in chosen], "by_probability": by_probability},
+        public={
+            "policies": [str(policy) for policy in chosen],
+            "table": chosen[0].table,
+            "by_probability": by_probability,
+        },
     )

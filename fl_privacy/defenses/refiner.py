@@ -18,12 +18,12 @@ from fl_privacy.defenses.robust_data import (
     batch_gap,
     descend,
     example_gap,
-    example_gradients,
     importance,
+    own_gradients,
     project,
 )
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator import find_evaluator, uniform_noise
+from fl_privacy.evaluator import KeptEvaluator, uniform_noise
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.types import Batch, Tensors
 
@@ -90,10 +90,12 @@ def refiner(
     expect_one_of("defense.per", per, ("step", "round"))
     expect_one_of("defense.warm_start", warm_start, (True, False))
 
+    judge = KeptEvaluator(evaluator)
+
     def solve(start: Tensor, noise: Tensor, step: LocalStep, gap: Gap, *, steps: int) -> Tensor:
         unit = gap(noise).detach() if utility == "relative" else torch.ones((), device=noise.device)
         unit = unit.clamp_min(torch.finfo(unit.dtype).tiny)
-        measure = _privacy(privacy, evaluator, step.batch.inputs)
+        measure = _privacy(privacy, judge, step.batch.inputs)
         *_, images = descend(start, gap, measure, unit=unit, beta=beta, lr=lr, iterations=steps)
         return images
 
@@ -107,7 +109,7 @@ def refiner(
         for first in range(0, len(start), chunk):
             some = slice(first, first + chunk)
             part = replace(step, batch=Batch(step.batch.inputs[some], step.batch.labels[some]))
-            own = {n: g.detach() for n, g in example_gradients(part, part.batch.inputs).items() if n in target}
+            own = {n: g.detach() for n, g in own_gradients(part, part.batch.inputs).items() if n in target}
             gap = example_gap(part, own, importance(own, values, depths, by=weights, decay=decay))
             refined.append(solve(start[some], noise[some], part, gap, steps=steps))
         return torch.cat(refined)
@@ -146,7 +148,7 @@ def refiner(
 
     def prepare(input_shape: Sequence[int]) -> None:
         if privacy == "evaluator":
-            find_evaluator(evaluator, input_shape)
+            judge(input_shape)
 
     return Defense(
         name="refiner",
@@ -171,9 +173,9 @@ def refiner(
     )
 
 
-def _privacy(kind: str, evaluator: str | None, inputs: Tensor) -> Privacy:
+def _privacy(kind: str, judge: KeptEvaluator, inputs: Tensor) -> Privacy:
     if kind == "evaluator":
-        return find_evaluator(evaluator, inputs.shape[1:], inputs.device)
+        return judge(inputs.shape[1:], inputs.device)
     return lambda images: (images - inputs).flatten(1).square().mean(1)
 
 

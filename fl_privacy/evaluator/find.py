@@ -55,6 +55,35 @@ def find_evaluator(
     return load_evaluator(file, device)
 
 
+class KeptEvaluator:
+    """Finds the network when it is first asked for, and keeps it.
+
+    The file is opened once: a loss that asks at every iteration neither waits for the disk nor changes with the file.
+
+    Args:
+        path: as of :func:`find_evaluator`.
+    """
+
+    def __init__(self, path: str | Path | None) -> None:
+        self.path = path
+        self._found: dict[tuple[tuple[int, ...], torch.device], EvaluationNetwork] = {}
+
+    def __call__(self, input_shape: Sequence[int], device: torch.device | str = "cpu") -> EvaluationNetwork:
+        """The network for images (C, H, W) of ``input_shape`` on ``device``.
+
+        Raises:
+            UserError: as :func:`find_evaluator`.
+        """
+        asked = (tuple(input_shape), torch.device(device))
+        if asked not in self._found:
+            self._found[asked] = find_evaluator(self.path, *asked)
+        return self._found[asked]
+
+    def __reduce__(self) -> tuple[type["KeptEvaluator"], tuple[str | Path | None]]:
+        """Sent to another process it looks there."""
+        return KeptEvaluator, (self.path,)
+
+
 def _digits(height: int, width: int) -> Tensor:
     """(DIGITS, 1, height, width) uint8."""
     try:

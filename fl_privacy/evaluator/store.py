@@ -4,12 +4,13 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator.network import EvaluationNetwork
@@ -40,14 +41,7 @@ def read_about(file: Path) -> dict[str, str]:
     Raises:
         UserError: there is no such file, or it holds something else.
     """
-    try:
-        with safe_open(file, framework="pt") as stored:
-            about: dict[str, str] = stored.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"An evaluation network is expected in {file}, but it can't be read; {REMEDY}.") from error
-    if not {"input_shape", "widths"} <= about.keys():
-        raise UserError(f"An evaluation network is expected in {file}, but it holds something else; {REMEDY}.")
-    return about
+    return _read(file, tensors=False)[0]
 
 
 def load_evaluator(file: Path, device: torch.device | str = "cpu") -> EvaluationNetwork:
@@ -56,21 +50,39 @@ def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluation
     Raises:
         UserError: there is no such file, or it holds something else.
     """
-    about = read_about(file)
-    return _load(file, file.stat().st_mtime_ns, about["input_shape"], about["widths"], torch.device(device))
+    try:
+        changed = file.stat().st_mtime_ns
+    except OSError as error:
+        raise _unreadable(file) from error
+    return _load(file, changed, torch.device(device))
 
 
-@cache
-def _load(file: Path, changed: int, input_shape: str, widths: str, device: torch.device) -> EvaluationNetwork:
+@lru_cache(maxsize=8)
+def _load(file: Path, changed: int, device: torch.device) -> EvaluationNetwork:
+    about, values = _read(file, tensors=True)
     with torch.random.fork_rng(devices=[]):
-        network = EvaluationNetwork(input_shape=json.loads(input_shape), widths=json.loads(widths))
-    with safe_open(file, framework="pt") as stored:
-        values = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        network = EvaluationNetwork(input_shape=json.loads(about["input_shape"]), widths=json.loads(about["widths"]))
     try:
         network.load_state_dict(values)
     except RuntimeError as error:
         raise UserError(f"An evaluation network is expected in {file}, but its layers differ; {REMEDY}.") from error
     return network.requires_grad_(False).eval().to(device)
+
+
+def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and, if wanted, weights."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            about: dict[str, str] = stored.metadata() or {}
+            if not {"input_shape", "widths"} <= about.keys():
+                raise UserError(f"An evaluation network is expected in {file}, but it holds something else; {REMEDY}.")
+            return about, {name: stored.get_tensor(name) for name in stored.keys()} if tensors else {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(file) from error
+
+
+def _unreadable(file: Path) -> UserError:
+    return UserError(f"An evaluation network is expected in {file}, but it can't be read; {REMEDY}.")
 
 
 def expect_fit(network: EvaluationNetwork, input_shape: Sequence[int], file: Path) -> None:

@@ -18,7 +18,8 @@ from fl_privacy.config.build import (
     prepare_defense,
     resolve_device,
 )
-from fl_privacy.config.check import expect_readable_updates
+from fl_privacy.config.check import check_settings, expect_readable_updates
+from fl_privacy.config.foreign import recorded_parts, trusted
 from fl_privacy.data import Examples
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
@@ -30,7 +31,7 @@ from fl_privacy.pipeline.calibrate import calibrated
 from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.guesses import guesses_of
 from fl_privacy.pipeline.informed import informed_attacker, insider_of
-from fl_privacy.pipeline.label import open_folder
+from fl_privacy.pipeline.label import finished_before, open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.public import public_examples
 from fl_privacy.pipeline.run import CAPTURES
@@ -38,10 +39,12 @@ from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.tracing import tracer_of
 from fl_privacy.pipeline.truth import ClientStates, fresh_states, trains_on_others, transformed_of, truth_of
 from fl_privacy.pipeline.weights import load_weights
+from fl_privacy.progress import counted
 from fl_privacy.report import write_report
+from fl_privacy.results.read import read_identity
 from fl_privacy.types import Observation
 
-CONFIG = "config.yaml"
+CONFIG, IDENTITY = "config.yaml", "run.json"
 OF_THE_RUN = (
     "data",
     "partition",
@@ -87,13 +90,20 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     config = _as_captured(config) if config.captured else config
-    found = _captured(config) if config.captured else _fresh(config)
+    if (done := finished_before(config, "attack", monitor)) is not None:
+        return done
+    monitor.say(
+        f"Preparing what {config.captured} holds"
+        if config.captured
+        else f"Preparing data {config.choices.data}, model {config.choices.model} and {config.victims} victims"
+    )
+    found = _captured(config) if config.captured else _fresh(config, monitor)
     defense, participants = found.defense, found.participants
     behind = (participants, config.batch_size, found.states)
     plan, target = participants[0].plan, config.intercept.target if config.captured else "probe"
     with open_folder(config, "attack") as folder:
         if folder.finished:
-            monitor.say("Finished already; overwrite=true runs it again.")
+            monitor.say("Another process has just finished it.")
         else:
             folder.write_environment(seed=config.seed)
             folder.write_threat_model(found.threats)
@@ -117,7 +127,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     return folder.path
 
 
-def _fresh(config: DictConfig) -> _Intercepted:
+def _fresh(config: DictConfig, monitor: Monitor) -> _Intercepted:
     """Victims from a split of the data, behind the model's initial or given weights."""
     dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
     prepare_defense(defense, dataset)
@@ -160,10 +170,13 @@ def _fresh(config: DictConfig) -> _Intercepted:
         insider=insider_of(config, participants),
     )
     states = fresh_states()
-    for probe in audit.probes:
-        result = owner.probe(sent, states[0], round=0, victim=probe.victim, batch_size=batch_size)
-        interceptor.capture(round=0, client=0, sent=sent, upload=result.upload, probe=probe, states=states.__getitem__)
-    threats = threat_model(config, plan, audit, defense)
+    with monitor.working("Making the victims' uploads"):
+        for probe in counted("victim", audit.probes):
+            result = owner.probe(sent, states[0], round=0, victim=probe.victim, batch_size=batch_size)
+            interceptor.capture(
+                round=0, client=0, sent=sent, upload=result.upload, probe=probe, states=states.__getitem__
+            )
+    threats = threat_model(config, model, plan, audit, defense)
     weights = "as trained elsewhere" if config.weights else "untrained"
     return _Intercepted(
         observations=observations,
@@ -185,7 +198,7 @@ def _captured(config: DictConfig) -> _Intercepted:
         raise UserError(
             f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."
         )
-    threats = threat_model(config, federation.server.local_plan, federation.audit, federation.defense)
+    threats = threat_model(config, federation.model, federation.server.local_plan, federation.audit, federation.defense)
     return _Intercepted(
         observations=observations,
         participants=federation.participants,
@@ -210,12 +223,26 @@ def _as_captured(config: DictConfig) -> DictConfig:
             f"captured is expected to be a run's folder with {CONFIG}, but got {config.captured}; name the folder that"
             " `fl-privacy run intercept.save=true` printed."
         )
-    made_by = OmegaConf.load(run / CONFIG)
-    assert isinstance(made_by, DictConfig)
+    made_by = recorded_parts(run / CONFIG, OF_THE_RUN, trusted(config))
+    _expect_unchanged(made_by, run)
     merged = config.copy()
     with open_dict(merged):
         for key in OF_THE_RUN:
             merged[key] = made_by[key]
-        for group in ("data", "partition", "model", "federation", "defense"):
-            merged.choices[group] = made_by.choices[group]
+        merged.choices.update(made_by.choices)
+    check_settings(merged)
     return merged
+
+
+def _expect_unchanged(made_by: DictConfig, run: Path) -> None:
+    """Refuse a configuration that is not the one in ``run.json``: the truth would be that of other data or models."""
+    if not (run / IDENTITY).is_file():
+        return
+    recorded = read_identity(run / IDENTITY).config
+    settings = OmegaConf.to_container(made_by)
+    assert isinstance(settings, dict)
+    if changed := [key for key in OF_THE_RUN if recorded.get(key) != settings[key]]:
+        raise UserError(
+            f"{run / CONFIG} is expected to be as the run wrote it, but its {changed[0]} is not the one in {IDENTITY};"
+            " one of the two was changed, get the folder anew."
+        )

@@ -15,18 +15,20 @@ from fl_privacy.files import write_whole
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.policy_scorer import PolicyScorer
 from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan, require_fsim
-from fl_privacy.report.policy_search import render_search
+from fl_privacy.report.policy_search import Findings, render_search
 from fl_privacy.results import folder_name
 from fl_privacy.results.folder import move_aside
-from fl_privacy.results.lock import hold, release
+from fl_privacy.results.lock import Lock, hold, release
 from fl_privacy.results.records import RecordWriter, dump_json, read_records
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import OPERATIONS, POLICY_FILE, Policy, random_policies
+from fl_privacy.transformations import POLICY_FILE, TABLES, UNTRANSFORMED, Policy, Table, random_policies
 
 SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safetensors"
 
-SINGLES = tuple(Policy((index,)) for index in range(len(OPERATIONS)))
-"""The operations by themselves, whose ranking explains the policies."""
+
+def singles(table: Table) -> list[Policy]:
+    """The operations of ``table`` by themselves, whose ranking explains the policies."""
+    return [Policy((index,), table) for index in range(len(TABLES[table]))]
 
 
 def search_policies(config: DictConfig, monitor: Monitor) -> Path:
@@ -36,16 +38,16 @@ def search_policies(config: DictConfig, monitor: Monitor) -> Path:
         UserError: a setting is wrong, or no policy fulfills the demands.
     """
     plans = _Plans.of(config)
-    folder = _open(config)
-    if (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(plans.selection):
+    folder = _folder_of(config)
+    if not config.overwrite and _is_finished(folder, plans):
         monitor.say("Finished already; overwrite=true searches again.")
         return folder
-    lock = hold(folder)
+    lock = _claim(folder, config)
     try:
         (folder / POLICY_FILE).unlink(missing_ok=True)
         write_whole(folder / "config.yaml", to_yaml(config))
-        scored = _score_all(config, plans, folder, monitor)
-        _write_results(config, plans, folder, scored)
+        plain, *scored = _score_all(config, plans, folder, monitor)
+        _write_results(config, plans, folder, scored, plain)
     finally:
         release(lock)
     return folder
@@ -64,7 +66,9 @@ class _Plans:
         for name, annotation in (
             ("variant", str), ("points", int | None), ("alpha", float), ("beta", float), ("keep", int),
             ("accuracy_at_least", float | None), ("accuracy_share", float), ("fsim_at_least", float | None),
-            ("weights", str | None), ("seed", int), ("overwrite", bool), ("name", str | None), ("out", str),
+            ("altered_at_least", float),
+            ("weights", str | None), ("table", Table), ("seed", int), ("overwrite", bool), ("name", str | None),
+            ("out", str),
         ):  # fmt: skip
             expect_type(name, settings[name], annotation)
         for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together"):
@@ -86,7 +90,7 @@ class _Plans:
         )
 
 
-def _open(config: DictConfig) -> Path:
+def _folder_of(config: DictConfig) -> Path:
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     front = [] if config.name is None else [str(config.name)]
@@ -94,8 +98,17 @@ def _open(config: DictConfig) -> Path:
     unscored = {"together", *(field.name for field in fields(Selection))}
     settings = {str(key): value for key, value in plain.items() if key not in unscored}
     settings["fsim"] = config.fsim_at_least is not None
-    folder = Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
+    return Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
+
+
+def _is_finished(folder: Path, plans: _Plans) -> bool:
+    return (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(plans.selection)
+
+
+def _claim(folder: Path, config: DictConfig) -> Lock:
+    """Hold ``folder``, which is there afterwards; with ``overwrite`` what it held is moved aside."""
     try:
+        lock = hold(folder)
         if config.overwrite and folder.exists():
             move_aside(folder, "previous" if (folder / POLICY_FILE).is_file() else "interrupted")
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,7 +117,7 @@ def _open(config: DictConfig) -> Path:
             f"out is expected to be a folder that can be written, but {config.out} can't ({error.strerror});"
             " set out=FOLDER."
         ) from error
-    return folder
+    return lock
 
 
 def _selected_by(folder: Path) -> object:
@@ -116,12 +129,13 @@ def _selected_by(folder: Path) -> object:
 
 
 def _score_all(config: DictConfig, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
-    """Scores of all policies, in the order of the search; those in the folder are taken from there."""
-    drawn = random_policies(config.policies, derive_generator(config.seed, "search", "policies"))
-    wanted = list(dict.fromkeys([*SINGLES, *drawn]))
+    """Scores of no transformation and of all policies, in the order of the search; as far as known, from the folder."""
+    rng = derive_generator(config.seed, "search", "policies")
+    drawn = random_policies(config.policies, rng, table=config.table)
+    wanted = list(dict.fromkeys([UNTRANSFORMED, *singles(config.table), *drawn]))
     known, _ = read_records(folder / SCORES)
     write_whole(folder / SCORES, "".join(f"{dump_json(record)}\n" for record in known))
-    found = {scored.policy: scored for scored in map(_from_record, known)}
+    found = {scored.policy: scored for scored in (_from_record(record, config.table) for record in known)}
     missing = [policy for policy in wanted if policy not in found]
     if missing:
         scorer = PolicyScorer(
@@ -140,28 +154,31 @@ def _score_all(config: DictConfig, plans: _Plans, folder: Path, monitor: Monitor
     return [found[policy] for policy in wanted]
 
 
-def _write_results(config: DictConfig, plans: _Plans, folder: Path, scored: Sequence[Scored]) -> None:
-    chosen = plans.selection.chosen(scored)
-    singles = sorted((s for s in scored if len(s.policy.indices) == 1), key=lambda s: s.privacy)
-    write_whole(
-        folder / PAGE,
-        render_search(
-            scored,
-            chosen,
-            singles,
-            plans.selection,
-            data=config.choices.data,
-            model=config.choices.model,
-            seed=config.seed,
-        ),
+def _write_results(
+    config: DictConfig, plans: _Plans, folder: Path, scored: Sequence[Scored], untransformed: Scored
+) -> None:
+    selection = plans.selection
+    chosen = selection.chosen(scored, untransformed.privacy)
+    found = Findings(
+        scored=scored,
+        untransformed=untransformed,
+        accepted=selection.accepted(scored, untransformed.privacy),
+        chosen=chosen,
+        threshold=selection.threshold(scored),
+        without_effect=[s for s in scored if not selection.has_effect(s)],
     )
+    page = render_search(found, data=config.choices.data, model=config.choices.model, seed=config.seed)
+    write_whole(folder / PAGE, page)
     content = {
+        "table": config.table,
         "policies": [str(s.policy) for s in chosen],
         "scores": [_as_record(s) for s in chosen],
-        "selection": asdict(plans.selection),
-        "accuracy_threshold": plans.selection.threshold(scored),
-        "accepted": [_as_record(s) for s in plans.selection.accepted(scored)[:100]],
-        "single_operations": [_as_record(s) for s in singles],
+        "selection": asdict(selection),
+        "accuracy_threshold": found.threshold,
+        "untransformed": _as_record(untransformed),
+        "without_effect": [str(s.policy) for s in found.without_effect],
+        "accepted": [_as_record(s) for s in found.accepted[:100]],
+        "single_operations": [_as_record(s) for s in found.singles],
     }
     write_whole(folder / POLICY_FILE, dump_json(content, indent=1))
 
@@ -172,14 +189,17 @@ def _as_record(scored: Scored) -> dict[str, Any]:
         "policy": str(scored.policy),
         "privacy": scored.privacy,
         "accuracy": scored.accuracy,
+        "altered": scored.altered,
         "fsim": scored.fsim,
     }
 
 
-def _from_record(record: dict[str, Any]) -> Scored:
+def _from_record(record: dict[str, Any], table: Table) -> Scored:
+    name = record["policy"]
     return Scored(
-        policy=Policy.parse(record["policy"]),
+        policy=UNTRANSFORMED if name == str(UNTRANSFORMED) else Policy.parse(name, table),
         privacy=record["privacy"],
         accuracy=record["accuracy"],
+        altered=record["altered"],
         fsim=record["fsim"],
     )

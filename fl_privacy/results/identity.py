@@ -9,6 +9,7 @@ RUNTIME_KEYS = (
     "out",
     "name",
     "overwrite",
+    "trust",
     "device",
     "backend",
     "attack.shards",

@@ -1,8 +1,9 @@
 """Image operations and the policies that ATS makes of them."""
 
-from fl_privacy.transformations.operations import KINDS, OPERATIONS, Kind, Operation
+from fl_privacy.transformations.operations import KINDS, OPERATIONS, TABLES, Kind, Operation, Table
 from fl_privacy.transformations.policies import (
     POLICY_FILE,
+    UNTRANSFORMED,
     Policy,
     apply_policy,
     check_shape,
@@ -16,9 +17,12 @@ __all__ = [
     "KINDS",
     "OPERATIONS",
     "POLICY_FILE",
+    "TABLES",
+    "UNTRANSFORMED",
     "Kind",
     "Operation",
     "Policy",
+    "Table",
     "apply_policy",
     "check_shape",
     "disjoint",

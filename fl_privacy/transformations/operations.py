@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -149,14 +150,14 @@ KINDS: Mapping[str, Kind] = {
     "translate_x": Kind(_translate_x, high=150 / 331, signed=True),
     "translate_y": Kind(_translate_y, high=150 / 331, signed=True),
     "rotate": Kind(rotate, high=30.0),
-    "color": Kind(_enhancement(F.adjust_saturation, _grey), high=0.9, signed=True),
+    "color": Kind(_enhancement(F.adjust_saturation, _grey), high=0.5, signed=True),
     "contrast": Kind(
         _enhancement(F.adjust_contrast, lambda images: _grey(images).mean((-3, -2, -1), keepdim=True)),
-        high=0.9,
+        high=0.5,
         signed=True,
     ),
-    "sharpness": Kind(_enhancement(F.adjust_sharpness, _smooth), high=0.9, signed=True),
-    "brightness": Kind(_enhancement(F.adjust_brightness, torch.zeros_like), high=0.9, signed=True),
+    "sharpness": Kind(_enhancement(F.adjust_sharpness, _smooth), high=0.5, signed=True),
+    "brightness": Kind(_enhancement(F.adjust_brightness, torch.zeros_like), high=0.5, signed=True),
     "posterize": Kind(_posterize, low=8.0, high=4.0),
     "solarize": Kind(_solarize, low=256.0, high=0.0),
     "invert": Kind(lambda images, _: F.invert(images)),
@@ -188,3 +189,20 @@ OPERATIONS: tuple[Operation, ...] = tuple(
     Operation(name, level, probability) for (name, level), probability in zip(_TABLE, _PROBABILITIES, strict=True)
 )
 """By index: Table 1 of Gao et al. 2023; probabilities of the CIFAR-10 policies of AutoAugment (Cubuk et al. 2019)."""
+
+_IN_THE_CODE = {16: ("equalize", 5), 43: ("translate_y", 3), 47: ("invert", 0)}
+
+Table = Literal["paper", "code"]
+"""``paper``: Table 1. ``code``: the authors' program, which differs at 16 (equalize 5, not translateX 4), at 43
+(translateY 3, not 4; Section 5.8 has 5) and at 47 (invert 0, not 1, which is the same)."""
+
+TABLES: Mapping[Table, tuple[Operation, ...]] = {
+    "paper": OPERATIONS,
+    "code": tuple(
+        replace(operation, name=_IN_THE_CODE[index][0], level=_IN_THE_CODE[index][1])
+        if index in _IN_THE_CODE
+        else operation
+        for index, operation in enumerate(OPERATIONS)
+    ),
+}
+"""The fifty operations by index."""

@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.transformations.operations import OPERATIONS, Operation
+from fl_privacy.transformations.operations import OPERATIONS, TABLES, Operation, Table
 
 
 @dataclass(frozen=True)
@@ -17,14 +18,16 @@ class Policy:
     """Operations that an image goes through one after the other.
 
     Attributes:
-        indices: into ``OPERATIONS``, at least one.
+        indices: into the table; none leave the image as it is.
+        table: of operations.
     """
 
     indices: tuple[int, ...]
+    table: Table = "paper"
 
     @classmethod
-    def parse(cls, text: str | int) -> "Policy":
-        """The policy written ``i-j-k``.
+    def parse(cls, text: str | int, table: Table = "paper") -> "Policy":
+        """The policy written ``i-j-k``, of the operations in ``table``.
 
         Raises:
             UserError: it is not.
@@ -35,15 +38,19 @@ class Policy:
                 f"A policy is expected as numbers of operations 0 to {len(OPERATIONS) - 1}, like 3-43-15,"
                 f" but got {text!r}."
             )
-        return cls(tuple(map(int, parts)))
+        return cls(tuple(map(int, parts)), table)
 
     def __str__(self) -> str:
-        return "-".join(map(str, self.indices))
+        return "-".join(map(str, self.indices)) or "none"
 
     @property
     def operations(self) -> tuple[Operation, ...]:
         """In order."""
-        return tuple(OPERATIONS[index] for index in self.indices)
+        return tuple(TABLES[self.table][index] for index in self.indices)
+
+
+UNTRANSFORMED = Policy(())
+"""What policies are compared with."""
 
 
 def transform(
@@ -101,20 +108,29 @@ def _apply(operation: Operation, images: Tensor, rows: Tensor, positive: Tensor)
     return images
 
 
-def read_policies(source: str | int | Sequence[str | int]) -> tuple[Policy, ...]:
+def read_policies(source: str | int | Sequence[str | int], table: Table | None = None) -> tuple[Policy, ...]:
     """Policies by name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
 
+    Args:
+        source: the policies.
+        table: of operations; ``None`` is that which the file was searched with, of names the paper's.
+
     Raises:
-        UserError: it is none of these.
+        UserError: it is none of these, or the file was searched with another table.
     """
+    if table not in (None, *get_args(Table)):
+        raise UserError(f"table is expected to be {' or '.join(get_args(Table))}, but got {table!r}.")
     if not isinstance(source, str | int):
         if not source:
             raise UserError("At least one policy is expected, but got an empty list; give names like 3-43-15.")
-        return tuple(map(Policy.parse, source))
+        return tuple(Policy.parse(name, table or "paper") for name in source)
     if isinstance(source, int) or source.replace("-", "").isdecimal():
-        return (Policy.parse(source),)
+        return (Policy.parse(source, table or "paper"),)
     path = Path(source).expanduser()
-    path = path / POLICY_FILE if path.is_dir() else path
+    return _from_file(path / POLICY_FILE if path.is_dir() else path, source, table)
+
+
+def _from_file(path: Path, source: str, table: Table | None) -> tuple[Policy, ...]:
     remedy = "make one by `fl-privacy search-policies`"
     if not path.is_file():
         raise UserError(
@@ -125,17 +141,24 @@ def read_policies(source: str | int | Sequence[str | int]) -> tuple[Policy, ...]
     except (ValueError, UnicodeDecodeError) as error:
         raise UserError(f"Policies are expected in {path}, but it is no JSON; {remedy}.") from error
     names = content.get("policies") if isinstance(content, dict) else None
-    if not isinstance(names, list) or not names:
-        raise UserError(f'Policies are expected in {path} as {{"policies": ["3-43-15", ...]}}; {remedy}.')
-    return tuple(map(Policy.parse, names))
+    searched = content.get("table") if isinstance(content, dict) else None
+    if not isinstance(names, list) or not names or searched not in get_args(Table):
+        raise UserError(
+            f'Policies are expected in {path} as {{"table": "paper", "policies": ["3-43-15", ...]}}; {remedy}.'
+        )
+    if table not in (None, searched):
+        raise UserError(
+            f"The policies in {path} are numbers of the table {searched!r}, but table is {table!r}; leave it null."
+        )
+    return tuple(Policy.parse(name, cast(Table, searched)) for name in names)
 
 
 POLICY_FILE = "policies.json"
 """Name of the policy set in the folder of a search."""
 
 
-def random_policies(number: int, rng: torch.Generator, *, longest: int = 3) -> list[Policy]:
-    """``number`` different policies, uniform among all of at most ``longest`` operations.
+def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, table: Table = "paper") -> list[Policy]:
+    """``number`` different policies, uniform among all of at most ``longest`` operations of ``table``.
 
     Raises:
         UserError: there are not so many.
@@ -147,16 +170,16 @@ def random_policies(number: int, rng: torch.Generator, *, longest: int = 3) -> l
     while len(codes) < number:
         drawn = torch.randint(sum(sizes), (number,), generator=rng).tolist()
         codes.update(dict.fromkeys(drawn))
-    return [_decode(code, sizes) for code in list(codes)[:number]]
+    return [Policy(_decode(code, sizes), table) for code in list(codes)[:number]]
 
 
-def _decode(code: int, sizes: Sequence[int]) -> Policy:
+def _decode(code: int, sizes: Sequence[int]) -> tuple[int, ...]:
     length = 1
     for size in sizes:
         if code < size:
             break
         code, length = code - size, length + 1
-    return Policy(tuple(code // len(OPERATIONS) ** place % len(OPERATIONS) for place in reversed(range(length))))
+    return tuple(code // len(OPERATIONS) ** place % len(OPERATIONS) for place in reversed(range(length)))
 
 
 def disjoint(policies: Sequence[Policy], number: int) -> list[Policy]:

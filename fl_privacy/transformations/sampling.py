@@ -9,16 +9,19 @@ from torch import Tensor
 _FIXED = 1 << 16
 """The library's nearest-neighbor sampling counts in 65,536ths of a pixel."""
 
+_BLACK, _GREY = 0, 128
+"""Of 255: what vacated pixels are filled with."""
+
 
 def translate(images: Tensor, shift: tuple[int, int]) -> Tensor:
-    """The pixel that was at (x + shift_x, y + shift_y) comes to (x, y); vacated pixels are grey.
+    """The pixel that was at (x + shift_x, y + shift_y) comes to (x, y); vacated pixels are black.
 
     Args:
         images: (..., H, W), uint8 or float in [0, 1].
         shift: in pixels, x then y.
     """
     x, y = _grid(images)
-    return _gather(images, x + shift[0], y + shift[1])
+    return _gather(images, x + shift[0], y + shift[1], _BLACK)
 
 
 def rotate(images: Tensor, degrees: float) -> Tensor:
@@ -29,11 +32,11 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
     from_x = (cosine, sine, width / 2 - cosine * width / 2 - sine * height / 2)
     from_y = (-sine, cosine, height / 2 + sine * width / 2 - cosine * height / 2)
     x, y = _grid(images)
-    return _gather(images, _fixed_point(from_x, x, y), _fixed_point(from_y, x, y))
+    return _gather(images, _fixed_point(from_x, x, y), _fixed_point(from_y, x, y), _GREY)
 
 
 def shear_vertically(images: Tensor, slope: float) -> Tensor:
-    """Column x moves up by ``slope`` (x + 1/2) pixels, bicubic as ``PIL.Image.transform``; vacated pixels are grey."""
+    """Column x moves up by ``slope`` (x + 1/2) pixels, bicubic as ``PIL.Image.transform``; vacated pixels are black."""
     height = images.shape[-2]
     x, y = _grid(images)
     at = y.double() + 0.5 + slope * (x.double() + 0.5)
@@ -43,7 +46,7 @@ def shear_vertically(images: Tensor, slope: float) -> Tensor:
     taps = [_take(images, x, row).to(part.dtype) for row in rows]
     values = _cubic(taps[0], taps[1], taps[2], taps[3], part)
     inside = (at >= 0) & (at < height)
-    return torch.where(inside, _like(values, images), _grey(images))
+    return torch.where(inside, _like(values, images), _filling(images, _BLACK))
 
 
 def _cubic(v1: Tensor, v2: Tensor, v3: Tensor, v4: Tensor, t: Tensor) -> Tensor:
@@ -70,10 +73,11 @@ def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _gather(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _gather(images: Tensor, x: Tensor, y: Tensor, filling: int) -> Tensor:
     height, width = images.shape[-2:]
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    return torch.where(inside, _take(images, x.clamp(0, width - 1), y.clamp(0, height - 1)), _grey(images))
+    found = _take(images, x.clamp(0, width - 1), y.clamp(0, height - 1))
+    return torch.where(inside, found, _filling(images, filling))
 
 
 def _take(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -81,9 +85,9 @@ def _take(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return images.flatten(-2).index_select(-1, index).reshape(images.shape)
 
 
-def _grey(images: Tensor) -> Tensor:
-    """128 of 255."""
-    return images.new_full((), 128 / 255 if images.is_floating_point() else 128)
+def _filling(images: Tensor, level: int) -> Tensor:
+    """``level`` of 255 in the unit of ``images``."""
+    return images.new_full((), level / 255 if images.is_floating_point() else level)
 
 
 def _like(values: Tensor, images: Tensor) -> Tensor:

@@ -9,13 +9,19 @@ from omegaconf import OmegaConf
 
 from fl_privacy import attacks
 from fl_privacy.attacks.objectives import Cosine
-from fl_privacy.attacks.optimizers import Adam, StepDecay
+from fl_privacy.attacks.optimizers import LBFGS, Adam, GradientDescent, StepDecay
 from fl_privacy.attacks.priors import BatchNormStatistics, ColorRange, GroupConsistency, TotalVariation
 from fl_privacy.config import build_attack, compose
 
 FILES = sorted((Path(__file__).parents[2] / "conf/attack").glob("*.yaml"))
 
-VARIANTS = ("inverting_gradients_code", "inverting_gradients_refiner", "grad_inversion_paper", "grad_inversion_refiner")
+VARIANTS = (
+    "inverting_gradients_code",
+    "inverting_gradients_notebook",
+    "inverting_gradients_refiner",
+    "grad_inversion_paper",
+    "grad_inversion_refiner",
+)
 """Configurations of a preset with other settings than its own defaults."""
 
 
@@ -29,6 +35,26 @@ def test_configurations_are_complete(name: str) -> None:
     assert isinstance(built, attacks.GradientInversion | attacks.AnalyticInversion | attacks.ModelInversion)
     if not name.startswith("ats") and name not in VARIANTS:
         assert built == (preset(device="cpu") if "device" in settings else preset())
+
+
+@pytest.mark.parametrize("name", [f.stem for f in FILES if f.stem.startswith("ats")])
+def test_configurations_of_ats_are_the_settings_of_their_variant(name: str) -> None:
+    config = compose([f"attack={name}", "device=cpu"])
+    _, optimizer, distance, *variant = name.split("_")
+    expected = attacks.ats(optimizer=optimizer, distance=distance, variant=(*variant, "paper")[0], device="cpu")
+    assert build_attack(config) == expected
+
+
+def test_ats_as_its_authors_program_sets_it() -> None:
+    cosine, l2 = (attacks.ats(variant="code", optimizer="lbfgs", distance=d) for d in ("cosine", "l2"))
+    assert (cosine.optimizer, l2.optimizer) == (LBFGS(lr=1e-4, sign="hard"), LBFGS(lr=1e-4))
+    assert (cosine.restarts, cosine.iterations, cosine.projection) == (16, 300, "clamp")
+    assert (l2.restarts, l2.iterations, l2.projection) == (2, 50, "none")
+    assert (cosine.priors, l2.priors) == ((TotalVariation(weight=4e-4),), (TotalVariation(weight=4e-3),))
+    paper = attacks.ats(optimizer="lbfgs", distance="l2")
+    assert (paper.optimizer, paper.priors, paper.restarts, paper.iterations) == (LBFGS(), (), 16, 300)
+    sgd = attacks.ats(optimizer="sgd").optimizer
+    assert sgd == GradientDescent(lr=0.01, momentum=0.9, nesterov=True, sign="hard", schedule=StepDecay())
 
 
 def test_every_preset_has_a_configuration() -> None:

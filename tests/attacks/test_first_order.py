@@ -22,6 +22,10 @@ def _gradient(variables: Tensor) -> Tensor:
         (Adam(lr=0.05), lambda p: torch.optim.Adam(p, lr=0.05)),
         (Adam(lr=0.05, weight_decay=0.1), lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.1)),
         (GradientDescent(lr=0.05, momentum=0.8), lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8)),
+        (
+            GradientDescent(lr=0.05, momentum=0.8, nesterov=True),
+            lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8, nesterov=True),
+        ),
         (GradientDescent(lr=0.05, momentum=0), lambda p: torch.optim.SGD(p, lr=0.05)),
     ],
 )

@@ -28,6 +28,8 @@ def _reference(start: Tensor, mix: Tensor, target: Tensor, settings: LBFGS, iter
         optimizer.zero_grad()
         loss = _loss(x[None], mix[None], target[None])[0]
         loss.backward()
+        if settings.sign == "hard":
+            x.grad.sign_()
         return loss
 
     for _ in range(iterations):
@@ -39,6 +41,17 @@ def _reference(start: Tensor, mix: Tensor, target: Tensor, settings: LBFGS, iter
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_every_victim_moves_as_torch_moves_it_alone(history: int, iterations: int) -> None:
     _compare(LBFGS(lr=0.5, inner=15, history=history), iterations)
+
+
+@pytest.mark.parametrize("lr", [1e-4, 0.1])
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_signed_gradients_move_it_as_they_move_torch(lr: float, iterations: int) -> None:
+    _compare(LBFGS(lr=lr, inner=15, sign="hard"), iterations)
+
+
+def test_signed_gradients_and_line_searches_exclude_each_other() -> None:
+    with pytest.raises(UserError, match="line_search=none"):
+        LBFGS(sign="hard", line_search="strong_wolfe")
 
 
 @pytest.mark.parametrize("inner", [1, 6, 15])

@@ -48,6 +48,8 @@ PRESETS: dict[str, Callable[..., GradientInversion | ModelInversion]] = {
             ("lbfgs", "l2"), ("lbfgs", "cosine"), ("adam", "cosine"), ("adam", "l1"), ("adam", "l2"), ("sgd", "cosine"),
         )
     },
+    "ats-lbfgs-cosine-code": partial(ats, variant="code", optimizer="lbfgs"),
+    "ats-lbfgs-l2-code": partial(ats, variant="code", optimizer="lbfgs", distance="l2"),
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Attackers who know Refiner."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from fl_privacy.attacks.objectives import L2, Cosine
 from fl_privacy.attacks.priors import Guess
 from fl_privacy.attacks.statistics import Explicit, Target
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator import EvaluationNetwork, find_evaluator, save_evaluator, uniform_noise
+from fl_privacy.evaluator import EvaluationNetwork, find_evaluator, save_evaluator, store, uniform_noise
 from tests.attacks.victims import SHAPE, observations, smooth_net
 
 
@@ -59,6 +60,36 @@ def test_guesses_are_pushed_away_from_noise(tmp_path: Path) -> None:
         return float(network(batch.inputs).detach())
 
     assert noise_ratio(100.0) < noise_ratio(0.0)
+
+
+def test_the_evaluator_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, opened = tmp_path / "evaluator.safetensors", []
+    save_evaluator(EvaluationNetwork(input_shape=SHAPE, widths=(2, 2, 2)), file, {})
+    attack = refiner_aware(radius=None, iterations=5, away_from_noise=1.0, evaluator=str(file))
+    really_open = store.safe_open
+
+    def counted(path: Path, framework: str) -> object:
+        opened.append(path)
+        return really_open(path, framework=framework)
+
+    monkeypatch.setattr(store, "safe_open", counted)
+    before = attack(observations(smooth_net(), 2), seed=0)
+    assert opened == [file]
+    # An attack that has begun goes on with the network it began with, whatever becomes of the file.
+    file.unlink()
+    for one, other in zip(before, attack(observations(smooth_net(), 2), seed=0), strict=True):
+        assert one.batch is not None and other.batch is not None
+        assert torch.equal(one.batch.inputs, other.batch.inputs)
+    assert opened == [file]
+    # Another process opens the file for itself.
+    sent = pickle.loads(pickle.dumps(attack.priors[-1]))  # noqa: S301
+    with pytest.raises(UserError, match="train-evaluator"):
+        sent(Guess(torch.rand(1, 1, *SHAPE), 1, list))
+
+
+def test_a_missing_evaluator_is_said_before_the_attack(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="can't be read"):
+        refiner_aware(away_from_noise=1.0, evaluator=str(tmp_path / "missing"))
 
 
 def test_wrong_settings_are_one_line() -> None:

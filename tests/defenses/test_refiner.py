@@ -13,12 +13,12 @@ from fl_privacy.defenses.robust_data import (
     batch_gap,
     descend,
     example_gap,
-    example_gradients,
     importance,
+    own_gradients,
     project,
 )
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator import load_evaluator
+from fl_privacy.evaluator import load_evaluator, store
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -100,7 +100,7 @@ def test_utility_gap_is_the_weighted_sum_of_equation_4():
 def test_gradient_of_the_gap_is_that_of_finite_differences():
     step = local_step(small_model().double(), examples=2)
     step = replace(step, batch=Batch(step.batch.inputs.double(), step.batch.labels))
-    own = {n: g.detach() for n, g in example_gradients(step, step.batch.inputs).items()}
+    own = {n: g.detach() for n, g in own_gradients(step, step.batch.inputs).items()}
     depths = layer_depths(step.model, step.sent, step.batch.inputs[:1])
     weights = importance(own, step.sent.parameters, depths, by="product", decay=0.95)
     images = torch.rand(2, 3, 16, 16, dtype=torch.float64, generator=derive_generator(7))
@@ -121,7 +121,7 @@ def test_gradient_of_the_gap_is_that_of_finite_differences():
 
 def test_gap_of_each_example_is_that_of_a_batch_of_one():
     step = local_step(examples=3)
-    own = {n: g.detach() for n, g in example_gradients(step, step.batch.inputs).items()}
+    own = {n: g.detach() for n, g in own_gradients(step, step.batch.inputs).items()}
     depths = layer_depths(step.model, step.sent, step.batch.inputs[:1])
     others = torch.rand_like(step.batch.inputs)
     weights = importance(own, step.sent.parameters, depths, by="product", decay=0.95)
@@ -310,6 +310,19 @@ def test_bad_options_are_one_line(wrong):
     with pytest.raises(UserError, match="expected") as error:
         refiner(**wrong)
     assert "\n" not in str(error.value)
+
+
+def test_a_training_opens_the_evaluator_once(tmp_path, monkeypatch):
+    file, opened = tmp_path / "evaluator.safetensors", []
+    file.write_bytes(Path(small_evaluator()).read_bytes())
+    really_open = store.safe_open
+    monkeypatch.setattr(store, "safe_open", lambda *a, **k: opened.append(a) or really_open(*a, **k))
+    defense, step = refiner(evaluator=str(file)), local_step()
+    (prepare,) = defense.prepare
+    prepare((3, 16, 16))
+    for _ in range(3):
+        run(defense, clean_gradient(step), step)
+    assert len(opened) == 1
 
 
 def test_missing_evaluator_is_said_before_the_training():

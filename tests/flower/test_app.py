@@ -28,6 +28,18 @@ SMALL = (
 )
 
 
+def test_a_node_builds_only_what_is_registered_or_its_own_environment_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = f"{SMALL} model=custom model._target_=tests.pipeline.strangers.Net"
+
+    with pytest.raises(UserError, match="all 2 clients failed"):
+        run_app(overrides, nodes=2)
+    monkeypatch.setenv("FL_PRIVACY_TRUST", "tests.pipeline.strangers")
+    run_app(overrides, nodes=2)
+
+
 def run_app(overrides: str, nodes: int) -> None:
     config = RunConfig({"overrides": overrides})
     grid = LocalGrid(range(nodes), client_app)

@@ -7,9 +7,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import OPERATIONS, Operation
-
-GREY = (128, 128, 128)
+from fl_privacy.transformations import OPERATIONS, TABLES, Operation
 
 
 def enhanced(enhancer, image, change):
@@ -22,13 +20,13 @@ def rotated(image, degrees):
 
 
 def moved(image, matrix, how=Image.Resampling.NEAREST):
-    fill = GREY if image.mode == "RGB" else 128
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, how, fillcolor=fill)
+    black = (0, 0, 0) if image.mode == "RGB" else 0
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, how, fillcolor=black)
 
 
 def by_pil(name, image, level, sign):
     ten = np.linspace(0, 1, 10)[level]
-    share, change = sign * ten * 150 / 331, sign * ten * 0.9
+    share, change = sign * ten * 150 / 331, sign * ten * 0.5
     return {
         "shear_y": lambda: moved(image, (1, 0, 0, sign * ten * 0.3, 1, 0), Image.Resampling.BICUBIC),
         "translate_x": lambda: moved(image, (1, 0, share * image.size[0], 0, 1, 0)),
@@ -118,7 +116,30 @@ def test_probabilities_are_those_of_autoaugment():
     assert [o.probability for o in OPERATIONS] == [p for pair in policies for _, p, _ in pair]
 
 
+def test_moves_leave_black_behind_and_rotation_grey():
+    white = torch.full((1, 3, 32, 32), 255, dtype=torch.uint8)
+    for name, left in (("translate_x", 0), ("translate_y", 0), ("shear_y", 0), ("rotate", 128)):
+        for given, unit in ((white, 1), (white.float() / 255, 255)):
+            found = Operation(name, 9, 1.0)(given) * unit
+            assert found.min() == pytest.approx(left), name
+            assert (found < 255).float().mean() > 0.05
+
+
 def test_table():
     assert len(OPERATIONS) == 50
     assert [(o.name, o.level) for o in OPERATIONS[13:16]] == [("brightness", 5), ("sharpness", 9), ("brightness", 9)]
     assert (OPERATIONS[3].name, OPERATIONS[43].name, OPERATIONS[43].level) == ("translate_x", "translate_y", 4)
+    assert TABLES["paper"] is OPERATIONS
+
+
+def test_table_of_the_code_differs_at_three_numbers():
+    other = {i: (o.name, o.level) for i, o in enumerate(TABLES["code"]) if o != OPERATIONS[i]}
+    assert other == {16: ("equalize", 5), 43: ("translate_y", 3), 47: ("invert", 0)}
+    images = pictures(3)
+    assert torch.equal(TABLES["code"][47](images), OPERATIONS[47](images))
+
+
+def test_strongest_changes_of_a_factor_are_by_a_half():
+    assert {o.magnitude for o in OPERATIONS if o.name in ("brightness", "sharpness") and o.level == 9} == {0.5}
+    white = torch.full((1, 3, 4, 4), 200, dtype=torch.uint8)
+    assert OPERATIONS[15](white, -1).unique().tolist() == [100]

@@ -50,13 +50,13 @@ def test_each_image_gets_one_of_the_outcomes_of_its_policies():
 
 
 def test_policies_and_signs_are_drawn_uniformly():
-    black = torch.zeros(4000, 1, 4, 4)
+    white = torch.ones(4000, 1, 4, 4)
     policies = read_policies(["0", "3", "8", "28"])
-    found = transform(black, policies, derive_generator(2))
-    inverted, moved = (found == 1).all((1, 2, 3)), (found != 0).any(1).any((1, 2)) & ~(found == 1).all((1, 2, 3))
+    found = transform(white, policies, derive_generator(2))
+    inverted, moved = (found == 0).all((1, 2, 3)), (found != 1).any(1).any((1, 2)) & ~(found == 0).all((1, 2, 3))
     assert abs(inverted.double().mean() - 0.25) < 0.03
     assert abs(moved.double().mean() - 0.25) < 0.03
-    to_the_right = (found[moved][:, 0, 0, 0] > 0).double().mean()
+    to_the_right = (found[moved][:, 0, 0, 0] == 0).double().mean()
     assert abs(to_the_right - 0.5) < 0.06
 
 
@@ -109,10 +109,27 @@ def test_operations_alike_are_the_same_whatever_their_indices():
 
 
 def test_reads_names_lists_files_and_folders(tmp_path):
-    (tmp_path / "policies.json").write_text(json.dumps({"policies": ["3-43-15", "7"]}))
+    (tmp_path / "policies.json").write_text(json.dumps({"table": "paper", "policies": ["3-43-15", "7"]}))
     for source in (["3-43-15", 7], str(tmp_path), str(tmp_path / "policies.json")):
         assert [str(p) for p in read_policies(source)] == ["3-43-15", "7"]
     assert read_policies(3) == read_policies("3") == (Policy((3,)),)
+
+
+def test_the_table_of_the_code_is_asked_for_or_read_in_the_file(tmp_path):
+    (named,) = read_policies("16", "code")
+    assert (named.operations[0].name, str(named)) == ("equalize", "16")
+    assert read_policies("16")[0].operations[0].name == "translate_x"
+    given = images(1)
+    assert not torch.equal(
+        transform(given, [named], derive_generator(0)), transform(given, read_policies("16"), derive_generator(0))
+    )
+    (tmp_path / "policies.json").write_text(json.dumps({"table": "code", "policies": ["16"]}))
+    assert read_policies(str(tmp_path)) == read_policies(str(tmp_path), "code") == (named,)
+    assert {policy.table for policy in random_policies(9, derive_generator(0), table="code")} == {"code"}
+    with pytest.raises(UserError, match="numbers of the table 'code', but table is 'paper'"):
+        read_policies(str(tmp_path), "paper")
+    with pytest.raises(UserError, match="table is expected to be paper or code"):
+        read_policies("16", "other")
 
 
 @pytest.mark.parametrize("wrong", ["3-50", ["3--4"], "nowhere.json", [], -1, "3-x"])
@@ -122,7 +139,16 @@ def test_wrong_policies_are_one_line(wrong):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", ["no json", "[1]", '{"policies": []}', '{"policies": ["3-99"]}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "no json",
+        "[1]",
+        '{"table": "paper", "policies": []}',
+        '{"policies": ["3"]}',
+        '{"table": "paper", "policies": ["3-99"]}',
+    ],
+)
 def test_wrong_files_are_one_line(tmp_path, content):
     path = tmp_path / "p.json"
     path.write_text(content)

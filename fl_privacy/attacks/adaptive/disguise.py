@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fl_privacy.transformations import Policy, apply_policy
+from fl_privacy.transformations import Policy, Table, apply_policy
 
 Change = Callable[[Tensor], Tensor]
 """(N, C, H, W) -> the same, differentiable."""
@@ -49,19 +49,20 @@ def choose(number: int, restart: int, size: int, generator: torch.Generator) -> 
     return torch.randint(number, (size,), generator=generator)
 
 
-def outcomes(policies: Sequence[str], *, by_probability: bool = False) -> tuple[Change, ...]:
+def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Change, ...]:
     """Everything that ``policies`` can do to an image: all signs of all of them, each outcome once.
 
     Args:
         policies: names.
+        table: of the operations they number.
         by_probability: whether the client leaves operations out at random.
     """
     found: dict[tuple[Policy, tuple[int, ...]], None] = {}
-    for policy in map(Policy.parse, policies):
+    for policy in (Policy.parse(name, table) for name in policies):
         kept = [policy]
         if by_probability:
             kept = [
-                Policy(part)
+                Policy(part, table)
                 for n in range(len(policy.indices) + 1)
                 for part in itertools.combinations(policy.indices, n)
             ]

@@ -95,7 +95,11 @@ def against_refiner(settings: Settings, scene: Scene) -> list[Measure]:
 
 def against_ats(settings: Settings, scene: Scene) -> list[Measure]:
     """ATS: the original is looked for through every transformation that may have been drawn."""
-    changes = outcomes(settings.get("policies", ()), by_probability=settings.get("by_probability", False))
+    changes = outcomes(
+        settings.get("policies", ()),
+        table=settings.get("table", "paper"),
+        by_probability=settings.get("by_probability", False),
+    )
     if not changes:
         return []
     return [

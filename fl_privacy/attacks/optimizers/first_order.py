@@ -12,7 +12,8 @@ Sign = Literal["none", "hard", "soft"]
 """What is taken of the pixels' gradient: itself, its sign, or tanh(g s) / s with s falling from 1 to 0."""
 
 
-def _signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
+def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
+    """(V, N) what is taken of ``gradient``, of which the first ``images`` are pixels."""
     if how == "none":
         return gradient
     pixels = gradient[:, :images]
@@ -64,12 +65,14 @@ class GradientDescent:
     Attributes:
         lr: learning rate.
         momentum: in [0, 1).
+        nesterov: Nesterov's form of the momentum.
         sign: of the gradient that enters.
         schedule: factor on the learning rate.
     """
 
     lr: float = 0.1
     momentum: float = 0.9
+    nesterov: bool = False
     sign: Sign = "none"
     schedule: Schedule = field(default_factory=ConstantRate)
     moments: ClassVar[int] = 1
@@ -80,7 +83,8 @@ class GradientDescent:
 
     def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Tensor, rate: float) -> Tensor:
         """The next variables; ``moments`` are updated in place."""
-        return variables - rate * moments[0].mul_(self.momentum).add_(gradient)
+        velocity = moments[0].mul_(self.momentum).add_(gradient)
+        return variables - rate * (gradient + self.momentum * velocity if self.nesterov else velocity)
 
 
 class _FirstOrderRun:
@@ -102,7 +106,7 @@ class _FirstOrderRun:
         over = torch.full_like(loss, self._done >= self._iterations, dtype=torch.bool)
         if self._done >= self._iterations:
             return variables, over, over
-        entering = _signed(gradient, self._settings.sign, self._images, 1 - self._done / self._iterations)
+        entering = signed(gradient, self._settings.sign, self._images, 1 - self._done / self._iterations)
         rate = self._settings.lr * self._settings.schedule(self._done, self._iterations)
         self._done += 1
         self._steps += 1

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.optimizers.first_order import signed
 from fl_privacy.attacks.optimizers.history import History
 from fl_privacy.attacks.optimizers.line_search import StrongWolfe
 from fl_privacy.errors import UserError
@@ -26,6 +27,7 @@ class LBFGS:
         tolerance_grad: a victim whose largest gradient is below is finished.
         tolerance_change: an iteration ends where a move or a change of the loss is below.
         line_search: of the step length; ``none`` always takes ``lr``, as published attacks do.
+        sign: of the pixels' gradient that enters, ``none`` or ``hard``; not with a line search.
     """
 
     lr: float = 1.0
@@ -34,14 +36,17 @@ class LBFGS:
     tolerance_grad: float = 1e-7
     tolerance_change: float = 1e-9
     line_search: LineSearch = "none"
+    sign: Literal["none", "hard"] = "none"
 
     def __post_init__(self) -> None:
         if self.line_search not in ("none", "strong_wolfe"):
             raise UserError(f"line_search is expected to be none or strong_wolfe, but got {self.line_search!r}.")
+        if self.sign != "none" and self.line_search != "none":
+            raise UserError("A line search needs the gradient itself, but its sign is asked for; use line_search=none.")
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> "_LBFGSRun":
         """Begin."""
-        return (_LBFGSRun if self.line_search == "none" else _SearchingRun)(self, variables, iterations)
+        return (_LBFGSRun if self.line_search == "none" else _SearchingRun)(self, variables, iterations, images)
 
     @property
     def moments(self) -> int:
@@ -55,9 +60,10 @@ class _LBFGSRun:
     Each row is in one of two states: at the start of an iteration (``moves == 0``) or inside one.
     """
 
-    def __init__(self, settings: LBFGS, variables: Tensor, iterations: int) -> None:
+    def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
         count = len(variables)
         self._settings = settings
+        self._images = images
         self._iterations = iterations
         self.iteration = torch.zeros(count, dtype=torch.long, device=variables.device)
         self._moves = torch.zeros_like(self.iteration)
@@ -71,6 +77,7 @@ class _LBFGSRun:
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One move of every victim that is not finished; see :class:`OptimizerRun`."""
         settings = self._settings
+        gradient = signed(gradient, settings.sign, self._images, 1.0)
         flat = gradient.abs().amax(1) <= settings.tolerance_grad
         stalled = self._move.abs().amax(1) <= settings.tolerance_change
         stalled |= (loss - self._loss).abs() < settings.tolerance_change
@@ -115,8 +122,8 @@ class _LBFGSRun:
 class _SearchingRun(_LBFGSRun):
     """Besides the states of :class:`_LBFGSRun`, a row may be at a trial of its line search."""
 
-    def __init__(self, settings: LBFGS, variables: Tensor, iterations: int) -> None:
-        super().__init__(settings, variables, iterations)
+    def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
+        super().__init__(settings, variables, iterations, images)
         self._search = StrongWolfe(variables)
         self._evaluations = torch.zeros_like(self.iteration)
         self._from = variables

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 from fl_privacy.attacks.against_refiner import NoiseRatio, Sphere
@@ -12,6 +13,7 @@ from fl_privacy.attacks.presets.deep_leakage import idlg
 from fl_privacy.attacks.presets.inverting import inverting_gradients
 from fl_privacy.attacks.targets import LocalSteps
 from fl_privacy.errors import UserError
+from fl_privacy.evaluator import read_about
 
 
 def refiner_aware(
@@ -41,7 +43,7 @@ def refiner_aware(
         radius: Refiner's epsilon, at least 0; ``None`` matches the upload itself.
         away_from_noise: weight of the noise ratio of the guess, at least 0. The loss of ``inverting_gradients`` is 1
             for a useless gradient, that of ``idlg`` the squared norm of the upload.
-        evaluator: file of the evaluation network; ``None`` takes a small one, for grey images only.
+        evaluator: file of the evaluation network, opened once; ``None`` takes a small one, for grey images only.
     """
     if base not in ("inverting_gradients", "idlg"):
         raise UserError(f"attack.base is expected to be one of inverting_gradients, idlg, but got {base!r}.")
@@ -61,6 +63,8 @@ def refiner_aware(
         device=device,
     )
     if away_from_noise:
+        if evaluator is not None:
+            read_about(Path(evaluator).expanduser())
         attack = replace(attack, priors=(*attack.priors, NoiseRatio(away_from_noise, evaluator)), enough=0.0)
     if radius is not None:
         assert isinstance(attack.objective, (L2, Cosine))

@@ -14,6 +14,7 @@ from fl_privacy.defenses.condensation.augmentation import Augmentation, plain, s
 from fl_privacy.defenses.condensation.classes import Classes, Start
 from fl_privacy.defenses.condensation.kept import exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
+from fl_privacy.progress import counted
 from fl_privacy.types import Batch, Tensors
 
 
@@ -152,9 +153,9 @@ def _matching(name: str, plan: _Plan) -> Defense:
         def draw() -> Augmentation:
             return siamese_by_class(len(images), rng) if plan.augment else plain
 
-        for _ in range(plan.networks):
+        for _ in counted("network", range(plan.networks)):
             network = fresh_network(images, data.num_classes, plan.width, rng)
-            for step in range(plan.outer_steps):
+            for step in counted("condensing images", range(plan.outer_steps)):
                 change = draw()
                 real = change(classes.draw(plan.real_batch, rng))
                 wanted = class_gradients(network, real, classes.present)

@@ -1,0 +1,252 @@
+"""Configurations in files that somebody else may have written: plain values for what is registered here.
+
+A part of a run (its model, its data, ...) is named by the option that registers it, in the package's ``conf`` or in
+that of an installed plugin, and what it imports is read there. Nothing that such a file names is imported, unless the
+user says ``trust=`` on the command line.
+"""
+
+import importlib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fl_privacy.config.compose import compose, expand_sweep, parse_overrides
+from fl_privacy.config.groups import options
+from fl_privacy.config.suggest import suggest
+from fl_privacy.errors import UserError
+
+MOST_BYTES = 1 << 17
+MOST_VALUES = 20_000
+DEEPEST = 20
+"""Of a file, far beyond what a run writes."""
+
+PARTS = ("data", "partition", "model", "federation", "defense")
+"""Sections that name what a run is made of."""
+
+_TARGET = "_target_"
+_IMPORT_PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", re.ASCII)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The mapping of text, numbers, truth values, lists and mappings in the YAML file ``path``.
+
+    Raises:
+        UserError: it can't be read, is not that, is larger or deeper than a configuration, or refers to anything:
+            aliases, tags and interpolations.
+    """
+    text = _text_of(path)
+    try:
+        _expect_small(path, text)
+        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+        _refuse(path, f"is none: {' '.join(str(error).split())[:200]}")
+    if not isinstance(content, dict) or not content:
+        _refuse(path, "holds a list" if isinstance(content, list) else "is empty")
+    for key, value in _leaves(content):
+        if not isinstance(value, str | int | float | bool | None):
+            _refuse(path, f"holds {key}, a {type(value).__name__}")
+        if isinstance(value, str) and ("${" in value or value == "???"):
+            _refuse(path, f"refers to something else in {key}={value[:80]!r}")
+    if strange := next((key for key in content if not isinstance(key, str)), None):
+        _refuse(path, f"holds the key {strange!r}")
+    return {str(key): value for key, value in content.items()}
+
+
+def recorded_parts(path: Path, keys: Sequence[str], trust: Collection[str] = ()) -> DictConfig:
+    """The settings ``keys`` and the ``choices`` of the parts among them, as the run with the file ``path`` had them.
+
+    Args:
+        path: a run's ``config.yaml``.
+        keys: of the whole configuration; those of ``PARTS`` are sections.
+        trust: what the user trusts beside what is registered: import paths or modules, and names of data sets.
+
+    Raises:
+        UserError: the file is no configuration of this version, or has something that is not registered.
+    """
+    found = read_settings(path)
+    if missing := [key for key in (*keys, "choices") if key not in found]:
+        _refuse(path, f"has no {missing[0]}")
+    choices = found["choices"]
+    parts = [part for part in PARTS if part in keys]
+    for part in parts:
+        option = choices.get(part) if isinstance(choices, dict) else None
+        if not isinstance(option, str) or option not in options(part):
+            _refuse(path, f"has choices.{part}={option!r}{suggest(str(option), options(part))}")
+    registered = compose([f"{part}={choices[part]}" for part in parts])
+    for part in parts:
+        if not isinstance(found[part], dict):
+            _refuse(path, f"has {part}={found[part]!r}")
+        expect_registered(part, found[part], _plain(registered[part]), trust, where=f"{path} (its option {part}=)")
+    kept = {key: found[key] for key in keys}
+    return OmegaConf.create({**kept, "choices": {part: choices[part] for part in parts}})
+
+
+def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
+    """Refuse overrides, from a file or from another machine, that import something or look into this machine.
+
+    Args:
+        overrides: in Hydra's grammar.
+        trust: see ``recorded_parts``.
+        where: they come from, to begin the message with.
+
+    Raises:
+        UserError: there is one.
+    """
+    for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
+        text, key = override.input_line or "", override.key_or_group
+        above, _, name = key.rpartition(".")
+        outside = key.partition(".")[0].partition("/")[0] in ("hydra", "trust") or "@" in text.partition("=")[0]
+        if outside or "${" in text or any(part.startswith("_") for part in above.split(".")):
+            raise UserError(f"{where} is expected to hold plain settings, but has {text[:80]!r}; remove that.")
+        for at, mapping in [(above, {name: override.value()}), *_mappings(override.value(), key)]:
+            for entry, value in mapping.items():
+                if str(entry).startswith("_"):
+                    _expect_trusted(f"{at}.{entry}", value, trust, where)
+
+
+def trusted(config: DictConfig) -> frozenset[str]:
+    """What the user's ``trust`` names."""
+    return frozenset([config.trust] if isinstance(config.trust, str) else config.trust or ())
+
+
+def trust_in(overrides: Sequence[str]) -> frozenset[str]:
+    """What ``trust`` names among the user's own ``overrides``."""
+    said = [override.value() for override in parse_overrides(overrides) if override.key_or_group == "trust"]
+    return frozenset(str(name) for value in said for name in (value if isinstance(value, list) else [value]))
+
+
+def expect_registered(
+    part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
+) -> None:
+    """Refuse a section that builds something else than the option it names, or that lacks settings of it.
+
+    Args:
+        part: the section's name.
+        section: its settings, from a file.
+        registered: those of its option, from the package or a plugin.
+        trust: see ``recorded_parts``.
+        where: the section is found, to begin the message with.
+
+    Raises:
+        UserError: it does.
+    """
+    for key, value in _mappings(section, part):
+        for name in value:
+            if not isinstance(name, str):
+                raise UserError(f"{where} is expected to have settings by name, but {key} has {name!r}.")
+            is_own = name == _TARGET and key == part and value[name] == registered.get(_TARGET)
+            if name.startswith("_") and not is_own:
+                _expect_trusted(f"{key}.{name}", value[name], trust, where)
+    if section.get(_TARGET) != registered.get(_TARGET):
+        return
+    if missing := next(_missing(registered, section, part), None):
+        raise UserError(
+            f"{where} is expected to have all settings of its option, but lacks {missing}; it was written by another"
+            " version or changed."
+        )
+    if part == "data" and section["name"] != registered["name"] and section["name"] not in trust:
+        raise UserError(
+            f"{where} is expected to name the data {registered['name']} as its option does, but names"
+            f" {section['name']!r}; if you trust it, say trust={section['name']}."
+        )
+
+
+def _expect_trusted(key: str, target: object, trust: Collection[str], where: str) -> None:
+    """Refuse ``target`` unless ``trust`` names it, or the module that defines it."""
+    if key.rpartition(".")[2] != _TARGET or not isinstance(target, str) or not _IMPORT_PATH.fullmatch(target):
+        raise UserError(
+            f"{where} is expected to hold settings of what is registered here, but has {key}={str(target)[:80]!r};"
+            " remove that."
+        )
+    module, _, name = target.rpartition(".")
+    if target in trust or (module in trust and _is_defined_in(module, name)):
+        return
+    raise UserError(
+        f"{where} is expected to name only what this package or an installed plugin registers, but has {key}={target};"
+        f" running it runs code that the file names. If you know it and trust it, say trust={target}."
+    )
+
+
+def _is_defined_in(module: str, name: str) -> bool:
+    """Whether the user's own ``module`` defines ``name``, instead of having imported it from elsewhere."""
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise UserError(f"trust={module} is expected to be a module, but can't be imported ({error}).") from error
+    home = str(getattr(found, "__module__", ""))
+    return home == module or home.startswith(f"{module}.")
+
+
+def _text_of(path: Path) -> str:
+    try:
+        if not path.is_file():
+            _refuse(path, "is no file")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            _refuse(path, f"is larger than {MOST_BYTES >> 10} KiB")
+        return content.decode()
+    except OSError as error:
+        _refuse(path, f"can't be read ({error.strerror})")
+    except UnicodeDecodeError:
+        _refuse(path, "is no text")
+
+
+def _expect_small(path: Path, text: str) -> None:
+    """Look at the parser's events, before anything is built from them."""
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            _refuse(path, f"refers to something else by *{event.anchor}")
+        if depth > DEEPEST or number > MOST_VALUES:
+            _refuse(path, f"holds over {MOST_VALUES} values, or some within {DEEPEST} others")
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    match value:
+        case dict():
+            for key, entry in value.items():
+                yield from _leaves(entry, f"{name}.{key}" if name else str(key))
+        case list():
+            for entry in value:
+                yield from _leaves(entry, name)
+        case _:
+            yield name, value
+
+
+def _mappings(value: Any, name: str) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """All mappings within ``value``, itself included, by where they are."""
+    if isinstance(value, dict):
+        yield name, value
+        for key, entry in value.items():
+            yield from _mappings(entry, f"{name}.{key}")
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _mappings(entry, name)
+
+
+def _missing(registered: Mapping[str, Any], section: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Dotted names of what ``registered`` has and ``section`` lacks."""
+    for key, value in registered.items():
+        if key not in section or (isinstance(value, dict) and not isinstance(section[key], dict)):
+            yield f"{name}.{key}"
+        elif isinstance(value, dict):
+            yield from _missing(value, section[key], f"{name}.{key}")
+
+
+def _plain(section: DictConfig) -> dict[str, Any]:
+    content = OmegaConf.to_container(section, resolve=True)
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
+def _refuse(path: Path, what: str) -> NoReturn:
+    raise UserError(
+        f"{path} is expected to be YAML with settings of `fl-privacy`, but {what}; repair it or don't use it."
+    )

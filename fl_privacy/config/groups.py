@@ -1,0 +1,48 @@
+"""What there is to choose from: the options of this package and of installed plugins."""
+
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from fl_privacy.errors import UserError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+CONFIG_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
+"""Inside the package in a wheel, beside it in a checkout and in a Flower app bundle."""
+
+PLUGINS = "fl_privacy.plugins"
+"""Entry points of installed packages whose folder ``conf`` adds options to the groups of this one."""
+
+
+def options(group: str) -> dict[str, Path]:
+    """Names that the configuration group ``group`` offers, sorted, and their files; own ones win over a plugin's."""
+    found = {path.stem: path for folder in reversed(config_folders()) for path in (folder / group).glob("*.yaml")}
+    return dict(sorted(found.items()))
+
+
+def search_path() -> list[str]:
+    """The plugins' folders as overrides of Hydra's search path."""
+    places = [f"'file://{folder}'" for folder in config_folders()[1:]]
+    return [f"hydra.searchpath=[{','.join(places)}]"] if places else []
+
+
+@cache
+def config_folders() -> tuple[Path, ...]:
+    """The package's own ``conf`` and those of installed plugins, which are found without importing them.
+
+    Raises:
+        UserError: a plugin has none.
+    """
+    folders = [CONFIG_DIR]
+    for point in sorted(entry_points(group=PLUGINS)):
+        package, *below = point.module.split(".")
+        spec = find_spec(package)
+        places = [Path(place, *below, "conf") for place in (spec and spec.submodule_search_locations) or ()]
+        if (own := next(filter(Path.is_dir, places), None)) is None:
+            raise UserError(
+                f"The plugin {point.name} is expected to have a folder conf in its package {point.module}, but has"
+                " none; repair or uninstall it."
+            )
+        folders.append(own)
+    return tuple(folders)
