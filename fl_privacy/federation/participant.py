@@ -19,6 +19,7 @@ from fl_privacy.federation.own_examples import OwnExamples
 from fl_privacy.federation.private_part import join_private, private_names, private_values
 from fl_privacy.federation.private_pass import train_private
 from fl_privacy.rng import derive_generator, derive_seed
+from fl_privacy.threads import cpu_threads
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 
@@ -157,7 +158,7 @@ class Participant:
         """Accuracy of the model sent, joined with this client's private part, on ``examples``."""
         model = self._own_model(state)
         values = join_private(model, sent.to(self.device), state).to(self.device)
-        with _threads(self.threads):
+        with cpu_threads(self.threads):
             return evaluate_model(model, values, examples, device=self.device)
 
     def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
@@ -208,7 +209,7 @@ class Participant:
         """This client's threads, and PyTorch's global streams, of the CPU and its device, as those of ``purpose``."""
         device = torch.device(self.device)
         seed = derive_seed(self.seed, "client", self.id, purpose, "torch")
-        with _threads(self.threads), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with cpu_threads(self.threads), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.default_generator.manual_seed(seed)
             if device.type == "cuda":
                 with torch.cuda.device(device):
@@ -244,13 +245,3 @@ class Participant:
 def _rows(batches: list[Batch], chosen: list[int]) -> Batch:
     inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
     return Batch(inputs[chosen], labels[chosen])
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
