@@ -1,5 +1,6 @@
 """Every metric by name: what the catalog, the tables and the reports show."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ class Metric:
             give it.
         of: what it compares: images with the originals, labels, or images with what a defense made of the originals.
         leaks: whether high or low values mean that more leaked.
+        range: the least and the largest value that there can be.
         title: for a table's head.
         unit: empty where there is none.
         description: one line.
@@ -34,6 +36,7 @@ class Metric:
     function: MetricFunction | None
     of: Literal["images", "labels", "transformed"] = "images"
     leaks: Literal["high", "low"]
+    range: tuple[float, float] = (0.0, math.inf)
     title: str
     unit: str = ""
     description: str
@@ -52,6 +55,7 @@ METRICS: dict[str, Metric] = {
     "ssim": Metric(
         function=ssim,
         leaks="high",
+        range=(-1.0, 1.0),
         title="SSIM",
         description="Structural similarity, Gaussian window of 11 pixels.",
         package="torchmetrics",
@@ -63,7 +67,13 @@ METRICS: dict[str, Metric] = {
         description="Perceptual distance in the features of AlexNet.",
         package="lpips",
     ),
-    "mse": Metric(function=mse, leaks="low", title="MSE", description="Mean squared error of the pixels (BPMSE)."),
+    "mse": Metric(
+        function=mse,
+        leaks="low",
+        range=(0.0, 1.0),
+        title="MSE",
+        description="Mean squared error of the pixels (BPMSE).",
+    ),
     "bpki": Metric(
         function=bpki,
         leaks="high",
@@ -77,6 +87,7 @@ METRICS: dict[str, Metric] = {
     "noise_ratio": Metric(
         function=None,
         leaks="low",
+        range=(0.0, 1.0),
         title="Noise ratio",
         description="Share of noise that Refiner's evaluation network sees in the guess; needs evaluator=FILE.",
     ),
@@ -92,6 +103,7 @@ METRICS: dict[str, Metric] = {
         function=ssim,
         of="transformed",
         leaks="high",
+        range=(-1.0, 1.0),
         title="SSIM to transformed",
         description="Structural similarity to the image that the defense put in place of the original.",
         package="torchmetrics",
@@ -100,6 +112,7 @@ METRICS: dict[str, Metric] = {
         function=label_correct,
         of="labels",
         leaks="high",
+        range=(0.0, 1.0),
         title="Label accuracy",
         description="Share of the labels recovered; in a batch, each guessed label counts once.",
     ),

@@ -20,12 +20,12 @@ from fl_privacy.types import Batch, Tensors
 
 def dc(
     *,
-    images_per_class: int = 50,
-    networks: int = 2,
-    outer_steps: int = 10,
+    images_per_class: int = 10,
+    networks: int = 1,
+    outer_steps: int = 3,
     inner_steps: int = 5,
     lr: float = 0.1,
-    real_batch: int = 32,
+    real_batch: int = 16,
     width: int = 32,
     start: Start = "noise",
 ) -> Defense:
@@ -67,12 +67,12 @@ def dc(
 
 def dsa(
     *,
-    images_per_class: int = 50,
-    networks: int = 2,
-    outer_steps: int = 10,
+    images_per_class: int = 10,
+    networks: int = 1,
+    outer_steps: int = 3,
     inner_steps: int = 5,
     lr: float = 0.1,
-    real_batch: int = 32,
+    real_batch: int = 16,
     width: int = 32,
     start: Start = "real",
 ) -> Defense:
