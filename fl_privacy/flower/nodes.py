@@ -17,7 +17,7 @@ from fl_privacy.flower.records import CLIENT, PARTITION, PARTITIONS, SIMULATED
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 180.0
 TRIES = 3
 """How often a node that fails is asked."""
 
