@@ -9,6 +9,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.results.folder import FORMAT, Identity
 from fl_privacy.results.pictures import Pair, read_pairs
 from fl_privacy.results.records import Attacker, parse_json, read_records, records_of
+from fl_privacy.results.share import Shared, shared_as
 from fl_privacy.results.summary import summarize
 
 
@@ -35,6 +36,7 @@ class Run:
         summary: as ``fl_privacy.results.summary`` defines it, also for a run that did not finish.
         finished: whether it came to its end.
         problems: what is damaged, a line each.
+        shared: what a copy made for others holds; ``None`` for the run itself.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class Run:
     summary: Mapping[str, Any]
     finished: bool
     problems: tuple[str, ...]
+    shared: Shared | None = None
 
     @property
     def name(self) -> str:
@@ -77,7 +80,7 @@ def read_run(path: Path) -> Run:
             " `fl-privacy run` printed last."
         )
     records, problems = read_records(path / "metrics.jsonl")
-    summary = _read_json(path / "summary.json")
+    summary = read_summary(path)
     partition = _read_json(path / "partition.json")
     config = path / "config.yaml"
     return Run(
@@ -91,13 +94,18 @@ def read_run(path: Path) -> Run:
         summary=summary or summarize(records, finished=False, undefended_accuracy=None, total_seconds=None),
         finished=summary is not None,
         problems=tuple(problems),
+        shared=shared_as(path),
     )
 
 
 def read_summary(path: Path) -> Mapping[str, Any] | None:
     """The summary of the run in folder ``path``; ``None`` if it has not finished."""
     summary: Mapping[str, Any] | None = _read_json(path / "summary.json")
-    return summary
+    if summary is None or "attacked" in summary:
+        return summary
+    records, _ = read_records(path / "metrics.jsonl")  # an earlier version mixed the attacked rounds
+    accuracy, seconds = summary.get("undefended_accuracy"), (summary.get("seconds") or {}).get("total")
+    return summarize(records, finished=True, undefended_accuracy=accuracy, total_seconds=seconds)
 
 
 def read_identity(path: Path) -> Identity:
