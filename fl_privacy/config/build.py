@@ -151,11 +151,12 @@ def build_attack(config: DictConfig) -> ReconstructionAttack | None:
     if "_target_" not in config.attack:
         return None
     shards = positive(config.attack.get("shards", 1), "attack.shards")
+    threads = positive(config.attack_threads, "attack_threads")
     section = OmegaConf.masked_copy(config.attack, [str(key) for key in config.attack if key != "shards"])
     device = resolve_device(section.get("device") or config.device)
     arguments = {"device": str(device)} if "device" in section else {}
     attack: ReconstructionAttack = instantiate(section, "attack", **arguments)
-    return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, device=device)
+    return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, threads=threads, device=device)
 
 
 def build_plan(config: DictConfig) -> LocalPlan:

@@ -53,6 +53,7 @@ SETTINGS: dict[str, Any] = {
     "evaluator": str | None,
     "device": str,
     "client_threads": int,
+    "attack_threads": int,
     "out": str,
     "name": str | int | None,
     "overwrite": bool,
