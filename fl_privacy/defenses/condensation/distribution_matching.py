@@ -15,10 +15,10 @@ from fl_privacy.types import Batch
 
 def dm(
     *,
-    images_per_class: int = 50,
-    iterations: int = 200,
+    images_per_class: int = 10,
+    iterations: int = 15,
     lr: float = 1.0,
-    real_batch: int = 64,
+    real_batch: int = 32,
     width: int = 32,
     augment: bool = True,
 ) -> Defense:

@@ -20,12 +20,12 @@ from fl_privacy.types import Batch, Tensors
 
 def dc(
     *,
-    images_per_class: int = 50,
-    networks: int = 2,
-    outer_steps: int = 10,
+    images_per_class: int = 10,
+    networks: int = 1,
+    outer_steps: int = 3,
     inner_steps: int = 5,
     lr: float = 0.1,
-    real_batch: int = 32,
+    real_batch: int = 16,
     width: int = 32,
 ) -> Defense:
     """Train on condensed images made by gradient matching (Zhao et al. 2021), once on each client.
@@ -63,12 +63,12 @@ def dc(
 
 def dsa(
     *,
-    images_per_class: int = 50,
-    networks: int = 2,
-    outer_steps: int = 10,
+    images_per_class: int = 10,
+    networks: int = 1,
+    outer_steps: int = 3,
     inner_steps: int = 5,
     lr: float = 0.1,
-    real_batch: int = 32,
+    real_batch: int = 16,
     width: int = 32,
 ) -> Defense:
     """``dc`` with differentiable siamese augmentation of real and condensed images (Zhao and Bilen 2021)."""
