@@ -1,5 +1,6 @@
 """Attack without training: fresh or given weights, or what a run captured."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fl_privacy.config import build_attack, build_federation
 from fl_privacy.config.build import (
+    Federation,
     build_dataset,
     build_defense,
     build_functions,
@@ -44,6 +46,7 @@ from fl_privacy.results.read import read_identity
 from fl_privacy.types import Observation
 
 CONFIG, IDENTITY = "config.yaml", "run.json"
+_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9]{1,9}))?")
 OF_THE_RUN = (
     "data",
     "partition",
@@ -187,6 +190,8 @@ def _captured(config: DictConfig) -> _Intercepted:
         raise UserError(
             f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."
         )
+    for observation in observations:
+        _expect_of(federation, observation, config)
     threats = threat_model(config, federation.server.local_plan, federation.audit, federation.defense)
     return _Intercepted(
         observations=observations,
@@ -196,6 +201,31 @@ def _captured(config: DictConfig) -> _Intercepted:
         threats=threats,
         functions=build_functions(config, federation.dataset),
     )
+
+
+def _expect_of(federation: Federation, observation: Observation, config: DictConfig) -> None:
+    """Refuse an update that is not of ``federation``: its truth could not be found, or would be another's."""
+    examples = federation.dataset.train
+    match = _ID.fullmatch(observation.id)
+    round, client, victim = (int(n or 0) for n in match.groups()) if match else (0, -1, 0)
+    wrong = None
+    if not match:
+        wrong = "its name is not round-R/client-C or round-R/client-C/victim-K"
+    elif not 1 <= round <= federation.rounds:
+        wrong = f"the run had rounds 1..{federation.rounds}"
+    elif client not in federation.participants:
+        wrong = f"the run had clients 0..{len(federation.participants) - 1}"
+    elif (victim + 1) * config.batch_size > federation.participants[client].number_of_examples and match[3]:
+        wrong = f"client {client} has no such victim of {config.batch_size} examples"
+    elif (observation.input_shape, observation.num_classes) != (examples.input_shape, examples.num_classes):
+        wrong = f"it is of {observation.num_classes} classes of images {observation.input_shape}"
+    elif observation.plan != federation.server.local_plan.in_round(round):
+        wrong = "it was made by another local plan"
+    if wrong:
+        raise UserError(
+            f"{config.captured} is expected to hold updates of the run in its {CONFIG}, but has {observation.id}, and"
+            f" {wrong}; remove that one."
+        )
 
 
 def _captures(config: DictConfig) -> Path:
