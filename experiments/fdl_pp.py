@@ -221,7 +221,7 @@ def summed(
         model=federation.model,
         sent=sent,
         upload=upload,
-        plan=replace(owners[0].plan.in_round(options.rounds), batch_size=len(probes)),
+        plan=replace(owners[0].plan.in_round(options.rounds, probe=True), batch_size=len(probes)),
         input_shape=victims.input_shape,
         num_classes=victims.num_classes,
     )

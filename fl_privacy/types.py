@@ -70,8 +70,10 @@ class LocalPlan:
         momentum: of SGD, in [0, 1).
         nesterov: Nesterov's form of the momentum.
         weight_decay: L2 penalty added to each gradient of a local step.
-        batch_norm: ``train`` normalises by the batch and updates the running statistics,
+        batch_norm: of training: ``train`` normalises by the batch and updates the running statistics,
             ``eval`` normalises by the running statistics that were sent.
+        probe_batch_norm: likewise, of the extra batches that are probed. Published attacks ran in evaluation mode;
+            normalised by its own statistics, a single image gives away far less.
         buffers: ``shared`` uploads the running statistics, ``withheld`` does not: the
             server's stay as they were at the start.
         loss_scale: factor on the mean cross entropy of a batch.
@@ -94,6 +96,7 @@ class LocalPlan:
     nesterov: bool = False
     weight_decay: float = 0.0
     batch_norm: Literal["train", "eval"] = "train"
+    probe_batch_norm: Literal["train", "eval"] = "eval"
     buffers: Literal["shared", "withheld"] = "shared"
     loss_scale: float = 1.0
     crop_padding: int = 0
@@ -149,11 +152,13 @@ class LocalPlan:
         """Whether training images are changed at random."""
         return self.crop_padding > 0 or self.flip
 
-    def in_round(self, round: int) -> "LocalPlan":
-        """The plan of ``round`` (from 1): its learning rate, which does not change any more."""
+    def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
+        """The plan of ``round`` (from 1): its learning rate, which does not change any more; that of a ``probe`` has
+        the batch norm of probes."""
         drops = sum(round > last for last in self.lr_drops)
         lr = self.lr * self.lr_decay ** max(0, round - 1) * self.lr_drop_factor**drops
-        return replace(self, lr=lr, lr_decay=1.0, lr_drops=())
+        batch_norm = self.probe_batch_norm if probe else self.batch_norm
+        return replace(self, lr=lr, lr_decay=1.0, lr_drops=(), batch_norm=batch_norm)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

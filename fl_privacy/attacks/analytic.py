@@ -14,8 +14,8 @@ from fl_privacy.attacks.group import Group, group_victims
 from fl_privacy.attacks.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.targets import as_gradient
 from fl_privacy.attacks.validate import failure
-from fl_privacy.attacks.victim_gradients import frozen_copy
 from fl_privacy.errors import UserError
+from fl_privacy.gradients import frozen_copy
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 Member = tuple[int, Observation]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.problem import Problem
-from fl_privacy.attacks.victim_gradients import differentiable_twice
 from fl_privacy.errors import UserError
+from fl_privacy.gradients import differentiable_twice
 
 Compile = Literal["auto", "on", "off"]
 """Whether losses and gradients are computed by a program that ``torch.compile`` makes. ``auto``: where the work is

@@ -1,12 +1,12 @@
 """The layer that the pixels enter, where it is fully connected."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.victim_gradients import frozen_copy
+from fl_privacy.gradients import frozen_copy
+from fl_privacy.gradients.watch import entering, owners
 from fl_privacy.types import LocalPlan, ModelState
 
 
@@ -68,21 +68,8 @@ def first_layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...
 @torch.no_grad()
 def _first_call(model: nn.Module, inputs: Tensor) -> tuple[str, nn.Module, Tensor]:
     """Name and module of the first layer with parameters that is called, and what enters it."""
-    calls: list[tuple[str, nn.Module, Tensor]] = []
-
-    def note(name: str, module: nn.Module, given: Sequence[Tensor]) -> None:
-        calls.append((name, module, given[0]))
-
-    handles = [
-        module.register_forward_pre_hook(lambda m, given, name=name: note(name, m, given))
-        for name, module in model.named_modules()
-        if next(module.parameters(recurse=False), None) is not None
-    ]
-    try:
+    with entering(owners(model)) as calls:
         model(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
     if not calls:
         raise NotFullyConnectedError("The model is expected to call a layer with parameters, but calls none.")
-    return calls[0]
+    return calls[0].name, calls[0].module, calls[0].inputs

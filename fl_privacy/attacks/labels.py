@@ -1,10 +1,9 @@
 """Labels from the gradient of the output layer."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.gradients.watch import entering
 from fl_privacy.types import Tensors
 
 
@@ -64,12 +63,7 @@ def _to_labels(expected: Tensor, total: int) -> Tensor:
 @torch.no_grad()
 def guessed_outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
     """Mean softmax (K,) and mean input (F,) of the output layer whose weight is ``layer``, for ``inputs``."""
-    features: list[Tensor] = []
-
-    def keep(module: nn.Module, arguments: Sequence[Tensor]) -> None:
-        features.append(arguments[0])
-
-    handle = model.get_submodule(layer.rpartition(".")[0]).register_forward_pre_hook(keep)
-    logits = model(inputs)
-    handle.remove()
-    return logits.softmax(1).mean(0), features[0].flatten(0, -2).mean(0)
+    owner = layer.rpartition(".")[0]
+    with entering({owner: model.get_submodule(owner)}) as calls:
+        logits = model(inputs)
+    return logits.softmax(1).mean(0), calls[0].inputs.flatten(0, -2).mean(0)

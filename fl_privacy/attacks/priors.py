@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from fl_privacy.gradients.watch import Call, entering
+
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
@@ -136,20 +138,19 @@ def _length(vectors: Tensor) -> Tensor:
 
 def batch_statistics(model: nn.Module, images: Tensor) -> list[BatchStatistics]:
     """Of every batch-norm layer of ``model``, which is in evaluation mode, for images (V, B, C, H, W)."""
-    count, found = len(images), list[BatchStatistics]()
-
-    def look(module: nn.Module, given: Sequence[Tensor]) -> None:
-        usual_mean, usual_variance = module.running_mean, module.running_var
-        assert isinstance(usual_mean, Tensor) and isinstance(usual_variance, Tensor)
-        channels = given[0].reshape(count, -1, *given[0].shape[1:]).transpose(1, 2).flatten(2)
-        found.append(BatchStatistics(channels.mean(2), channels.var(2, correction=0), usual_mean, usual_variance))
-
-    layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    handles = [layer.register_forward_pre_hook(look) for layer in layers]
-    try:
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
+    }
+    with entering(layers) as calls:
         if layers:
             model(images.flatten(0, 1))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+    return [_statistics(call, len(images)) for call in calls]
+
+
+def _statistics(call: Call, count: int) -> BatchStatistics:
+    usual_mean, usual_variance = call.module.running_mean, call.module.running_var
+    assert isinstance(usual_mean, Tensor) and isinstance(usual_variance, Tensor)
+    channels = call.inputs.reshape(count, -1, *call.inputs.shape[1:]).transpose(1, 2).flatten(2)
+    return BatchStatistics(channels.mean(2), channels.var(2, correction=0), usual_mean, usual_variance)

@@ -8,13 +8,12 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive.clip import Clip
 from fl_privacy.attacks.adaptive.disguise import Disguise
-from fl_privacy.attacks.low_rank import Factors, Products
 from fl_privacy.attacks.objectives import Objective
 from fl_privacy.attacks.priors import Guess, Prior, TotalVariation, batch_statistics
 from fl_privacy.attacks.space import Projection, Space, project
-from fl_privacy.attacks.statistics import Explicit, LayerStatistics, Target
-from fl_privacy.attacks.victim_gradients import VictimGradients, differentiable_twice
-from fl_privacy.attacks.victim_gradients.layered import Layered
+from fl_privacy.attacks.statistics import Explicit, LayerStatistics, Products, Target
+from fl_privacy.gradients import Layered, VictimGradients, differentiable_twice
+from fl_privacy.gradients.low_rank import Factors
 from fl_privacy.types import Tensors
 
 

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from fl_privacy.gradients.low_rank import Factors
+
 
 @dataclass(frozen=True, eq=False)
 class Target:
@@ -109,3 +111,41 @@ class Explicit:
         """What separates the guess from the observed value, or from the nearest one within the bounds."""
         flat, target = self.gradient.flatten(1), self.target
         return flat - (target.value if target.low is None else flat.clamp(target.low, target.high))
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """Statistics of the gradient ``deltas @ inputs.mT`` of one weight.
+
+    Attributes:
+        deltas: (V, O, P).
+        inputs: (V, D, P).
+        factors: of the observed gradient.
+        target: its numbers; its value is not used.
+    """
+
+    deltas: Tensor
+    inputs: Tensor
+    factors: Factors
+    target: Target
+
+    @property
+    def dot(self) -> Tensor:
+        """<g', g>."""
+        return ((self.factors.left.mT @ self.deltas) * (self.factors.right.mT @ self.inputs)).sum((1, 2))
+
+    @property
+    def squared(self) -> Tensor:
+        """||g'||^2."""
+        return ((self.deltas.mT @ self.deltas) * (self.inputs.mT @ self.inputs)).sum((1, 2))
+
+    @property
+    def distance(self) -> Tensor:
+        """||g' - g||^2, to the accuracy of a difference of squares."""
+        return self.squared - 2 * self.dot + self.target.squared
+
+    @property
+    def absolute(self) -> Tensor:
+        """Sum of |g' - g|, for which the gradient is formed."""
+        seen = self.factors.left @ self.factors.right.mT
+        return (self.deltas @ self.inputs.mT - seen).abs().sum((1, 2))

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.victim_gradients.unrolled import step_slices
+from fl_privacy.gradients.unrolled import step_slices
 from fl_privacy.types import LocalPlan, Observation, Tensors
 
 LocalSteps = Literal["unroll", "first_order"]

@@ -18,7 +18,6 @@ from fl_privacy.attacks.adaptive.scene import Scene
 from fl_privacy.attacks.budget import victims_at_once, written_bytes
 from fl_privacy.attacks.compiled import CompiledEvaluation, Evaluation, pays
 from fl_privacy.attacks.group import Group
-from fl_privacy.attacks.low_rank import factorize
 from fl_privacy.attacks.objectives import audible
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.priors import GroupConsistency
@@ -26,11 +25,8 @@ from fl_privacy.attacks.problem import Problem
 from fl_privacy.attacks.starts import Blank
 from fl_privacy.attacks.statistics import Target
 from fl_privacy.attacks.targets import accumulated_gradient, as_gradient, needs_unrolling, stack
-from fl_privacy.attacks.victim_gradients import VictimGradients, choose, frozen_copy
-from fl_privacy.attacks.victim_gradients.base import Setting
-from fl_privacy.attacks.victim_gradients.layered import Layered
-from fl_privacy.attacks.victim_gradients.one_by_one import OneByOne
-from fl_privacy.attacks.victim_gradients.unrolled import Unrolled
+from fl_privacy.gradients import Layered, OneByOne, Setting, Unrolled, VictimGradients, frozen_copy, victim_gradients
+from fl_privacy.gradients.low_rank import factorize
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
 
@@ -110,7 +106,7 @@ class Workload:
             return Unrolled(self._setting)
         labels = torch.zeros(2, self._shape[0], dtype=torch.long, device=self._device)
         try:
-            chosen = choose(self._setting, trial, labels)
+            chosen = victim_gradients(self._setting, trial, labels)
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise NotAttackableError(f"The model can't be differentiated twice: {reason}") from error

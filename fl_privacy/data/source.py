@@ -39,10 +39,10 @@ def file_stamps(files: Iterable[str | os.PathLike[str]]) -> list[str]:
     return stamps
 
 
-def require(module: str) -> Any:
-    """Import ``module`` where it is first needed; ``UserError`` says what to install."""
+def require(module: str, *, package: str | None = None) -> Any:
+    """Import ``module`` where it is first needed; ``UserError`` says to install ``package``, by default of its name."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0].replace("_", "-")
+        package = package or module.partition(".")[0].replace("_", "-")
         raise UserError(f"Data need the package {package}, which is missing; run: pip install {package}.") from error

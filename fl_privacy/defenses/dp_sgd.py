@@ -3,7 +3,7 @@
 from fl_privacy.defenses.base import Defense, LocalStep
 from fl_privacy.defenses.checks import expect_number
 from fl_privacy.defenses.noise import sample_noise
-from fl_privacy.defenses.per_sample import clipped_gradient_sum
+from fl_privacy.gradients import clipped_sum
 from fl_privacy.types import Tensors
 
 
@@ -22,7 +22,7 @@ def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
     expect_number("defense.noise_multiplier", noise_multiplier, at_least=0, example=1.0)
 
     def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
-        total = clipped_gradient_sum(step, clip_norm)
+        total = clipped_sum(step.model, step.sent, step.batch, clip_norm, plan=step.plan, changes=step.changes)
         std = noise_multiplier * clip_norm
         return {
             name: (total[name] + sample_noise(total[name], "gaussian", std, step.rng)) / len(step.batch)

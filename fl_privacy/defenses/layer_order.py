@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fl_privacy.gradients.watch import entering, owners
 from fl_privacy.types import ModelState
 
 
@@ -18,23 +19,11 @@ def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[st
         state: its values.
         inputs: (B, ...) a few examples.
     """
-    owners = {name: m for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
-    called: dict[str, int] = {}
-    handles = [
-        module.register_forward_pre_hook(lambda _, __, name=name: _note(called, name))
-        for name, module in owners.items()
-    ]
+    layers = owners(model)
     model.eval()
     values = {name: t.detach() for name, t in {**state.parameters, **state.buffers}.items()}
-    try:
-        with torch.no_grad():
-            functional_call(model, values, (inputs,))
-    finally:
-        for handle in handles:
-            handle.remove()
-    last = len(owners)
-    return {name: called.get(name.rpartition(".")[0], last) for name in state.parameters}
-
-
-def _note(called: dict[str, int], name: str) -> None:
-    called.setdefault(name, len(called) + 1)
+    with torch.no_grad(), entering(layers) as calls:
+        functional_call(model, values, (inputs,))
+    order = dict.fromkeys(call.name for call in calls)
+    depths = {name: depth for depth, name in enumerate(order, start=1)}
+    return {name: depths.get(name.rpartition(".")[0], len(layers)) for name in state.parameters}

@@ -18,8 +18,8 @@ from fl_privacy.defenses.robust_data import (
     batch_gap,
     descend,
     example_gap,
-    example_gradients,
     importance,
+    own_gradients,
     project,
 )
 from fl_privacy.errors import UserError
@@ -109,7 +109,7 @@ def refiner(
         for first in range(0, len(start), chunk):
             some = slice(first, first + chunk)
             part = replace(step, batch=Batch(step.batch.inputs[some], step.batch.labels[some]))
-            own = {n: g.detach() for n, g in example_gradients(part, part.batch.inputs).items() if n in target}
+            own = {n: g.detach() for n, g in own_gradients(part, part.batch.inputs).items() if n in target}
             gap = example_gap(part, own, importance(own, values, depths, by=weights, decay=decay))
             refined.append(solve(start[some], noise[some], part, gap, steps=steps))
         return torch.cat(refined)

@@ -5,10 +5,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
 
 from fl_privacy.defenses.base import LocalStep
-from fl_privacy.gradients import batch_loss, loss_gradients
+from fl_privacy.gradients import example_gradients, loss_gradients
 from fl_privacy.types import Batch, ModelState, Tensors
 
 Importance = Literal["product", "gradient", "value", "none"]
@@ -64,33 +63,17 @@ def example_gap(step: LocalStep, target: Tensors, weights: Tensors) -> Gap:
     """UM (Eq. 4) of each example's own gradient; ``target`` and ``weights`` are (B, *shape)."""
 
     def gap(images: Tensor) -> Tensor:
-        found = example_gradients(step, images)
+        found = own_gradients(step, images)
         terms = [(weights[name] * (found[name] - t)).flatten(1).square().sum(1) for name, t in target.items()]
         return torch.stack(terms).sum(0)
 
     return gap
 
 
-def example_gradients(step: LocalStep, images: Tensor) -> Tensors:
+def own_gradients(step: LocalStep, images: Tensor) -> Tensors:
     """(B, *shape) the gradient of each example's loss, differentiable by ``images``."""
-    state = _frozen(step)
-
-    def loss(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
-        one = Batch(image.unsqueeze(0), label.unsqueeze(0))
-        values_and_buffers = ModelState(values, state.buffers)
-        plan = step.plan
-        return batch_loss(
-            step.model,
-            values_and_buffers,
-            one,
-            batch_norm=plan.batch_norm,
-            loss_scale=plan.loss_scale,
-            changes=step.changes,
-        )[0]
-
-    per_example = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
-    gradients: Tensors = per_example(state.parameters, images, step.batch.labels)
-    return gradients
+    batch = Batch(images, step.batch.labels)
+    return example_gradients(step.model, _frozen(step), batch, plan=step.plan, changes=step.changes)
 
 
 def descend(

@@ -12,8 +12,9 @@ from torch.func import functional_call
 from fl_privacy.defenses.base import ClientState, Defense
 from fl_privacy.defenses.checks import expect_number
 from fl_privacy.defenses.polarization import PolarizationHead, polarization_loss
-from fl_privacy.defenses.representation import capture_input, capture_output, maker_of, watch_linear
+from fl_privacy.defenses.representation import linear_layers, maker_of
 from fl_privacy.errors import UserError
+from fl_privacy.gradients.watch import entering, leaving
 from fl_privacy.types import Batch, Tensors
 
 HEAD = "spn"
@@ -71,15 +72,16 @@ def spn(
         path, head = next((name, m) for name, m in model.named_modules() if isinstance(m, PolarizationHead))
         own = {name: values[f"{path}.{name}"] for name in ("weight", "bias", "codes")}
         host = path.rpartition(".")[0]
-        entered, returned = capture_input(model.get_submodule(host)), capture_output(model)
-        with entered as seen, returned as logits, watch_linear(model) as called:
+        entered, returned = entering({host: model.get_submodule(host)}), leaving({"": model})
+        with entered as seen, returned as made, leaving(linear_layers(model)) as called:
 
             def polarize(loss: Tensor) -> Tensor:
                 if alpha2 == 0:
                     return alpha1 * loss
-                output_layer = maker_of(logits[-1], called) if called else host
-                _expect_fitting(host, layer, output_layer, logits[-1], own["codes"])
-                outputs = functional_call(head, own, (_features(host, seen),))
+                logits = made[-1].output
+                output_layer = maker_of(logits, called) if called else host
+                _expect_fitting(host, layer, output_layer, logits, own["codes"])
+                outputs = functional_call(head, own, (_features(host, [call.inputs for call in seen]),))
                 return alpha1 * loss + alpha2 * polarization_loss(outputs, own["codes"], batch.labels, margin)
 
             yield polarize

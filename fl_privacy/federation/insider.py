@@ -17,7 +17,7 @@ from fl_privacy.federation.private_part import join_private, private_values
 from fl_privacy.gradients import set_mode
 from fl_privacy.models import Front, cut_layer
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, ModelState, Observation
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation
 
 States = Callable[[int], ClientState]
 """Client id -> what it keeps for itself at the moment; only a simulation can look."""
@@ -85,7 +85,7 @@ class Insider:
             if probe is None
             else victim.transformed_victim(sent, scratch, round=round, victim=probe.victim, batch_size=self.batch_size)
         )
-        features = self._features(victim, sent, state, seen)
+        features = self._features(victim, sent, state, seen, observation.plan)
         return told.told(features=features, features_at=self.features_at)
 
     def _stand_in(self, model: nn.Module, sent: ModelState, states: States) -> tuple[nn.Module, ModelState | None]:
@@ -98,11 +98,13 @@ class Insider:
         return self._models.setdefault(self.colluder, inside), values
 
     @torch.no_grad()
-    def _features(self, victim: Participant, sent: ModelState, state: ClientState, examples: Batch) -> torch.Tensor:
+    def _features(
+        self, victim: Participant, sent: ModelState, state: ClientState, examples: Batch, plan: LocalPlan
+    ) -> torch.Tensor:
         model, private = victim.private_part(sent, state)
         shape = victim.examples.input_shape
         front = Front(model, self.features_at or cut_layer(model, shape, sent.parameters))
-        set_mode(front, victim.plan.batch_norm)
+        set_mode(front, plan.batch_norm)
         for module in front.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.eval()

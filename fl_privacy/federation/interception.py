@@ -51,7 +51,7 @@ class Interceptor:
             model=self.model,
             sent=sent,
             upload=upload,
-            plan=self.plan.in_round(round),
+            plan=self.plan.in_round(round, probe=probe is not None),
             input_shape=self.input_shape,
             num_classes=self.num_classes,
             knowledge=self.knowledge,

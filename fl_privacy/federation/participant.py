@@ -69,7 +69,8 @@ class Participant:
         order = local_batches(own.number, self.plan, self._rng("order", round))
         batches = self._augmented([own.batch(i) for i in order], f"round-{round}")
         examples = len(torch.cat(order).unique())
-        result = self._run(sent, batches, examples, state, round=round, purpose=f"round-{round}")
+        plan = self.plan.in_round(round)
+        result = self._run(sent, batches, examples, state, plan=plan, purpose=f"round-{round}")
         made = own.seconds
         return replace(result, seconds=result.seconds + made, defense_seconds=result.defense_seconds + made)
 
@@ -104,7 +105,8 @@ class Participant:
         order = local_batches(batch_size, self.plan, self._rng("probe", round, victim))
         batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
         scratch = ClientState(dict(state.tensors))
-        return self._run(sent, batches, batch_size, scratch, round=round, purpose=f"round-{round}/victim-{victim}")
+        plan, purpose = self.plan.in_round(round, probe=True), f"round-{round}/victim-{victim}"
+        return self._run(sent, batches, batch_size, scratch, plan=plan, purpose=purpose)
 
     def victim_batch(self, victim: int, batch_size: int, state: ClientState | None = None) -> Batch:
         """(B, ...) the ``victim``-th of the disjoint batches that are probed; the same in every round."""
@@ -184,7 +186,7 @@ class Participant:
         num_examples: int,
         state: ClientState,
         *,
-        round: int,
+        plan: LocalPlan,
         purpose: str,
     ) -> LocalResult:
         with self._streams(purpose):
@@ -193,7 +195,7 @@ class Participant:
                 sent.to(self.device),
                 batches,
                 num_examples=num_examples,
-                plan=self.plan.in_round(round),
+                plan=plan,
                 defense=self.defense,
                 state=state,
                 rng=self._rng(purpose, "defense"),

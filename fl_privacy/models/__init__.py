@@ -5,7 +5,7 @@ from fl_privacy.models.build import build_model, check_model
 from fl_privacy.models.convnet import ConvNet
 from fl_privacy.models.cut import Front, Rest, cut_layer
 from fl_privacy.models.initialize import INITIALIZERS, initialize
-from fl_privacy.models.layers import ACTIVATIONS, InputNormalization
+from fl_privacy.models.layers import ACTIVATIONS, InputNormalization, has_batch_norm
 from fl_privacy.models.lenet import DLNet, LeNet
 from fl_privacy.models.lenet5 import LeNet5
 from fl_privacy.models.mlp import MLP
@@ -35,5 +35,6 @@ __all__ = [
     "build_model",
     "check_model",
     "cut_layer",
+    "has_batch_norm",
     "initialize",
 ]

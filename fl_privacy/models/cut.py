@@ -1,34 +1,25 @@
 """A model cut in two at the input of one of its layers."""
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
+from fl_privacy.gradients.watch import entering, owners, replaced_input
 
 
 def called_layers(model: nn.Module, image_shape: tuple[int, ...]) -> list[str]:
     """Names of the modules that own parameters, in the order in which an image meets them."""
-    found: dict[str, None] = {}
-
-    def noting(name: str) -> Callable[[nn.Module, object], None]:
-        return lambda module, given: found.setdefault(name)
-
-    owners = {name: m for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
-    handles = [module.register_forward_pre_hook(noting(name)) for name, module in owners.items()]
     values = next(model.parameters())
     modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), entering(owners(model)) as calls:
             model.eval()(values.new_zeros(1, *image_shape))
     finally:
-        for handle in handles:
-            handle.remove()
         for module, training in modes:
             module.training = training
-    return list(found)
+    return list(dict.fromkeys(call.name for call in calls))
 
 
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
@@ -80,7 +71,7 @@ class Front(nn.Module):
             raise _ReachedError(given)
 
         try:
-            with _at_input(self.model.get_submodule(self.layer), stop):
+            with replaced_input(self.model.get_submodule(self.layer), stop):
                 self.model(inputs)
         except _ReachedError as reached:
             return reached.given
@@ -111,15 +102,6 @@ class Rest(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """As above."""
         black = features.new_zeros(len(features), *self.image_shape)
-        with _at_input(self.model.get_submodule(self.layer), lambda given: features):
+        with replaced_input(self.model.get_submodule(self.layer), lambda given: features):
             logits: Tensor = self.model(black)
         return logits
-
-
-@contextmanager
-def _at_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    handle = module.register_forward_pre_hook(lambda _, given: (change(given[0]),))
-    try:
-        yield
-    finally:
-        handle.remove()

@@ -28,6 +28,14 @@ def _kaiming_uniform(model: nn.Module, generator: torch.Generator | None) -> Non
         nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu", generator=generator)
 
 
+def _kaiming_normal_fan_out(model: nn.Module, generator: torch.Generator | None) -> None:
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu", generator=generator)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
 def _xavier_normal(model: nn.Module, generator: torch.Generator | None) -> None:
     for layer in _weighted_layers(model):
         nn.init.xavier_normal_(layer.weight, gain=1.0, generator=generator)
@@ -47,6 +55,7 @@ INITIALIZERS: dict[str, Initializer] = {
     "uniform_0.5": _uniform(0.5),
     "uniform_0.3": _uniform(0.3),
     "kaiming_uniform": _kaiming_uniform,
+    "kaiming_normal_fan_out": _kaiming_normal_fan_out,
     "xavier_normal": _xavier_normal,
 }
 
@@ -58,8 +67,10 @@ def initialize(model: nn.Module, name: str, *, generator: torch.Generator | None
         model: any module.
         name: ``default`` keeps PyTorch's; ``uniform_0.5`` draws *every* parameter, biases included, from
             U(-0.5, 0.5) (DLG, Zhu et al. 2019); ``uniform_0.3`` from U(-0.3, 0.3) (SPN, Fan et al. 2020);
-            ``kaiming_uniform`` and ``xavier_normal`` (gain 1, SAPAG) set the weights of convolutions and linear
-            layers, their biases to zero.
+            ``kaiming_uniform`` (by the number of inputs) and ``xavier_normal`` (gain 1, SAPAG) set the weights of
+            convolutions and linear layers, their biases to zero; ``kaiming_normal_fan_out`` those of convolutions
+            alone, normal by the number of outputs (He et al. 2015), as torchvision and the code of "Inverting
+            Gradients" start residual networks.
         generator: source of the draws; PyTorch's global one if ``None``.
 
     Raises:

@@ -51,6 +51,11 @@ def norm_2d(name: str, channels: int) -> nn.Module:
     raise UserError(f"model.norm is expected to be one of batch, group, none, but got {name!r}.")
 
 
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a layer of ``model`` normalizes by the batch in training mode."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
 class InputNormalization(nn.Module):
     """``(x - mean) / std`` by channel, so that images enter every model in [0, 1].
 

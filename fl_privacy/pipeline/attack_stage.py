@@ -11,6 +11,7 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.federation import Failure, parse_observation_id
 from fl_privacy.federation.attempt import attempt
 from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all
+from fl_privacy.models import has_batch_norm
 from fl_privacy.pipeline.disturbance import Disturbance
 from fl_privacy.pipeline.guesses import Guesses
 from fl_privacy.pipeline.informed import Informed
@@ -114,7 +115,9 @@ class AttackStage:
             observations = [self.guesses.tell(o, attacker) for o in observations]
         everything = [*earlier, *observations]
         with self.monitor.attacking(len(observations)) as progress:
-            found = attempt(lambda: self.attack(everything, seed=self.seed, progress=progress))
+            found = attempt(
+                lambda: _expect_answers(self.attack(everything, seed=self.seed, progress=progress), everything)
+            )
         if isinstance(found, Failure):
             logger.warning("The %s attack on round %d failed: %s", attacker, round, found.reason)
             result = [Reconstruction(id=o.id, batch=None, failure=found.reason) for o in observations]
@@ -126,6 +129,7 @@ class AttackStage:
             round=round,
             victims=len(result),
             seconds=time.perf_counter() - started,
+            batch_norm=_batch_norm(observations[0]),
             attacker=attacker,
             countermeasures=list(dict.fromkeys(sentence for r in result for sentence in r.countermeasures)),
         )
@@ -154,3 +158,19 @@ class AttackStage:
             else:
                 client, (moved, solving) = parse_observation_id(observation.id)[1], measured
                 self.folder.add_perturbation(observation.id, moved, round=round, client=client, solving=solving)
+
+
+def _batch_norm(observation: Observation) -> str | None:
+    """The mode in which the client ran batch norm; ``None`` for a model without."""
+    return observation.plan.batch_norm if has_batch_norm(observation.model) else None
+
+
+def _expect_answers(found: object, asked: Sequence[Observation]) -> list[Reconstruction]:
+    """What an attack, which may be somebody else's code, returned for ``asked``; ``TypeError`` if it is no answer."""
+    if not isinstance(found, Sequence) or not all(isinstance(each, Reconstruction) for each in found):
+        kinds = sorted({type(each).__name__ for each in found}) if isinstance(found, list | tuple) else []
+        got = f"{type(found).__name__} of {', '.join(kinds)}" if kinds else type(found).__name__
+        raise TypeError(f"an attack is expected to return a list of Reconstruction, but returned {got}")
+    if [each.id for each in found] != [observation.id for observation in asked]:
+        raise TypeError(f"an attack is expected to return one Reconstruction for each of {len(asked)} observations")
+    return list(found)

@@ -19,6 +19,7 @@ from fl_privacy.policy_search import (
     Total,
     TrainingPlan,
     accuracy_scores,
+    altered_shares,
     fsim_scores,
     privacy_scores,
     train_model,
@@ -63,11 +64,12 @@ class PolicyScorer:
         """In their order; the company of a policy changes no score beyond rounding."""
         private = privacy_scores(self._similarity, self._batch, policies, plan=self._privacy, seed=self._seed)
         accurate = accuracy_scores(self._model, self._fresh, self._draws, policies, seed=self._seed, total=self._total)
+        altered = altered_shares(self._batch.inputs, policies, seed=self._seed)
         alike: Sequence[float | None] = [None] * len(policies)
         if self._asks_fsim:
             alike = fsim_scores(self._batch.inputs, policies, seed=self._seed)
-        rows = zip(policies, private, accurate, alike, strict=True)
-        return [Scored(policy=p, privacy=s.score, accuracy=a, fsim=f) for p, s, a, f in rows]
+        rows = zip(policies, private, accurate, altered, alike, strict=True)
+        return [Scored(policy=p, privacy=s.score, accuracy=a, altered=c, fsim=f) for p, s, a, c, f in rows]
 
 
 def _semi_trained(

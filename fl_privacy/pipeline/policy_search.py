@@ -15,13 +15,13 @@ from fl_privacy.files import write_whole
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.policy_scorer import PolicyScorer
 from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan, require_fsim
-from fl_privacy.report.policy_search import render_search
+from fl_privacy.report.policy_search import Findings, render_search
 from fl_privacy.results import folder_name
 from fl_privacy.results.folder import move_aside
 from fl_privacy.results.lock import hold, release
 from fl_privacy.results.records import RecordWriter, dump_json, read_records
 from fl_privacy.rng import derive_generator
-from fl_privacy.transformations import POLICY_FILE, TABLES, Policy, Table, random_policies
+from fl_privacy.transformations import POLICY_FILE, TABLES, UNTRANSFORMED, Policy, Table, random_policies
 
 SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safetensors"
 
@@ -46,8 +46,8 @@ def search_policies(config: DictConfig, monitor: Monitor) -> Path:
     try:
         (folder / POLICY_FILE).unlink(missing_ok=True)
         write_whole(folder / "config.yaml", to_yaml(config))
-        scored = _score_all(config, plans, folder, monitor)
-        _write_results(config, plans, folder, scored)
+        plain, *scored = _score_all(config, plans, folder, monitor)
+        _write_results(config, plans, folder, scored, plain)
     finally:
         release(lock)
     return folder
@@ -66,6 +66,7 @@ class _Plans:
         for name, annotation in (
             ("variant", str), ("points", int | None), ("alpha", float), ("beta", float), ("keep", int),
             ("accuracy_at_least", float | None), ("accuracy_share", float), ("fsim_at_least", float | None),
+            ("altered_at_least", float),
             ("weights", str | None), ("table", Table), ("seed", int), ("overwrite", bool), ("name", str | None),
             ("out", str),
         ):  # fmt: skip
@@ -119,10 +120,10 @@ def _selected_by(folder: Path) -> object:
 
 
 def _score_all(config: DictConfig, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
-    """Scores of all policies, in the order of the search; those in the folder are taken from there."""
+    """Scores of no transformation and of all policies, in the order of the search; as far as known, from the folder."""
     rng = derive_generator(config.seed, "search", "policies")
     drawn = random_policies(config.policies, rng, table=config.table)
-    wanted = list(dict.fromkeys([*singles(config.table), *drawn]))
+    wanted = list(dict.fromkeys([UNTRANSFORMED, *singles(config.table), *drawn]))
     known, _ = read_records(folder / SCORES)
     write_whole(folder / SCORES, "".join(f"{dump_json(record)}\n" for record in known))
     found = {scored.policy: scored for scored in (_from_record(record, config.table) for record in known)}
@@ -144,29 +145,31 @@ def _score_all(config: DictConfig, plans: _Plans, folder: Path, monitor: Monitor
     return [found[policy] for policy in wanted]
 
 
-def _write_results(config: DictConfig, plans: _Plans, folder: Path, scored: Sequence[Scored]) -> None:
-    chosen = plans.selection.chosen(scored)
-    alone = sorted((s for s in scored if len(s.policy.indices) == 1), key=lambda s: s.privacy)
-    write_whole(
-        folder / PAGE,
-        render_search(
-            scored,
-            chosen,
-            alone,
-            plans.selection,
-            data=config.choices.data,
-            model=config.choices.model,
-            seed=config.seed,
-        ),
+def _write_results(
+    config: DictConfig, plans: _Plans, folder: Path, scored: Sequence[Scored], untransformed: Scored
+) -> None:
+    selection = plans.selection
+    chosen = selection.chosen(scored, untransformed.privacy)
+    found = Findings(
+        scored=scored,
+        untransformed=untransformed,
+        accepted=selection.accepted(scored, untransformed.privacy),
+        chosen=chosen,
+        threshold=selection.threshold(scored),
+        without_effect=[s for s in scored if not selection.has_effect(s)],
     )
+    page = render_search(found, data=config.choices.data, model=config.choices.model, seed=config.seed)
+    write_whole(folder / PAGE, page)
     content = {
         "table": config.table,
         "policies": [str(s.policy) for s in chosen],
         "scores": [_as_record(s) for s in chosen],
-        "selection": asdict(plans.selection),
-        "accuracy_threshold": plans.selection.threshold(scored),
-        "accepted": [_as_record(s) for s in plans.selection.accepted(scored)[:100]],
-        "single_operations": [_as_record(s) for s in alone],
+        "selection": asdict(selection),
+        "accuracy_threshold": found.threshold,
+        "untransformed": _as_record(untransformed),
+        "without_effect": [str(s.policy) for s in found.without_effect],
+        "accepted": [_as_record(s) for s in found.accepted[:100]],
+        "single_operations": [_as_record(s) for s in found.singles],
     }
     write_whole(folder / POLICY_FILE, dump_json(content, indent=1))
 
@@ -177,14 +180,17 @@ def _as_record(scored: Scored) -> dict[str, Any]:
         "policy": str(scored.policy),
         "privacy": scored.privacy,
         "accuracy": scored.accuracy,
+        "altered": scored.altered,
         "fsim": scored.fsim,
     }
 
 
 def _from_record(record: dict[str, Any], table: Table) -> Scored:
+    name = record["policy"]
     return Scored(
-        policy=Policy.parse(record["policy"], table),
+        policy=UNTRANSFORMED if name == str(UNTRANSFORMED) else Policy.parse(name, table),
         privacy=record["privacy"],
         accuracy=record["accuracy"],
+        altered=record["altered"],
         fsim=record["fsim"],
     )

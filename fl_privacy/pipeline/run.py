@@ -77,7 +77,9 @@ def _run(
     folder.write_environment(seed=config.seed)
     delta, accountant = config.privacy.delta, config.privacy.accountant
     privacy = privacy_of(federation, delta=delta, accountant=accountant)
-    folder.write_threat_model([*threat_model(config, plan, audit, federation.defense), privacy.statement])
+    folder.write_threat_model(
+        [*threat_model(config, federation.model, plan, audit, federation.defense), privacy.statement]
+    )
     folder.add_privacy(delta=delta, accountant=accountant, missing=privacy.missing)
     table = partition_table(dataset.train, [p.indices for p in federation.participants.values()])
     folder.write_partition(table.tolist(), dataset.train.class_names)

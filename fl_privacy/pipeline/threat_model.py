@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 
 from omegaconf import DictConfig
+from torch import nn
 
 from fl_privacy.defenses import Defense
 from fl_privacy.federation import Audit
+from fl_privacy.models import has_batch_norm
 from fl_privacy.types import Knowledge, LocalPlan
 
 _SHARED = {
@@ -13,6 +15,8 @@ _SHARED = {
     "delta": "the change of its weights after local training",
     "weights": "its weights after local training",
 }
+
+_MODES = {"train": "training mode", "eval": "evaluation mode"}
 
 _SECURE = {
     "secagg": "The server is honest but curious and sees the sum of the updates, numbers of examples, training"
@@ -23,14 +27,13 @@ _SECURE = {
 }
 
 
-def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Defense) -> list[str]:
+def threat_model(config: DictConfig, model: nn.Module, plan: LocalPlan, audit: Audit, defense: Defense) -> list[str]:
     """Who attacks, what is seen, what is known, what is defended."""
     if config.secure_aggregation.name != "none":
         return [_SECURE[config.secure_aggregation.name], _describe_defense(defense.name, defense.public)]
     lines = [
         "The server is honest but curious: it follows the protocol and reads what it receives.",
-        f"Each client uploads {_SHARED[plan.shares]}; batch norm runs in {plan.batch_norm} mode"
-        f" and its statistics are {plan.buffers}.",
+        f"Each client uploads {_SHARED[plan.shares]}.",
     ]
     if audit.target == "probe":
         lines.append(
@@ -42,6 +45,8 @@ def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Def
     if plan.augments:
         left = ", those of the extra batches are not" if audit.target == "probe" else ""
         lines.append(f"Training images are {_augmentation(plan)} at random{left}.")
+    if has_batch_norm(model):
+        lines.append(_batch_norm(plan, audit.target))
     lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
     known = ["The attacker is given the true labels."] if config.knows_labels else []
     if config.public_images:
@@ -63,6 +68,14 @@ def threat_model(config: DictConfig, plan: LocalPlan, audit: Audit, defense: Def
             " attacker. Beside it a plain one that knows nothing of this attacks the same victims.",
         ]
     return lines + known + [_describe_defense(defense.name, defense.public)]
+
+
+def _batch_norm(plan: LocalPlan, target: str) -> str:
+    training = f"Batch norm of training is in {_MODES[plan.batch_norm]} and its running statistics are {plan.buffers}"
+    if target != "probe":
+        return f"{training}."
+    same = plan.batch_norm == plan.probe_batch_norm
+    return f"{training}; that of the attacked batches is in {_MODES[plan.probe_batch_norm]}{' as well' * same}."
 
 
 def _augmentation(plan: LocalPlan) -> str:

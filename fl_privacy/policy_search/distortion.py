@@ -1,4 +1,4 @@
-"""How much of an image's structure a policy leaves: FSIM, by the optional package piq."""
+"""What a policy does to images: how many it alters, and how much of their structure it leaves (FSIM, by piq)."""
 
 import importlib
 from collections.abc import Sequence
@@ -10,6 +10,23 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 from fl_privacy.policy_search.privacy import transformed_by
 from fl_privacy.transformations import Policy
+
+VISIBLE = 40.0
+"""Decibels: where the PSNR of a transformed image to its original is above, no difference is seen."""
+
+
+def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
+    """Share of ``images`` (N, C, H, W) that each policy visibly alters, to a PSNR of at most ``VISIBLE`` decibels.
+
+    Some policies leave images as they are: color on grey ones, autocontrast on those that span all levels, solarize at
+    level 0, what undoes itself.
+    """
+    least = 10 ** (-VISIBLE / 10)
+    errors = torch.stack(
+        [(transformed_by(images, policy, seed) - images).square().flatten(1).mean(1) for policy in policies]
+    )
+    shares: list[float] = (errors >= least).double().mean(1).tolist()
+    return shares
 
 
 def require_fsim() -> ModuleType:

@@ -16,6 +16,7 @@ class Scored:
         policy: which.
         privacy: S_pri, lower is better for the client.
         accuracy: S_acc, higher is better.
+        altered: share of the images that it visibly alters.
         fsim: mean FSIM in [0, 1], ``None`` where it was not asked for.
 
     Raises:
@@ -25,6 +26,7 @@ class Scored:
     policy: Policy
     privacy: float
     accuracy: float
+    altered: float
     fsim: float | None = None
 
     def __post_init__(self) -> None:
@@ -42,52 +44,76 @@ class Selection:
 
     Attributes:
         accuracy_at_least: T_acc; ``None`` keeps the ``accuracy_share`` best.
-        accuracy_share: in (0, 1].
+        accuracy_share: in (0, 1], of those that have an effect.
+        altered_at_least: share of the images that a policy has to alter visibly, in (0, 1].
         fsim_at_least: ``None`` does not ask.
         keep: n, of the policies that clients draw from, without an operation in common.
     """
 
     accuracy_at_least: float | None = None
     accuracy_share: float = 0.5
+    altered_at_least: float = 0.9
     fsim_at_least: float | None = None
     keep: int = 2
 
     def __post_init__(self) -> None:
         if not 0 < self.accuracy_share <= 1:
             raise UserError(f"accuracy_share is expected in (0, 1], but got {self.accuracy_share}; try 0.5.")
+        if not 0 < self.altered_at_least <= 1:
+            raise UserError(f"altered_at_least is expected in (0, 1], but got {self.altered_at_least}; try 0.9.")
         if self.fsim_at_least is not None and not 0 <= self.fsim_at_least <= 1:
             raise UserError(f"fsim_at_least is expected in [0, 1], but got {self.fsim_at_least}; try 0.7.")
         if self.keep < 1:
             raise UserError(f"keep is expected to be at least 1, but got {self.keep}.")
 
+    def has_effect(self, scored: Scored) -> bool:
+        """Whether it alters as many of the images as it has to; a policy that leaves them alone protects nothing."""
+        return scored.altered >= self.altered_at_least
+
     def threshold(self, scored: Sequence[Scored]) -> float:
-        """T_acc among ``scored``."""
+        """T_acc among those of ``scored`` that have an effect."""
         if self.accuracy_at_least is not None:
             return self.accuracy_at_least
-        best_first = sorted((s.accuracy for s in scored), reverse=True)
-        return best_first[max(1, round(self.accuracy_share * len(scored))) - 1]
+        best_first = sorted((s.accuracy for s in scored if self.has_effect(s)), reverse=True)
+        return best_first[max(1, round(self.accuracy_share * len(best_first))) - 1] if best_first else -math.inf
 
-    def accepted(self, scored: Sequence[Scored]) -> list[Scored]:
-        """Those that are accurate and little distorted, the most private first."""
+    def accepted(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
+        """Those with an effect that are accurate, little distorted and more private than nothing, the best first.
+
+        Args:
+            scored: policies.
+            untransformed: S_pri of the images as they are.
+        """
         least = self.threshold(scored)
-        fine = [s for s in scored if s.accuracy >= least and self._is_like(s)]
-        return sorted(fine, key=lambda s: s.privacy)
+        fine = [s for s in scored if self.has_effect(s) and s.accuracy >= least and self._is_like(s)]
+        return sorted((s for s in fine if s.privacy < untransformed), key=lambda s: s.privacy)
 
-    def chosen(self, scored: Sequence[Scored]) -> list[Scored]:
+    def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
         """The ``keep`` most private of the accepted that have no operation in common.
 
         Raises:
             UserError: there are not so many.
         """
-        accepted = self.accepted(scored)
+        accepted = self.accepted(scored, untransformed)
         by_policy = {s.policy: s for s in accepted}
         found = disjoint(list(by_policy), self.keep)
         if len(found) < self.keep:
             raise UserError(
                 f"{self.keep} policies without a common operation are expected, but only {len(found)} of"
-                f" {len(scored)} are left; search more policies or lower the demands on accuracy or fsim."
+                f" {len(scored)} are left: {self._refused(scored, untransformed)}; search more policies or lower the"
+                " demands."
             )
         return [by_policy[policy] for policy in found]
+
+    def _refused(self, scored: Sequence[Scored], untransformed: float) -> str:
+        """How many fail each demand."""
+        least = self.threshold(scored)
+        return (
+            f"{sum(not self.has_effect(s) for s in scored)} leave the images as they are,"
+            f" {sum(s.accuracy < least for s in scored)} make them less useful than asked for,"
+            f" {sum(s.privacy >= untransformed for s in scored)} score no more private than no transformation"
+            f" ({untransformed:.4g})"
+        )
 
     def _is_like(self, scored: Scored) -> bool:
         return self.fsim_at_least is None or (scored.fsim is not None and scored.fsim >= self.fsim_at_least)

@@ -16,7 +16,7 @@ from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import render
 from fl_privacy.report.ppc_view import PpcView
-from fl_privacy.report.settings import differences, names
+from fl_privacy.report.settings import batch_norm_in_words, differences, names
 from fl_privacy.results import Run
 from fl_privacy.results.identity import attacked_hash
 
@@ -88,6 +88,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
         main_metrics=[name for name in shown if name in TRADE_OFFS],
         other_metrics=[name for name in shown if name not in TRADE_OFFS],
         lede=_lede(rows, psnr_below),
+        batch_norm=batch_norm_in_words(run.summary for run in runs),
         shared=shared,
         figures=figures_of(*(run.summary for run in runs)),
         charts=_charts(rows),

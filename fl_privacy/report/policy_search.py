@@ -1,11 +1,13 @@
 """The page of a search for transformation policies."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 
-from fl_privacy.policy_search import Scored, Selection
+from fl_privacy.policy_search import Scored
 from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
 from fl_privacy.report.page import render
 from fl_privacy.transformations import Policy
@@ -14,30 +16,48 @@ SHOWN = 20
 """Accepted policies in the table."""
 MARKED = 5
 """Single operations that stand out in the chart, as in the paper."""
+_WIDE = 20.0
+"""Ratio of accuracy scores from which their axis is logarithmic."""
 
 
-def render_search(
-    scored: Sequence[Scored],
-    chosen: Sequence[Scored],
-    singles: Sequence[Scored],
-    selection: Selection,
-    *,
-    data: str,
-    model: str,
-    seed: int,
-) -> str:
-    """The HTML over all ``scored`` policies, the set ``chosen`` and the ranking of ``singles``, the best first."""
-    accepted = selection.accepted(scored)
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What a search found.
+
+    Attributes:
+        scored: all policies.
+        untransformed: the images as they are.
+        accepted: the policies that fulfill all demands, the most private first.
+        chosen: the set that clients share.
+        threshold: least accuracy score.
+        without_effect: policies that leave too many of the images as they are.
+    """
+
+    scored: Sequence[Scored]
+    untransformed: Scored
+    accepted: Sequence[Scored]
+    chosen: Sequence[Scored]
+    threshold: float
+    without_effect: Sequence[Scored]
+
+    @property
+    def singles(self) -> list[Scored]:
+        """Single operations with an effect, the most private first."""
+        idle = {s.policy for s in self.without_effect}
+        alone = (s for s in self.scored if len(s.policy.indices) == 1 and s.policy not in idle)
+        return sorted(alone, key=lambda s: s.privacy)
+
+
+def render_search(found: Findings, *, data: str, model: str, seed: int) -> str:
+    """The HTML over all that was ``found``."""
     return render(
         "policy_search.html.j2",
-        chosen=chosen,
-        accepted=accepted[:SHOWN],
-        number=len(scored),
-        number_accepted=len(accepted),
-        threshold=selection.threshold(scored),
-        singles=singles,
-        scatter=_scatter(scored, chosen, selection.threshold(scored)),
-        ranking=_ranking(singles),
+        found=found,
+        accepted=found.accepted[:SHOWN],
+        more_private=sum(s.privacy < found.untransformed.privacy for s in found.scored),
+        idle=", ".join(str(s.policy) for s in found.without_effect if len(s.policy.indices) == 1),
+        scatter=_scatter(found),
+        ranking=_ranking(found),
         in_words=in_words,
         data=data,
         model=model,
@@ -50,34 +70,63 @@ def in_words(policy: Policy) -> str:
     return ", ".join(f"{operation.name.replace('_', ' ')} {operation.level}" for operation in policy.operations)
 
 
-def _scatter(scored: Sequence[Scored], chosen: Sequence[Scored], threshold: float) -> Markup:
+def _scatter(found: Findings) -> Markup:
     def draw(axes: Axes) -> None:
-        fine = [s for s in scored if s.accuracy >= threshold]
-        rest = [s for s in scored if s.accuracy < threshold]
-        for some, color in ((rest, MUTED), (fine, SERIES[0])):
-            axes.plot([s.privacy for s in some], [s.accuracy for s in some], ".", color=color, markersize=4, alpha=0.6)
-        axes.plot(
-            [s.privacy for s in chosen], [s.accuracy for s in chosen], "o", color=SERIES[1], markersize=7, zorder=3
-        )
-        for s in chosen:
-            axes.annotate(
-                str(s.policy), (s.privacy, s.accuracy), xytext=(6, 5), textcoords="offset points", fontweight="bold"
-            )
-        axes.axhline(threshold, color=INK, linestyle="--", linewidth=1.0)
-        axes.set_yscale("symlog")
+        taken, idle = {s.policy for s in found.accepted}, {s.policy for s in found.without_effect}
+        fine = [s for s in found.scored if s.policy in taken]
+        rest = [s for s in found.scored if s.policy not in taken | idle]
+        for some, color, label in ((rest, MUTED, "refused"), (fine, SERIES[0], "accepted")):
+            axes.plot(*_places(some), ".", color=color, markersize=4, alpha=0.6, label=label)
+        for number, s in enumerate(found.chosen):
+            axes.plot(*_places([s]), "o", color=SERIES[1 + number % 9], markersize=7, zorder=3, label=str(s.policy))
+        axes.plot(*_places([found.untransformed]), "x", color=INK, markersize=7, zorder=3, label="no transformation")
+        axes.axhline(found.threshold, color=INK, linestyle="--", linewidth=1.0)
+        axes.axvline(found.untransformed.privacy, color=INK, linestyle="--", linewidth=1.0)
+        _scale([s.accuracy for s in [*rest, *fine, found.untransformed]], axes)
         axes.set(xlabel="Privacy score, lower is better", ylabel="Accuracy score, higher is better")
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, fontsize=9, handletextpad=0.2)
 
-    return draw_svg(draw, f"Accuracy score over privacy score of {len(scored)} policies, {len(chosen)} of them chosen")
+    return draw_svg(
+        draw,
+        f"Accuracy score over privacy score of {len(found.scored)} policies: {len(found.accepted)} are accepted,"
+        f" {len(found.chosen)} of them chosen",
+    )
 
 
-def _ranking(singles: Sequence[Scored]) -> Markup:
+def _places(some: Sequence[Scored]) -> tuple[list[float], list[float]]:
+    return [s.privacy for s in some], [s.accuracy for s in some]
+
+
+def _scale(scores: Sequence[float], axes: Axes) -> None:
+    """A logarithmic axis where the scores, all below 0, differ much."""
+    if min(scores) < _WIDE * max(scores):
+        axes.set_yscale("symlog", linthresh=1.0)
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylim(1.6 * min(scores), max(scores) / 1.6)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}".replace("-", "\N{MINUS SIGN}"))
+
+
+def _ranking(found: Findings) -> Markup:
+    lowest = found.singles[:MARKED]
+
     def draw(axes: Axes) -> None:
-        by_index = sorted(singles, key=lambda s: s.policy.indices)
-        lowest = {s.policy for s in singles[:MARKED]}
-        colors = [SERIES[1] if s.policy in lowest else SERIES[0] for s in by_index]
-        axes.bar([s.policy.indices[0] for s in by_index], [s.privacy for s in by_index], color=colors, width=0.8)
+        base, marked = found.untransformed.privacy, {s.policy for s in lowest}
+        by_index = sorted(found.singles, key=lambda s: s.policy.indices)
+        colors = [SERIES[1] if s.policy in marked else SERIES[0] for s in by_index]
+        places = [s.policy.indices[0] for s in by_index]
+        axes.bar(places, [s.privacy - base for s in by_index], bottom=base, color=colors, width=0.8)
+        axes.axhline(base, color=INK, linewidth=1.0)
+        for s in lowest:
+            axes.annotate(
+                str(s.policy), (s.policy.indices[0], s.privacy), xytext=(0, -3), textcoords="offset points",
+                ha="center", va="top", rotation=90, fontsize=8,
+            )  # fmt: skip
+        axes.margins(y=0.12)
         axes.grid(visible=False, axis="x")
-        axes.set(xlabel="Operation", ylabel="Privacy score, lower is better")
+        axes.set(xlabel="Operation; the line: no transformation", ylabel="Privacy score, lower is better")
 
-    best = ", ".join(str(s.policy) for s in singles[:MARKED])
-    return draw_svg(draw, f"Privacy score of each single operation; the lowest are {best}")
+    best = ", ".join(str(s.policy) for s in lowest)
+    words = (
+        f"Privacy score of each single operation, beside {found.untransformed.privacy:.3f} without; the lowest: {best}"
+    )
+    return draw_svg(draw, words)

@@ -1,6 +1,6 @@
 """A configuration in a few words, and what tells several apart."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fl_privacy.results import Run
@@ -11,6 +11,10 @@ GROUPS = ("data", "partition", "model", "federation", "defense", "attack")
 UNSAID = ("_target_", "name")
 """Settings that only repeat which option was chosen."""
 DIFFERENCES_SHOWN = 6
+_BATCH_NORM = {
+    "eval": "evaluation mode (by the running statistics that were sent, as published attacks assume)",
+    "train": "training mode (by the statistics of the attacked batch, which hides much of a small one)",
+}
 
 
 def chosen(run: Run, group: str) -> str:
@@ -24,14 +28,25 @@ def chosen(run: Run, group: str) -> str:
 
 def overview(run: Run) -> list[tuple[str, str]]:
     """Each configuration group with its option and settings, and the seed."""
+    without = run.of_kind("attack") and not run.summary["batch_norm"]
+    unused = ("plan.batch_norm", "plan.probe_batch_norm") if without else ()
     rows = []
     for group in GROUPS:
         section = run.identity.config.get(group)
         settings = dict(flat_settings(section)) if isinstance(section, Mapping) else {}
-        shown = [f"{key} {value}" for key, value in settings.items() if key not in UNSAID and value is not None]
+        shown = [f"{k} {v}" for k, v in settings.items() if k not in (*UNSAID, *unused) and v is not None]
         if words := ": ".join(filter(None, [chosen(run, group), ", ".join(shown)])):
             rows.append((group.capitalize(), words))
     return [*rows, ("Seed", str(run.identity.config.get("seed", "")))]
+
+
+def batch_norm_in_words(summaries: Iterable[Mapping[str, Any]]) -> str:
+    """In which mode batch norm ran where the clients made the attacked uploads; empty for models without."""
+    modes = sorted({mode for summary in summaries for mode in summary["batch_norm"]})
+    if not modes:
+        return ""
+    ran = " or ".join(_BATCH_NORM[mode] for mode in modes)
+    return f"In the attacked uploads, batch norm ran in {ran}."
 
 
 def differences(runs: Sequence[Run]) -> list[list[str]]:

@@ -9,7 +9,7 @@ from fl_privacy.metrics import METRICS, aggregate
 from fl_privacy.report.charts import Curve, line_chart, partition_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.page import render
-from fl_privacy.report.settings import chosen, overview
+from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.verdict import bound_in_words, verdict
 from fl_privacy.report.victims import SHOWN, view_all, view_extremes
 from fl_privacy.results import Attacker, Pair, Run
@@ -27,6 +27,7 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
         verdict=verdict(run.summary),
         problems=problems,
         lede=_lede(run),
+        batch_norm=batch_norm_in_words([run.summary]),
         extremes=view_extremes(run, pairs),
         victims=view_all(run, pairs),
         victims_left_out=max(0, run.summary["images"] - SHOWN),

@@ -47,6 +47,7 @@ class Row:
         pmm: in percent; ``None`` if the training or the undefended one did not finish.
         leakage: ``metrics``, ``thresholds``, ``images`` and ``failures`` by who attacked.
         perturbation: of the attacked updates, as in a run's summary.
+        attacks: summaries of the attacks that finished.
     """
 
     outcome: Outcome
@@ -54,6 +55,7 @@ class Row:
     pmm: float | None
     leakage: Mapping[Versus, Mapping[str, Any]]
     perturbation: Mapping[str, Any]
+    attacks: Sequence[Mapping[str, Any]] = ()
 
     @property
     def name(self) -> str:
@@ -127,4 +129,5 @@ def _row(outcome: Outcome, training: Mapping[str, Any] | None, undefended: float
         pmm=pmm(accuracy, undefended) if accuracy is not None and undefended else None,
         leakage=leakage,
         perturbation=next((found["perturbation"] for found in attacks.values() if found["perturbation"]), {}),
+        attacks=tuple(attacks.values()),
     )

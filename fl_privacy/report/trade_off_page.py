@@ -13,6 +13,7 @@ from fl_privacy.report.numbers import metric
 from fl_privacy.report.page import render
 from fl_privacy.report.ppc import samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view
+from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import SHOWN, Row, Versus
 from fl_privacy.report.trade_off_chart import CurvePoint, FamilyCurve, trade_off_chart
 
@@ -30,6 +31,7 @@ def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> st
         best=chosen,
         bound=psnr_below,
         answer=answer(candidates, psnr_below),
+        batch_norm=batch_norm_in_words(found for row in rows for found in row.attacks),
         versus=versus,
         figures=figures_of(*(row.cost for row in rows)),
         series=_series(rows),

@@ -218,6 +218,7 @@ class RunFolder:
         round: int,
         victims: int,
         seconds: float,
+        batch_norm: str | None = None,
         attacker: Attacker = "plain",
         countermeasures: Sequence[str] = (),
     ) -> None:
@@ -227,6 +228,7 @@ class RunFolder:
             round: that was attacked.
             victims: how many.
             seconds: of the call.
+            batch_norm: mode in which the clients ran it, ``train`` or ``eval``; ``None`` for a model without.
             attacker: who attacked.
             countermeasures: what it did against the defense, a sentence each.
         """
@@ -236,6 +238,7 @@ class RunFolder:
             round=round,
             victims=victims,
             seconds=seconds,
+            batch_norm=batch_norm,
             countermeasures=list(countermeasures),
         )
 

@@ -24,7 +24,8 @@ def summarize(
     """The content of ``summary.json``.
 
     ``adaptive`` is what the adaptive attacker achieved, ``None`` if there was none; ``upload`` is of one client's reply
-    in one round; ``privacy`` is the epsilon spent in all rounds, ``None`` where nothing was trained.
+    in one round; ``batch_norm`` are its modes in the attacked uploads, none for models without; ``privacy`` is the
+    epsilon spent in all rounds, ``None`` where nothing was trained.
 
     Args:
         records: of ``metrics.jsonl``.
@@ -49,6 +50,7 @@ def summarize(
         "status": "finished" if finished else "interrupted",
         **_leakage(records, "plain"),
         "adaptive": _adaptive(records),
+        "batch_norm": sorted({a["batch_norm"] for a in records_of(records, "attack", "plain") if a["batch_norm"]}),
         "perturbation": _statistics(changed),
         "upload": _statistics(upload),
         "privacy": _privacy(records, rounds),

@@ -3,6 +3,7 @@
 from fl_privacy.transformations.operations import KINDS, OPERATIONS, TABLES, Kind, Operation, Table
 from fl_privacy.transformations.policies import (
     POLICY_FILE,
+    UNTRANSFORMED,
     Policy,
     apply_policy,
     check_shape,
@@ -17,6 +18,7 @@ __all__ = [
     "OPERATIONS",
     "POLICY_FILE",
     "TABLES",
+    "UNTRANSFORMED",
     "Kind",
     "Operation",
     "Policy",

@@ -18,7 +18,7 @@ class Policy:
     """Operations that an image goes through one after the other.
 
     Attributes:
-        indices: into the table, at least one.
+        indices: into the table; none leave the image as it is.
         table: of operations.
     """
 
@@ -41,12 +41,16 @@ class Policy:
         return cls(tuple(map(int, parts)), table)
 
     def __str__(self) -> str:
-        return "-".join(map(str, self.indices))
+        return "-".join(map(str, self.indices)) or "none"
 
     @property
     def operations(self) -> tuple[Operation, ...]:
         """In order."""
         return tuple(TABLES[self.table][index] for index in self.indices)
+
+
+UNTRANSFORMED = Policy(())
+"""What policies are compared with."""
 
 
 def transform(

@@ -9,10 +9,9 @@ from fl_privacy.attacks import GradientInversion, dlg
 from fl_privacy.attacks.adaptive.measures import against_spn
 from fl_privacy.attacks.adaptive.scene import Scene
 from fl_privacy.attacks.optimizers import LBFGS
-from fl_privacy.attacks.victim_gradients.base import Setting
-from fl_privacy.attacks.victim_gradients.layered import Layered
 from fl_privacy.defenses import ClientState, compose, pruning, spn
 from fl_privacy.defenses.polarization import PolarizationHead
+from fl_privacy.gradients import Layered, Setting
 from fl_privacy.types import LocalPlan
 from tests.attacks.defended import informed, protected, smooth_images, victims
 from tests.attacks.victims import error, observe, smooth_net

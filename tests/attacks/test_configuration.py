@@ -15,7 +15,13 @@ from fl_privacy.config import build_attack, compose
 
 FILES = sorted((Path(__file__).parents[2] / "conf/attack").glob("*.yaml"))
 
-VARIANTS = ("inverting_gradients_code", "inverting_gradients_refiner", "grad_inversion_paper", "grad_inversion_refiner")
+VARIANTS = (
+    "inverting_gradients_code",
+    "inverting_gradients_notebook",
+    "inverting_gradients_refiner",
+    "grad_inversion_paper",
+    "grad_inversion_refiner",
+)
 """Configurations of a preset with other settings than its own defaults."""
 
 

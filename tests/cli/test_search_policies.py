@@ -28,15 +28,23 @@ def test_leaves_behind_what_is_promised(found):
     }  # fmt: skip
     result = json.loads((found / "policies.json").read_text())
     records = [json.loads(line) for line in (found / "scores.jsonl").read_text().splitlines()]
-    assert len(records) == 54
+    assert len(records) == 55
+    assert records[0]["policy"] == result["untransformed"]["policy"] == "none"
     assert len(result["policies"]) == 2
-    assert len(result["single_operations"]) == 50
+    color = {"12", "20", "27", "34", "39"}
+    assert color | {"28"} <= set(result["without_effect"])
+    assert not color & {record["policy"] for record in result["single_operations"]}
+    assert len(result["single_operations"]) == 50 - sum("-" not in name for name in result["without_effect"])
     scores = [r["privacy"] for r in result["single_operations"]]
     assert scores == sorted(scores)
     assert all(s["accuracy"] >= result["accuracy_threshold"] for s in result["scores"])
+    assert all(s["privacy"] < result["untransformed"]["privacy"] and s["altered"] >= 0.9 for s in result["scores"])
+    assert result["table"] == "paper"
     page = (found / "search.html").read_text()
     assert all(name in page for name in result["policies"])
     assert page.count("<svg") == 2
+    assert "mathdefault" not in page
+    assert "<h1>2 policies for lenet on mnist_mini</h1>" in page
 
 
 def test_the_second_time_nothing_is_computed(found, capfd):
@@ -75,7 +83,8 @@ def test_other_demands_choose_anew_among_the_same_scores(found, tmp_path, capfd)
     assert [path.name for path in tmp_path.iterdir()] == [found.name]
     assert (folder / "scores.jsonl").read_bytes() == before
     result = json.loads((folder / "policies.json").read_text())
-    best = min((json.loads(line) for line in before.splitlines()), key=lambda r: r["privacy"])
+    changing = [r for r in map(json.loads, before.splitlines()) if r["altered"] >= 0.9]
+    best = min(changing, key=lambda r: r["privacy"])
     assert result["policies"] == [best["policy"]]
     assert "Finished already" not in capfd.readouterr().out
     assert run_command_line([*TINY, "keep=1", "accuracy_share=1", f"out={tmp_path}"]) == 0
@@ -83,11 +92,25 @@ def test_other_demands_choose_anew_among_the_same_scores(found, tmp_path, capfd)
 
 
 def test_the_authors_code_adds_up_the_eigenvalues(found, tmp_path):
-    assert run_command_line([*TINY, "variant=code", f"out={tmp_path}"]) == 0
+    assert run_command_line([*TINY, "variant=code", "accuracy_share=1", "keep=1", f"out={tmp_path}"]) == 0
     (folder,) = tmp_path.iterdir()
     pairs = zip(*((f / "scores.jsonl").read_text().splitlines() for f in (found, folder)), strict=True)
     for mean, total in pairs:
         assert json.loads(total)["accuracy"] == pytest.approx(8 * json.loads(mean)["accuracy"], rel=1e-4)
+
+
+def test_where_nothing_hides_more_than_no_transformation_it_says_so(found, tmp_path, capfd):
+    folder = tmp_path / found.name
+    shutil.copytree(found, folder)
+    lines = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    lines[0]["privacy"] = min(line["privacy"] for line in lines)
+    (folder / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "policies.json").unlink()
+    assert run_command_line([*TINY, f"out={tmp_path}"]) == 2
+    (error,) = capfd.readouterr().err.strip().splitlines()
+    assert "only 0 of 54" in error
+    assert "no more private than no transformation" in error
+    assert not (folder / "policies.json").exists()
 
 
 def test_fsim_is_asked_for_and_missing_before_anything_begins(tmp_path, monkeypatch, capfd):
@@ -121,6 +144,8 @@ def test_clients_read_the_result(found, tmp_path):
         (["polices=3"], "did you mean policies?"),
         (["keep=0"], "keep"),
         (["fsim_at_least=7"], "fsim_at_least"),
+        (["altered_at_least=0"], "altered_at_least"),
+        (["table=others"], "table"),
         (["+training.momentum=-1"], "training.momentum"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,25 @@ def test_embedded_digits_are_those_of_the_package():
     loaded = np.column_stack([loaded, torch.cat([dataset.train.labels, dataset.test.labels]).numpy()])
     original = np.column_stack([pixels, labels]).astype(np.uint8)
     assert sorted(map(bytes, loaded.astype(np.uint8))) == sorted(map(bytes, original))
+
+
+def test_photographs_are_those_of_the_package():
+    pictures = pytest.importorskip("skimage.data")
+    dataset = load_data("photograph", image_size=300)
+    assert dataset.test.class_names == ("astronaut", "cat", "coffee", "rocket")
+    assert dataset.test.labels.tolist() == dataset.train.labels.tolist() == [0, 1, 2, 3]
+    assert torch.equal(dataset.train.images, dataset.test.images)
+    cat = torch.from_numpy(pictures.cat()).permute(2, 0, 1)  # 300 x 451: cut to the center, not scaled
+    left = round((451 - 300) / 2)
+    assert torch.equal(dataset.test.images[1], cat[..., left : left + 300])
+    assert dataset.test.images.float().std((1, 2, 3)).min() > 10
+
+
+def test_photographs_without_their_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "skimage", None)
+    with pytest.raises(UserError, match="pip install scikit-image") as error:
+        load_data("photograph")
+    assert "\n" not in str(error.value)
 
 
 def test_parquet_folder(root, picture):

@@ -13,8 +13,8 @@ from fl_privacy.defenses.robust_data import (
     batch_gap,
     descend,
     example_gap,
-    example_gradients,
     importance,
+    own_gradients,
     project,
 )
 from fl_privacy.errors import UserError
@@ -100,7 +100,7 @@ def test_utility_gap_is_the_weighted_sum_of_equation_4():
 def test_gradient_of_the_gap_is_that_of_finite_differences():
     step = local_step(small_model().double(), examples=2)
     step = replace(step, batch=Batch(step.batch.inputs.double(), step.batch.labels))
-    own = {n: g.detach() for n, g in example_gradients(step, step.batch.inputs).items()}
+    own = {n: g.detach() for n, g in own_gradients(step, step.batch.inputs).items()}
     depths = layer_depths(step.model, step.sent, step.batch.inputs[:1])
     weights = importance(own, step.sent.parameters, depths, by="product", decay=0.95)
     images = torch.rand(2, 3, 16, 16, dtype=torch.float64, generator=derive_generator(7))
@@ -121,7 +121,7 @@ def test_gradient_of_the_gap_is_that_of_finite_differences():
 
 def test_gap_of_each_example_is_that_of_a_batch_of_one():
     step = local_step(examples=3)
-    own = {n: g.detach() for n, g in example_gradients(step, step.batch.inputs).items()}
+    own = {n: g.detach() for n, g in own_gradients(step, step.batch.inputs).items()}
     depths = layer_depths(step.model, step.sent, step.batch.inputs[:1])
     others = torch.rand_like(step.batch.inputs)
     weights = importance(own, step.sent.parameters, depths, by="product", decay=0.95)

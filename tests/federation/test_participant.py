@@ -9,6 +9,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Probe, audited_rounds, observation_id, parse_observation_id, spread_probes
 from fl_privacy.federation.batching import local_batches
+from fl_privacy.gradients import loss_gradients
 from fl_privacy.types import LocalPlan, ModelState
 from tests.federation import harness
 
@@ -69,6 +70,18 @@ def test_a_probe_is_the_update_of_its_batch_and_changes_nothing() -> None:
     assert probe.upload.num_examples == 2
     again = client.probe(SENT, state, round=2, victim=1, batch_size=2)
     harness.assert_same_tensors(probe.upload.tensors, again.upload.tensors)
+
+
+def test_a_probe_has_its_own_batch_norm() -> None:
+    for mode in ("eval", "train"):
+        plan = replace(harness.FEDSGD, batch_norm="train", probe_batch_norm=mode)
+        client = replace(harness.participants(plan)[0], defense=harness.Defense())
+        probe = client.probe(SENT, ClientState(), round=2, victim=1, batch_size=2).upload
+        expected = loss_gradients(client.model, SENT, client.victim_batch(1, 2), batch_norm=mode)
+        torch.testing.assert_close(dict(probe.tensors), expected.gradients)
+        torch.testing.assert_close(dict(probe.buffers), expected.buffers)
+        trained = client.update(SENT, ClientState(), round=2).upload
+        assert not torch.equal(trained.buffers["norm.running_mean"], SENT.buffers["norm.running_mean"])
 
 
 def test_the_trained_batch_is_what_the_update_was_made_of() -> None:

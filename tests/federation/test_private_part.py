@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -14,12 +14,12 @@ from torch.func import functional_call
 
 from fl_privacy.attacks.inversion.problem import InversionProblem
 from fl_privacy.attacks.space import Space
-from fl_privacy.attacks.victim_gradients import frozen_copy
 from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp, none, split_fed
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Participant, Server, private_names, public_state, run_rounds
 from fl_privacy.federation.insider import Insider
 from fl_privacy.flower import LocalGrid, participant_app, run_in_process, run_on_grid
+from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import Front
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 from tests.federation import harness
@@ -269,8 +269,9 @@ def test_wrong_modules_are_refused(private: list[str], message: str) -> None:
         private_names(harness.small_net(), split_fed(private=private))
 
 
-def test_features_are_those_behind_the_victim_s_gradient_with_a_private_norm() -> None:
-    plan = replace(harness.FEDAVG, batch_norm="train")
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_features_are_those_behind_the_victim_s_gradient_with_a_private_norm(mode: Literal["train", "eval"]) -> None:
+    plan = replace(harness.FEDAVG, probe_batch_norm=mode)
     defense = split_fed(private=["conv", "norm"])
     _, recording, _ = run(defense, plan=plan, colluder=0, knows_features=True)
 
@@ -280,7 +281,9 @@ def test_features_are_those_behind_the_victim_s_gradient_with_a_private_norm() -
         victim = int(observation.id.rpartition("-")[2])
         images = participants(defense, plan)[0].victim_batch(victim, 2).inputs
         device = torch.device("cpu")
-        model = frozen_copy(observation.model, observation.assumed(), plan, device=device, dtype=torch.float32)
+        model = frozen_copy(
+            observation.model, observation.assumed(), observation.plan, device=device, dtype=torch.float32
+        )
         problem = InversionProblem(
             front=Front(model, "out"),
             features=observation.knowledge.features[None],

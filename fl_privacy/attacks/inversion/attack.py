@@ -21,8 +21,8 @@ from fl_privacy.attacks.priors import Prior, TotalVariation
 from fl_privacy.attacks.space import Projection, Space
 from fl_privacy.attacks.starts import Blank, Start, Uniform
 from fl_privacy.attacks.validate import failure
-from fl_privacy.attacks.victim_gradients import frozen_copy
 from fl_privacy.errors import UserError
+from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import Front, cut_layer
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Reconstruction

@@ -4,11 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.victim_gradients.base import Setting, frozen_copy
-from fl_privacy.attacks.victim_gradients.choose import choose
-from fl_privacy.attacks.victim_gradients.layered import Layered
-from fl_privacy.attacks.victim_gradients.one_by_one import OneByOne
-from fl_privacy.attacks.victim_gradients.vectorized import Vectorized
+from fl_privacy.gradients import Layered, OneByOne, Setting, Vectorized, frozen_copy, victim_gradients
 from fl_privacy.models import ConvNet, LeNet, ResNet20
 from fl_privacy.types import LocalPlan, ModelState
 
@@ -123,7 +119,7 @@ def test_all_ways_agree(name: str, mode, size: int) -> None:
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             torch.testing.assert_close(found[key], value, rtol=1e-8, atol=1e-10)
-    assert isinstance(choose(setting, inputs, labels), Layered)
+    assert isinstance(victim_gradients(setting, inputs, labels), Layered)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -142,16 +138,16 @@ def test_slopes_by_the_inputs_and_soft_labels_agree(name: str) -> None:
 
 
 def test_layers_that_are_no_function_of_one_tensor_need_vmap() -> None:
-    assert isinstance(choose(_setting(TwoInputs(), LocalPlan()), *_trial(1)), Vectorized)
+    assert isinstance(victim_gradients(_setting(TwoInputs(), LocalPlan()), *_trial(1)), Vectorized)
 
 
 def test_a_parameter_of_the_model_itself_does_not() -> None:
-    assert isinstance(choose(_setting(OwnParameter(), LocalPlan()), *_trial(1)), Layered)
+    assert isinstance(victim_gradients(_setting(OwnParameter(), LocalPlan()), *_trial(1)), Layered)
 
 
 def test_what_vmap_cannot_follow_is_looped_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="Branching can't be batched"):
-        assert isinstance(choose(_setting(Branching(), LocalPlan()), *_trial(1)), OneByOne)
+        assert isinstance(victim_gradients(_setting(Branching(), LocalPlan()), *_trial(1)), OneByOne)
 
 
 def test_dropout_is_off_and_the_model_untouched() -> None:

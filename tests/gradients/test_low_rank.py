@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks import GradientInversion, inverting_gradients
-from fl_privacy.attacks.low_rank import Products, factorize
 from fl_privacy.attacks.objectives import Cosine
-from fl_privacy.attacks.statistics import Explicit, Target
+from fl_privacy.attacks.statistics import Explicit, Products, Target
+from fl_privacy.gradients.low_rank import factorize
 from fl_privacy.models import ResNet10
 from fl_privacy.types import Observation
 from tests.attacks.victims import CLASSES, observations

@@ -3,9 +3,8 @@ import torch
 
 from fl_privacy.attacks import idlg, inverting_gradients
 from fl_privacy.attacks.targets import accumulated_gradient, as_gradient, needs_unrolling
-from fl_privacy.attacks.victim_gradients.base import Setting, frozen_copy
-from fl_privacy.attacks.victim_gradients.unrolled import Unrolled, step_slices
-from fl_privacy.gradients import loss_gradients
+from fl_privacy.gradients import Setting, Unrolled, frozen_copy, loss_gradients
+from fl_privacy.gradients.unrolled import step_slices
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload
 from tests.attacks.victims import CLASSES, SHAPE, error, examples, smooth_net
 

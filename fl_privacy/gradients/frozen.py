@@ -1,52 +1,14 @@
-"""What computes the victims' gradients, and the frozen model it works on."""
+"""The frozen model that gradients of many victims are computed with, and how it is differentiated twice."""
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fl_privacy.types import LocalPlan, ModelState, Tensors
-
-
-@dataclass(frozen=True, eq=False)
-class Setting:
-    """What all victims of a group share.
-
-    Attributes:
-        model: frozen, in the mode of the plan, with the values sent.
-        names: the tensors that were uploaded and are to be matched.
-        plan: of the clients.
-        secret: weight of the linear layer into whose input a loss that nobody else knows sends gradients.
-    """
-
-    model: nn.Module
-    names: Sequence[str]
-    plan: LocalPlan
-    secret: str | None = None
-
-
-class VictimGradients(ABC):
-    """(inputs (V, B, C, H, W), labels (V, B) or (V, B, K)) -> gradient (V, *shape) of each tensor.
-
-    It can be differentiated by the inputs and by soft labels.
-    """
-
-    @abstractmethod
-    def __init__(self, setting: Setting) -> None: ...
-
-    @abstractmethod
-    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Gradients by name."""
-
-    def under(self, setting: Setting) -> Self:
-        """The same way of computing, for the same model in another setting."""
-        return type(self)(setting)
+from fl_privacy.types import LocalPlan, ModelState
 
 
 @contextmanager

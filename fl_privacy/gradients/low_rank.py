@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.statistics import Target
-
 _SPARE = 4
 _EXACT = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -47,41 +45,3 @@ def factorize(value: Tensor, rank: int) -> Factors | None:
     if (residual > _EXACT[value.dtype] * value.flatten(1).norm(dim=1)).any():
         return None
     return Factors(left, right)
-
-
-@dataclass(frozen=True, eq=False)
-class Products:
-    """Statistics of the gradient ``deltas @ inputs.mT`` of one weight.
-
-    Attributes:
-        deltas: (V, O, P).
-        inputs: (V, D, P).
-        factors: of the observed gradient.
-        target: its numbers; its value is not used.
-    """
-
-    deltas: Tensor
-    inputs: Tensor
-    factors: Factors
-    target: Target
-
-    @property
-    def dot(self) -> Tensor:
-        """<g', g>."""
-        return ((self.factors.left.mT @ self.deltas) * (self.factors.right.mT @ self.inputs)).sum((1, 2))
-
-    @property
-    def squared(self) -> Tensor:
-        """||g'||^2."""
-        return ((self.deltas.mT @ self.deltas) * (self.inputs.mT @ self.inputs)).sum((1, 2))
-
-    @property
-    def distance(self) -> Tensor:
-        """||g' - g||^2, to the accuracy of a difference of squares."""
-        return self.squared - 2 * self.dot + self.target.squared
-
-    @property
-    def absolute(self) -> Tensor:
-        """Sum of |g' - g|, for which the gradient is formed."""
-        seen = self.factors.left @ self.factors.right.mT
-        return (self.deltas @ self.inputs.mT - seen).abs().sum((1, 2))

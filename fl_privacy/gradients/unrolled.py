@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fl_privacy.attacks.victim_gradients.base import Setting, VictimGradients
-from fl_privacy.attacks.victim_gradients.vectorized import VictimLoss
+from fl_privacy.gradients.victims import Setting, VictimGradients, VictimLoss
 from fl_privacy.types import LocalPlan, Tensors
 
 

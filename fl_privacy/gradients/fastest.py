@@ -6,16 +6,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.victim_gradients.base import Setting, VictimGradients, differentiable_twice
-from fl_privacy.attacks.victim_gradients.layered import Layered
-from fl_privacy.attacks.victim_gradients.one_by_one import OneByOne
-from fl_privacy.attacks.victim_gradients.vectorized import Vectorized
+from fl_privacy.gradients.frozen import differentiable_twice
+from fl_privacy.gradients.layered import Layered
+from fl_privacy.gradients.victims import OneByOne, Setting, Vectorized, VictimGradients
 from fl_privacy.types import Tensors
 
 _TOLERANCE = 1e-3
 
 
-def choose(setting: Setting, inputs: Tensor, labels: Tensor) -> VictimGradients:
+def victim_gradients(setting: Setting, inputs: Tensor, labels: Tensor) -> VictimGradients:
     """The fastest way that gives the right gradients of this model, found by trying.
 
     Args:
@@ -34,7 +33,7 @@ def choose(setting: Setting, inputs: Tensor, labels: Tensor) -> VictimGradients:
         except RuntimeError as error:
             reasons.append(str(error).strip().splitlines()[0])
             continue
-        if _close(found, expected):
+        if same_gradients(found, expected):
             return gradients
         reasons.append(f"{candidate.__name__} gives other gradients")
     warnings.warn(
@@ -54,7 +53,7 @@ def _with_slope(gradients: VictimGradients, inputs: Tensor, labels: Tensor) -> T
     return {**{name: g.detach() for name, g in result.items()}, "": slope}
 
 
-def _close(found: Tensors, expected: Tensors) -> bool:
+def same_gradients(found: Tensors, expected: Tensors) -> bool:
     """Tensor by tensor, up to rounding errors of the largest: a bias in front of batch norm has only those."""
     whole = max(float(value.norm()) for value in expected.values())
     return all(

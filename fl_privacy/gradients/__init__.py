@@ -1,0 +1,39 @@
+"""The only room that differentiates a model by its parameters: of a batch, of many victims, of single examples."""
+
+from fl_privacy.gradients.batch import (
+    GradientResult,
+    LossChange,
+    LossFunction,
+    batch_loss,
+    loss_gradients,
+    set_mode,
+)
+from fl_privacy.gradients.examples import clipped_sum, example_gradients
+from fl_privacy.gradients.fastest import victim_gradients
+from fl_privacy.gradients.frozen import differentiable_twice, frozen_copy
+from fl_privacy.gradients.layer_rules import LayerCall, register_layer_rule
+from fl_privacy.gradients.layered import Layered
+from fl_privacy.gradients.unrolled import Unrolled
+from fl_privacy.gradients.victims import OneByOne, Setting, Vectorized, VictimGradients
+
+__all__ = [
+    "GradientResult",
+    "LayerCall",
+    "Layered",
+    "LossChange",
+    "LossFunction",
+    "OneByOne",
+    "Setting",
+    "Unrolled",
+    "Vectorized",
+    "VictimGradients",
+    "batch_loss",
+    "clipped_sum",
+    "differentiable_twice",
+    "example_gradients",
+    "frozen_copy",
+    "loss_gradients",
+    "register_layer_rule",
+    "set_mode",
+    "victim_gradients",
+]

@@ -1,0 +1,184 @@
+"""Gradients of single examples: the victims of a batch are its examples.
+
+They are computed layer by layer (:class:`Layered`) wherever that gives the same as differentiating each example's loss;
+where it does not (a loss that a defense changes, dropout, layers that are used outside of their own forward pass) by
+``vmap`` of that loss.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from fl_privacy.errors import UserError
+from fl_privacy.gradients.batch import LossChange, batch_loss
+from fl_privacy.gradients.fastest import same_gradients
+from fl_privacy.gradients.frozen import frozen_copy
+from fl_privacy.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
+from fl_privacy.gradients.layered import Layered, add_up
+from fl_privacy.gradients.low_rank import pays
+from fl_privacy.gradients.victims import Setting
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+_CHUNK_ELEMENTS = 1 << 26
+"""Elements of per-example gradients held at a time (256 MB of float32)."""
+
+_tried: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
+"""Whether a model's gradients were right layer by layer."""
+
+
+def example_gradients(
+    model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[LossChange] = ()
+) -> Tensors:
+    """(B, *shape) by name: the gradient of each example's loss, differentiable by ``batch.inputs``.
+
+    Args:
+        model: architecture.
+        state: its values.
+        batch: B examples.
+        plan: of the client; its batch-norm mode and loss scale hold.
+        changes: of the loss.
+    """
+    layered = _layered(model, state, batch, plan, changes)
+    if layered is not None:
+        return layered(batch.inputs.unsqueeze(1), batch.labels.unsqueeze(1))
+    return _one_by_one(model, state, batch, plan, changes)
+
+
+@torch.no_grad()
+def clipped_sum(
+    model: nn.Module,
+    state: ModelState,
+    batch: Batch,
+    clip_norm: float,
+    *,
+    plan: LocalPlan,
+    changes: Sequence[LossChange] = (),
+) -> Tensors:
+    """Sum over the batch of each example's gradient scaled by min(1, clip_norm / its l2 norm).
+
+    Layer by layer no example's gradient is formed where its norm can be had from inner products (ghost clipping, Li et
+    al. 2022, Sec. 4); the sum is then one product per layer. Elsewhere the gradients of as many examples as fit into
+    256 MB are held at a time.
+
+    Raises:
+        UserError: the model has batch-norm layers in training mode: there, no example has a gradient of its own.
+    """
+    _expect_own_gradients(model, plan)
+    layered = _layered(model, state, batch, plan, changes)
+    total = {name: torch.zeros_like(p) for name, p in state.parameters.items()}
+    if layered is not None:
+        for some in _chunks(batch, _formed_elements(layered, batch)):
+            add_up(total, {name: name for name in total}, _ghost_clipped_sum(layered, some, clip_norm))
+        return total
+    for some in _chunks(batch, sum(p.numel() for p in state.parameters.values())):
+        gradients = _one_by_one(model, state, some, plan, changes)
+        factors = _factors([g.flatten(1).square().sum(1) for g in gradients.values()], clip_norm)
+        for name, g in gradients.items():
+            total[name] += torch.tensordot(factors.to(g.dtype), g, dims=1)
+    return total
+
+
+def _expect_own_gradients(model: nn.Module, plan: LocalPlan) -> None:
+    normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    if plan.batch_norm == "train" and normalizes:
+        raise UserError(
+            "Per-sample clipping expects each example to have its own gradient, but the model normalizes by the batch;"
+            " set federation.plan.batch_norm=eval or take a model with group norm."
+        )
+
+
+def _one_by_one(
+    model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan, changes: Sequence[LossChange]
+) -> Tensors:
+    def loss(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
+        one, at = Batch(image.unsqueeze(0), label.unsqueeze(0)), ModelState(values, state.buffers)
+        return batch_loss(model, at, one, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale, changes=changes)[0]
+
+    values = {name: p.detach() for name, p in state.parameters.items()}
+    per_example = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+    gradients: Tensors = per_example(values, batch.inputs, batch.labels)
+    return gradients
+
+
+def _layered(
+    model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan, changes: Sequence[LossChange]
+) -> Layered | None:
+    """Set up at ``state``; ``None`` where it would not give the gradients of this model's examples.
+
+    Whether it does is tried once a model.
+    """
+    if changes or any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()):
+        return None
+    if not _tried.get(model, True):
+        return None
+    value = next(iter(state.parameters.values()))
+    detached = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
+    frozen = frozen_copy(model, detached, plan, device=value.device, dtype=value.dtype)
+    try:
+        layered = Layered(Setting(frozen, list(state.parameters), plan))
+        if model not in _tried:
+            few = Batch(batch.inputs[:2].detach(), batch.labels[:2])
+            with torch.no_grad():
+                found = layered(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
+            _tried[model] = same_gradients(found, _one_by_one(model, detached, few, plan, ()))
+    except RuntimeError:
+        _tried[model] = False
+    return layered if _tried[model] else None
+
+
+def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:
+    """As many examples at a time as may be held where each needs so many ``elements``."""
+    at_once = max(1, _CHUNK_ELEMENTS // max(1, elements))
+    for inputs, labels in zip(torch.split(batch.inputs, at_once), torch.split(batch.labels, at_once), strict=True):
+        yield Batch(inputs, labels)
+
+
+def _formed_elements(layered: Layered, batch: Batch) -> int:
+    """Of the gradients of one example that are not had by their factors."""
+    calls = layered.calls(batch.inputs[:1].unsqueeze(1), batch.labels[:1].unsqueeze(1))
+    formed = {name: call.module.get_parameter(own).numel() for call in calls for own, name in call.names.items()}
+    ghosts = {call.names["weight"] for call in calls if "weight" in call.names and _ghost_norms(call) is not None}
+    return sum(size for name, size in formed.items() if name not in ghosts)
+
+
+def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> Tensors:
+    calls = layered.calls(batch.inputs.unsqueeze(1), batch.labels.unsqueeze(1))
+    uses = Counter(name for call in calls for name in call.names.values())
+    formed: dict[str, Tensor] = {}
+    squares: list[Tensor] = []
+    summed: list[LayerCall] = []
+    for call in calls:
+        own = dict(call.names)
+        if uses[own.get("weight", "")] == 1 and (ghost := _ghost_norms(call)) is not None:
+            squares.append(ghost)
+            summed.append(replace(call, names={"weight": own.pop("weight")}))
+        add_up(formed, own, parameter_gradients(call, own.keys()))
+    squares += [gradient.flatten(1).square().sum(1) for gradient in formed.values()]
+    factors = _factors(squares, clip_norm)
+    total = {name: torch.tensordot(factors.to(gradient), gradient, dims=1) for name, gradient in formed.items()}
+    for call in summed:
+        add_up(total, call.names, {"weight": parameter_gradients(call.weighted_sum(factors), ["weight"])["weight"][0]})
+    return total
+
+
+def _ghost_norms(call: LayerCall) -> Tensor | None:
+    """(B,) squared norms of the weight's gradients from inner products, where these cost less than the gradients."""
+    weight = call.module.get_parameter("weight")
+    if weight.dim() < 2 or not pays(len(weight), weight[0].numel(), call.positions):
+        return None
+    factors = weight_factors(call)
+    if factors is None:
+        return None
+    deltas, columns = factors
+    return ((deltas.mT @ deltas) * (columns.mT @ columns)).sum((1, 2))
+
+
+def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
+    """(B,) min(1, C / norm)."""
+    norms = torch.stack(list(squares)).sum(0).sqrt()
+    return (clip_norm / norms).clamp(max=1.0)

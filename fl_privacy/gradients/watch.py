@@ -1,0 +1,85 @@
+"""Watching a model's modules while it runs: the only place that registers forward hooks."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a module.
+
+    Attributes:
+        name: under which it is watched.
+        module: itself.
+        inputs: its first argument.
+        output: what it returned; the input where only what enters is watched.
+    """
+
+    name: str
+    module: nn.Module
+    inputs: Tensor
+    output: Tensor
+
+
+def owners(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that own parameters themselves, by name."""
+    return {name: m for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
+
+
+@contextmanager
+def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
+    """The calls of ``modules`` within the context, in the order in which they are entered."""
+    calls: list[Call] = []
+
+    def watch(name: str, module: nn.Module) -> RemovableHandle:
+        return module.register_forward_pre_hook(
+            lambda called, given: calls.append(Call(name, called, given[0], given[0]))
+        )
+
+    with _hooks([watch(name, module) for name, module in modules.items()]):
+        yield calls
+
+
+@contextmanager
+def leaving(
+    modules: Mapping[str, nn.Module], change: Callable[[nn.Module, tuple[Any, ...], Any], Tensor] | None = None
+) -> Iterator[list[Call]]:
+    """The calls of ``modules`` within the context, in the order in which they return.
+
+    Args:
+        modules: by name.
+        change: (module, its arguments, its output) -> the output that the model goes on with; as it is by default.
+    """
+    calls: list[Call] = []
+
+    def watch(name: str, module: nn.Module) -> RemovableHandle:
+        def hook(called: nn.Module, given: tuple[Any, ...], output: Any) -> Tensor | None:
+            changed = change(called, given, output) if change else output
+            calls.append(Call(name, called, given[0], changed))
+            return changed if change else None
+
+        return module.register_forward_hook(hook)
+
+    with _hooks([watch(name, module) for name, module in modules.items()]):
+        yield calls
+
+
+@contextmanager
+def replaced_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within the context ``module`` gets ``change`` of its first argument, and nothing else."""
+    with _hooks([module.register_forward_pre_hook(lambda _, given: (change(given[0]),))]):
+        yield
+
+
+@contextmanager
+def _hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fl_privacy
+from fl_privacy.gradients.watch import entering, leaving, owners, replaced_input
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+def test_calls_come_in_order_with_what_entered_and_what_left():
+    net, inputs = model(), torch.rand(2, 4)
+    with entering(owners(net)) as entered, leaving({**owners(net), "": net}) as left:
+        logits = net(inputs)
+    assert [call.name for call in entered] == ["1", "3"]
+    assert [call.name for call in left] == ["1", "3", ""]
+    assert torch.equal(entered[0].inputs, inputs) and left[-1].output is logits
+
+
+def test_an_output_can_be_exchanged_on_the_way_and_so_can_an_input():
+    net = model()
+    with leaving({"1": net[1]}, lambda module, given, output: output * 0) as left:
+        changed = net(torch.rand(2, 4))
+    assert torch.equal(changed, net[3].bias.expand(2, 2)) and not left[0].output.any()
+    with replaced_input(net[3], torch.zeros_like):
+        assert torch.equal(net(torch.rand(2, 4)), net[3].bias.expand(2, 2))
+
+
+def test_nothing_is_watched_after_an_error():
+    net = model()
+    with pytest.raises(RuntimeError), entering(owners(net)) as calls:
+        net(torch.rand(2, 5))
+    net(torch.rand(2, 4))
+    assert len(calls) == 1
+
+
+def test_nobody_else_registers_forward_hooks():
+    root = Path(fl_privacy.__file__).parent
+    found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if "register_forward" in path.read_text()}
+    assert found == {"gradients/watch.py"}
