@@ -1,4 +1,4 @@
-"""Progress on the terminal: a bar for all long work, a live table of the rounds."""
+"""Progress on the terminal: a bar and time left for all long work, a live table of the rounds."""
 
 import time
 from collections import deque
@@ -9,10 +9,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from fl_privacy.attacks import Progress as AttackProgress
+from fl_privacy.cli.timing import Remaining, in_words
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.pipeline.monitor import Monitor
+from fl_privacy.progress import Stage, listening, share_done
 
 SHOWN_ROUNDS = 8
 SECONDS_BETWEEN_LINES = 10
@@ -25,7 +28,8 @@ class RichMonitor(Monitor):
         self.console = console
         self._rounds: deque[tuple[RoundReport, Evaluation | None, float | None]] = deque(maxlen=SHOWN_ROUNDS)
         self._total = 0
-        self._show: Callable[[int], None] = lambda round: None
+        self._done = 0
+        self._show: Callable[[], None] = lambda: None
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -33,33 +37,59 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def training(self, rounds: int) -> Iterator[None]:
-        """Show the table and a bar while the context lasts."""
+        """Show the table, a bar and what happens within the round while the context lasts."""
         self._rounds.clear()
-        self._total, bar = rounds, self._progress("Training")
-        task = bar.add_task("", total=rounds)
+        self._total, self._done, bar = rounds, 0, self._progress("Training")
+        task, left, doing = bar.add_task("", total=rounds), Remaining(), Text("", style="dim")
+        tell = self._line_by_line()
         with Live(console=self.console, refresh_per_second=4, transient=not self.console.is_terminal) as live:
 
-            def show(round: int) -> None:
-                bar.update(task, completed=round)
-                live.update(Group(self._table(), bar))
+            def show() -> None:
+                bar.update(task, completed=self._done)
+                live.update(Group(self._table(), bar, doing))
+
+            def listen(stages: tuple[Stage, ...]) -> None:
+                number = f"Round {min(self._done + 1, rounds)}/{rounds}"
+                text = f"{number}: {describe(stages)}{_left(left, stages, number)}" if stages else ""
+                doing.plain = text
+                tell(text)
 
             self._show = show
-            yield
+            show()
+            with listening(listen):
+                yield
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
         """Add a row; who was excluded and why has been logged."""
         self._rounds.append((report, evaluation, epsilon))
+        self._done = report.round
         if self.console.is_terminal:
-            self._show(report.round)
+            self._show()
         if not self.console.is_terminal and (report.round % max(1, self._total // 10) == 0 or report.round == 1):
             shown = f", accuracy {evaluation.accuracy:.1%}" if evaluation else ""
             shown += f", epsilon {epsilon:.3g}" if epsilon is not None else ""
             self.say(f"Round {report.round}/{self._total}: train loss {report.train_loss:.3f}{shown}")
 
     @contextmanager
-    def attacking(self, victims: int) -> Iterator[AttackProgress]:
+    def working(self, title: str) -> Iterator[None]:
+        """Show how far the work is while the context lasts."""
+        left, tell = Remaining(), self._line_by_line()
+        if not self.console.is_terminal:
+            with listening(lambda stages: tell(f"{title}: {describe(stages)}{_left(left, stages)}" if stages else "")):
+                yield
+            return
+        with self.console.status(title) as status:
+
+            def listen(stages: tuple[Stage, ...]) -> None:
+                status.update(f"{title}: {describe(stages)}{_left(left, stages)}" if stages else title)
+
+            with listening(listen):
+                yield
+
+    @contextmanager
+    def attacking(self, what: str) -> Iterator[AttackProgress]:
         """Show a bar while the context lasts, or a line for each tenth of an attack that takes its time."""
-        title = f"Attacking {victims} update{'s' if victims > 1 else ''}"
+        title = f"Attacking {what}"
         if not self.console.is_terminal:
             yield self._tenths(title)
             return
@@ -78,15 +108,27 @@ class RichMonitor(Monitor):
             task = bar.add_task("", total=total)
             yield lambda done: bar.update(task, completed=done)
 
+    def _line_by_line(self) -> Callable[[str], None]:
+        """Where there is no terminal: what is told, but not too often."""
+        told_at = time.monotonic()
+
+        def tell(text: str) -> None:
+            nonlocal told_at
+            if text and not self.console.is_terminal and time.monotonic() - told_at >= SECONDS_BETWEEN_LINES:
+                told_at = time.monotonic()
+                self.say(text)
+
+        return tell
+
     def _tenths(self, title: str) -> AttackProgress:
-        last, told_at = 0, time.monotonic()
+        last, told_at, left = 0, time.monotonic(), Remaining()
 
         def tell(done: int, total: int) -> None:
             nonlocal last, told_at
-            tenth = 10 * done // max(total, 1)
+            tenth, seconds = 10 * done // max(total, 1), left(title, done / max(total, 1))
             if tenth > last and time.monotonic() - told_at >= SECONDS_BETWEEN_LINES:
                 last, told_at = tenth, time.monotonic()
-                self.say(f"{title}: {10 * tenth} %")
+                self.say(f"{title}: {10 * tenth} %{in_words(seconds) if tenth < 10 else ''}")
 
         return tell
 
@@ -117,3 +159,12 @@ class RichMonitor(Monitor):
                 *([f"{epsilon:.3g}"] if epsilon is not None else []),
             )
         return table
+
+
+def describe(stages: tuple[Stage, ...]) -> str:
+    """``client 2/3, condensing images 57/200``: the step that each stage is at."""
+    return ", ".join(f"{s.what} {min(s.done + 1, s.total)}/{s.total}" for s in stages)
+
+
+def _left(left: Remaining, stages: tuple[Stage, ...], *within: str) -> str:
+    return in_words(left((*within, stages[0].what), share_done(stages)))

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from fl_privacy.cli.backends import backend_of
 from fl_privacy.cli.console import RichMonitor
+from fl_privacy.cli.faults import FAULTS, NothingReconstructedError, in_a_line, recognized
 from fl_privacy.config import compose, expand_sweep, to_yaml
 from fl_privacy.errors import UserError
 from fl_privacy.pipeline.attack import attack_experiment
@@ -16,6 +17,7 @@ from fl_privacy.pipeline.label import Command
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.run import run_experiment
 from fl_privacy.report import write_report
+from fl_privacy.results.failures import failed_attackers
 
 
 def run_jobs(
@@ -27,6 +29,7 @@ def run_jobs(
 
     Raises:
         UserError: a configuration is wrong, or jobs of a sweep failed.
+        NothingReconstructedError: an attack failed on all of its victims.
     """
     jobs = expand_sweep(overrides) if multirun else [list(overrides)]
     configs = [compose(job) for job in jobs]
@@ -35,20 +38,25 @@ def run_jobs(
             print(to_yaml(config))
         return
     if not multirun:
-        print(run_job(command, configs[0], RichMonitor(console)))
+        folder = run_job(command, configs[0], RichMonitor(console))
+        print(folder)
+        expect_reconstructions([folder])
         return
     folders, failed = [], []
     for number, (job, config) in enumerate(zip(jobs, configs, strict=True), 1):
         console.rule(f"{number}/{len(jobs)} {escape(' '.join(job))}", style="dim")
         try:
             folders.append(run_job(command, config, RichMonitor(console)))
-        except UserError as error:
-            failed.append(f"{' '.join(job)}: {error}")
+        except (*FAULTS, RuntimeError, SystemExit) as error:
+            if (fault := recognized(error)) is None:
+                raise
+            failed.append(f"{' '.join(job)}: {in_a_line(fault)}")
             console.print(f"[red]error: {escape(failed[-1])}[/red]", highlight=False)
     if folders:
         print(write_report(folders, None))
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0]}")
+    expect_reconstructions(folders)
 
 
 def run_job(command: Command, config: DictConfig, monitor: Monitor) -> Path:
@@ -56,3 +64,19 @@ def run_job(command: Command, config: DictConfig, monitor: Monitor) -> Path:
     if command == "attack":
         return attack_experiment(config, monitor)
     return run_experiment(config, backend_of(config), monitor)
+
+
+def expect_reconstructions(folders: Sequence[Path]) -> None:
+    """Refuse to pass attacks over that failed on all of their victims: their pages show nothing, not privacy.
+
+    Raises:
+        NothingReconstructedError: there is one; what was recorded is in its folder all the same.
+    """
+    failed = [(folder, *found) for folder in folders for found in failed_attackers(folder).items()]
+    if failed:
+        folder, attacker, reason = failed[0]
+        which = "" if len(folders) == 1 else f" in {len({f for f, *_ in failed})} of {len(folders)} runs, the first of"
+        raise NothingReconstructedError(
+            f"The {attacker} attack failed on all victims{which} ({folder}), which says nothing about privacy:"
+            f" {reason.rstrip('.')}."
+        )

@@ -1,7 +1,9 @@
 """``fl-privacy run | attack | trade-off | train-evaluator | search-policies | report | list``."""
 
 import logging
+import math
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,16 +13,15 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
+from fl_privacy.cli.faults import EXIT_INTERRUPTED, FAULTS, end_quietly, fail, nobody_listens, recognized
 from fl_privacy.errors import UserError
 
-EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
+DEBUG = "--debug"
 
 app = typer.Typer(
     help="How much of your clients' data can be read from what they upload, and which defense stops it at what cost?",
     epilog="Settings are Hydra overrides: `fl-privacy run data=cifar10 defense=dp_noise defense.scale=0.01 seed=1`."
     " `fl-privacy list` shows what there is to choose from.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -32,9 +33,28 @@ Multirun = Annotated[
 ShowConfig = Annotated[bool, typer.Option("--cfg", help="Print the resolved configuration and stop.")]
 
 
+def _decibels(value: float) -> float:
+    if not math.isfinite(value):
+        raise UserError(f"--psnr-below is expected to be a finite number of dB, but got {value}; try 15.")
+    return value
+
+
 PsnrBelow = Annotated[
-    float, typer.Option("--psnr-below", help="dB; the page says which defense stays below at the highest accuracy.")
+    float,
+    typer.Option(
+        "--psnr-below",
+        help="dB; the page says which defense stays below at the highest accuracy.",
+        callback=_decibels,
+    ),
 ]
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error; anywhere in the line.")] = False,
+) -> None:
+    """What goes for all commands."""
+    logging.getLogger("fl_privacy").setLevel(logging.DEBUG if debug else logging.NOTSET)
 
 
 @app.command()
@@ -46,6 +66,7 @@ def run(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig
 
     Several values: `-m defense=none,pruning seed=0,1` runs all combinations, skips what has finished, and compares.
     """
+    _say_at_once(silent=cfg)
     from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
 
     run_jobs("run", overrides or [], multirun=multirun, show_config=cfg, console=_console())
@@ -58,6 +79,7 @@ def attack(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowCon
     Victims come from the data's test split, behind a fresh model: `model=lenet_dlg attack=idlg victims=100`; behind the
     model of a run: `weights=RUN_DIR`. What a run with `intercept.save=true` kept is attacked by `captured=RUN_DIR`.
     """
+    _say_at_once(silent=cfg)
     from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
 
     run_jobs("attack", overrides or [], multirun=multirun, show_config=cfg, console=_console())
@@ -76,6 +98,7 @@ def trade_off(
     Each defense is trained once and then attacked by every attack of the grid. Killed and started again, the sweep goes
     on where it stopped. Overrides apply to all jobs: `trade-off quick federation.rounds=50 victims=5 --jobs 2`.
     """
+    _say_at_once()
     from fl_privacy.cli.sweep import run_trade_off  # noqa: PLC0415
 
     run_trade_off(
@@ -91,6 +114,7 @@ def train_evaluator(overrides: Overrides = None) -> None:
     data that the clients do not hold; data.image_size and data.channels bring them to the clients' shape.
     Other keys are those of conf/evaluator.yaml, for example widths=[32,64,128] epochs=2 lr=1e-3 images=5000.
     """
+    _say_at_once()
     from fl_privacy.cli.evaluator import train  # noqa: PLC0415
 
     print(train(overrides or [], console=_console()))
@@ -104,6 +128,7 @@ def search_policies(overrides: Overrides = None, cfg: ShowConfig = False) -> Non
     as they come: killed and started again, the search goes on where it stopped. Other keys are those of
     conf/policy_search.yaml, which `--cfg` shows.
     """
+    _say_at_once(silent=cfg)
     from fl_privacy.cli.policy_search import search  # noqa: PLC0415
 
     if (folder := search(overrides or [], show_config=cfg, console=_console())) is not None:
@@ -140,23 +165,34 @@ def main() -> None:
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
-    """Run one command; a ``UserError`` is one line and status 2, an interrupt status 130."""
+    """Run one command and return its exit status.
+
+    What a user, the disk or memory did wrong is one line and status 2, an attack that failed on all victims status 3,
+    an interrupt status 130. Without a command, help.
+    """
     handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    debug = DEBUG in arguments
+    rest = [argument for argument in arguments if argument != DEBUG]
     try:
-        return int(app(list(arguments), standalone_mode=False) or 0)
-    except click.ClickException as error:
-        return _fail(f"{error.format_message()} `fl-privacy --help` shows how to go on.")
-    except UserError as error:
-        return _fail(str(error))
+        return int(app([DEBUG, *rest] if debug else rest or ["--help"], standalone_mode=False) or 0)
     except (KeyboardInterrupt, click.Abort):
         print("interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except (click.ClickException, *FAULTS, RuntimeError, SystemExit) as error:
+        if nobody_listens(error):
+            return end_quietly()
+        if (fault := recognized(error)) is None:
+            raise
+        if debug:
+            traceback.print_exception(error)
+        return fail(fault)
 
 
-def _fail(message: str) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    return EXIT_ERROR
+def _say_at_once(*, silent: bool = False) -> None:
+    """The libraries take their time, and a terminal without a word looks dead."""
+    if not silent:
+        print("Loading PyTorch and the settings", flush=True)
 
 
 def _console() -> Console:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fl_privacy.cli.jobs import expect_reconstructions
+from fl_privacy.cli.timing import Remaining, in_words
 from fl_privacy.cli.workers import run_in_processes
 from fl_privacy.config.grid import load_grid
 from fl_privacy.errors import UserError
@@ -20,6 +22,7 @@ def run_trade_off(
 
     Raises:
         UserError: the grid is wrong, or jobs of it failed.
+        NothingReconstructedError: an attack failed on all of its victims.
     """
     if processes < 1:
         raise UserError(f"--jobs is expected to be at least 1, but got {processes}.")
@@ -34,22 +37,27 @@ def run_trade_off(
     print(page)
     if failed:
         raise UserError(f"{len(failed)} jobs failed, the page leaves them out; the first: {failed[0]}")
+    expect_reconstructions([job.folder for job in list(sweep.stages())[-1] if job.finished])
 
 
 def _do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> list[str]:
     """What went wrong, a line for each job that failed."""
-    failed = []
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    failed, number, left = [], 0, Remaining()
+    left(title, 0)
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=len(jobs))
 
         def on_done(job: Job, problem: str | None) -> None:
+            nonlocal number
             bar.advance(task)
+            number += 1
             if problem is not None:
                 failed.append(f"{job.folder.name}: {problem}")
                 console.print(f"[red]error: {escape(failed[-1])}[/red]", highlight=False)
             elif not console.is_terminal:
-                console.print(f"Finished {escape(job.folder.name)}", highlight=False)
+                seconds = in_words(left(title, number / len(jobs)) if number < len(jobs) else None)
+                console.print(f"{number}/{len(jobs)} finished: {escape(job.folder.name)}{seconds}", highlight=False)
 
         run_in_processes(jobs, processes, on_done=on_done)
     return failed

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 
+from fl_privacy.cli.faults import FAULTS, in_a_line, recognized
 from fl_privacy.errors import UserError
 from fl_privacy.pipeline.trade_off import Job
 
@@ -63,6 +64,8 @@ def _do(job: Job) -> str | None:
 
     try:
         run_job(job.command, compose(job.overrides), Monitor())
-    except UserError as error:
-        return str(error)
+    except (*FAULTS, RuntimeError, SystemExit) as error:
+        if (fault := recognized(error)) is None:
+            raise
+        return in_a_line(fault)
     return None

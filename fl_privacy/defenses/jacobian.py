@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vmap
 
+from fl_privacy.progress import counted
+
 Features = Callable[[Tensor], Tensor]
 """(B, ...) -> (B, D), each example by itself."""
 
@@ -28,7 +30,7 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
         r = features(x)
     rows = torch.eye(r.shape[1], dtype=r.dtype, device=r.device)
     norms = []
-    for chunk in torch.split(rows, _chunk(inputs)):
+    for chunk in counted("sensitivity of features", torch.split(rows, _chunk(inputs))):
         cotangents = chunk.unsqueeze(1).expand(-1, len(r), -1)
         (products,) = torch.autograd.grad(r, x, cotangents, retain_graph=True, is_grads_batched=True)
         norms.append(products.flatten(2).norm(dim=2))
@@ -55,7 +57,7 @@ def estimated_row_norms(
     with torch.no_grad():
         r = features(x)
         squares = torch.zeros_like(r)
-        for start in range(0, directions, _chunk(inputs)):
+        for start in counted("sensitivity of features", range(0, directions, _chunk(inputs))):
             size = (min(_chunk(inputs), directions - start), *x.shape)
             signs = torch.randint(0, 2, size, generator=rng, device=rng.device).to(x) * 2 - 1
             squares += vmap(lambda v: jvp(features, (x,), (v,))[1])(signs).square().sum(0)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fl_privacy.defenses.base import LocalStep
 from fl_privacy.gradients import example_gradients, loss_gradients
+from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Tensors
 
 Importance = Literal["product", "gradient", "value", "none"]
@@ -95,7 +96,7 @@ def descend(
         iterations: of the descent, at least 1.
     """
     images = start
-    for _ in range(iterations):
+    for _ in counted("refining images", range(iterations)):
         images = images.detach().requires_grad_()
         with torch.enable_grad():
             distance = gap(images) / unit

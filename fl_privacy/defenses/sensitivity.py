@@ -6,6 +6,7 @@ from torch.func import grad, jvp
 
 from fl_privacy.defenses.base import LocalStep
 from fl_privacy.gradients import batch_loss
+from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Tensors
 
 
@@ -30,7 +31,7 @@ def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generat
 
     x = step.batch.inputs
     squares = dict.fromkeys(parameters, 0.0)
-    for _ in range(directions):
+    for _ in counted("sensitivity of layers", range(directions)):
         signs = torch.randint(0, 2, x.shape, generator=rng, device=rng.device).to(x) * 2 - 1
         changes: Tensors = jvp(gradient, (x,), (signs,))[1]
         for name, change in changes.items():

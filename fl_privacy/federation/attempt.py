@@ -14,10 +14,11 @@ logger = logging.getLogger(__name__)
 def attempt(function: Callable[[], T]) -> T | Failure:
     """The result of ``function``, or what it raised as a ``Failure``; the traceback is logged at debug level.
 
-    Clients and attacks may be foreign code: anything can come out of them. An interrupt is none of it.
+    Clients and attacks may be foreign code: anything can come out of them, a call of ``sys.exit`` too. An interrupt is
+    none of it.
     """
     try:
         return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         logger.debug("The call failed", exc_info=error)
         return Failure(f"{type(error).__name__}: {error}".splitlines()[0])

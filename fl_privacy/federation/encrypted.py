@@ -17,6 +17,7 @@ from fl_privacy.federation.loop import RoundReport, settle, settled
 from fl_privacy.federation.packing import Packing
 from fl_privacy.federation.participant import Participant
 from fl_privacy.federation.server import Failure, Server
+from fl_privacy.progress import counted
 from fl_privacy.types import Tensors, Upload
 
 
@@ -52,7 +53,7 @@ def run_encrypted(
         started = time.perf_counter()
         asked = server.select(round)
         results: dict[int, LocalResult | Failure] = {}
-        for client in asked:
+        for client in counted("client", asked):
             state = ClientState(dict(kept[client].tensors))
             work = partial(participants[client].update, server.sent_to(client), state, round=round)
             results[client] = result = attempt(work)

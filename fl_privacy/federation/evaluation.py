@@ -9,6 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fl_privacy.data.examples import Examples
+from fl_privacy.progress import counted
 from fl_privacy.types import ModelState
 
 
@@ -43,7 +44,7 @@ def evaluate_model(
     """Evaluate ``state`` in eval mode on all of ``examples``."""
     model.eval()
     correct, loss = 0, 0.0
-    for indices in torch.arange(len(examples)).split(batch_size):
+    for indices in counted("testing batch", torch.arange(len(examples)).split(batch_size)):
         batch = examples.batch(indices, device)
         logits = functional_call(model, {**state.parameters, **state.buffers}, (batch.inputs,))
         correct += int((logits.argmax(1) == batch.labels).sum())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.federation.private_part import join_private, keep_private
 from fl_privacy.gradients import loss_gradients
+from fl_privacy.progress import counted
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 
 T = TypeVar("T")
@@ -150,7 +151,7 @@ def take_steps(
     trained = [p for name, p in parameters.items() if name not in still]
     optimizer = _optimizer(trained, plan) if trained else None
     losses, gradients = [], dict[str, Tensor]()
-    for batch in batches:
+    for batch in counted("training step", batches):
         for data_hook in defense.data:
             batch = timed(data_hook, batch, state, rng)  # noqa: PLW2901
         current = ModelState(parameters, buffers)

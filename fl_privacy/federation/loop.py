@@ -15,6 +15,7 @@ from fl_privacy.federation.interception import Interceptor
 from fl_privacy.federation.local_update import LocalResult
 from fl_privacy.federation.participant import Participant, Settled
 from fl_privacy.federation.server import Failure, Server, upload_bytes
+from fl_privacy.progress import counted
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def run_rounds(
     """Train ``server.state`` for ``rounds`` rounds; returns what each client kept for itself."""
     kept = {client: ClientState() for client in participants}
     for round in range(1, rounds + 1):
-        for probe in audit.probes_of(round):
+        for probe in counted("victim", audit.probes_of(round)):
             sent = server.sent_to(probe.client)
             result = attempt(
                 partial(
@@ -76,7 +77,7 @@ def run_rounds(
         started, before = time.perf_counter(), dict(kept)
         results: dict[int, LocalResult | Failure] = {}
         intercepted: list[dict[str, Any]] = []
-        for client in server.select(round):
+        for client in counted("client", server.select(round)):
             sent, state = server.sent_to(client), ClientState(dict(kept[client].tensors))
             results[client] = result = attempt(partial(participants[client].update, sent, state, round=round))
             if isinstance(result, Failure):
@@ -129,7 +130,7 @@ def settle(
 ) -> dict[int, Settled | Failure]:
     """Let the clients asked in ``round`` end it with the new model; ``kept`` is what they hold then."""
     ends: dict[int, Settled | Failure] = {}
-    for client in server.select(round):
+    for client in counted("private part of client", server.select(round)):
         sent, state = server.sent_to(client), ClientState(dict(kept[client].tensors))
         work = partial(participants[client].settle, sent, state, round=round, test=round in server.tested)
         ends[client] = attempt(work)

@@ -13,6 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fl_privacy.federation.attempt import attempt
 from fl_privacy.federation.server import Failure
 from fl_privacy.flower.records import PARTITION, PARTITIONS
+from fl_privacy.progress import counted
 
 CLIENT_CRASHED = 8
 """Flower's code of an error of a client's process."""
@@ -47,7 +48,7 @@ class LocalGrid(Grid):
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
         """The reply to each of ``messages``; what a client's app raises becomes an error reply."""
-        return [self._answer(message) for message in messages]
+        return [self._answer(message) for message in counted("message to a client", messages)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Deliver ``messages`` and wait for every reply."""

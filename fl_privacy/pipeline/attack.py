@@ -31,13 +31,14 @@ from fl_privacy.pipeline.captured import as_captured, captures_of, expect_of
 from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.guesses import guesses_of
 from fl_privacy.pipeline.informed import informed_attacker, insider_of
-from fl_privacy.pipeline.label import open_folder
+from fl_privacy.pipeline.label import finished_before, open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.public import public_examples
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.tracing import tracer_of
 from fl_privacy.pipeline.truth import ClientStates, fresh_states, trains_on_others, transformed_of, truth_of
 from fl_privacy.pipeline.weights import load_weights
+from fl_privacy.progress import counted
 from fl_privacy.report import write_report
 from fl_privacy.types import Observation
 
@@ -70,13 +71,20 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     config = as_captured(config) if config.captured else config
-    found = _captured(config) if config.captured else _fresh(config)
+    if (done := finished_before(config, "attack", monitor)) is not None:
+        return done
+    monitor.say(
+        f"Preparing what {config.captured} holds"
+        if config.captured
+        else f"Preparing data {config.choices.data}, model {config.choices.model} and {config.victims} victims"
+    )
+    found = _captured(config) if config.captured else _fresh(config, monitor)
     defense, participants = found.defense, found.participants
     behind = (participants, config.batch_size, found.states)
     plan, target = participants[0].plan, config.intercept.target if config.captured else "probe"
     with open_folder(config, "attack") as folder:
         if folder.finished:
-            monitor.say("Finished already; overwrite=true runs it again.")
+            monitor.say("Another process has just finished it.")
         else:
             folder.write_environment(seed=config.seed)
             folder.write_threat_model(found.threats)
@@ -100,7 +108,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     return folder.path
 
 
-def _fresh(config: DictConfig) -> _Intercepted:
+def _fresh(config: DictConfig, monitor: Monitor) -> _Intercepted:
     """Victims from a split of the data, behind the model's initial or given weights."""
     dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
     prepare_defense(defense, dataset)
@@ -143,9 +151,12 @@ def _fresh(config: DictConfig) -> _Intercepted:
         insider=insider_of(config, participants),
     )
     states = fresh_states()
-    for probe in audit.probes:
-        result = owner.probe(sent, states[0], round=0, victim=probe.victim, batch_size=batch_size)
-        interceptor.capture(round=0, client=0, sent=sent, upload=result.upload, probe=probe, states=states.__getitem__)
+    with monitor.working("Making the victims' uploads"):
+        for probe in counted("victim", audit.probes):
+            result = owner.probe(sent, states[0], round=0, victim=probe.victim, batch_size=batch_size)
+            interceptor.capture(
+                round=0, client=0, sent=sent, upload=result.upload, probe=probe, states=states.__getitem__
+            )
     threats = threat_model(config, model, plan, audit, defense)
     weights = "as trained elsewhere" if config.weights else "untrained"
     return _Intercepted(

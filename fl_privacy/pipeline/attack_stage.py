@@ -18,6 +18,7 @@ from fl_privacy.pipeline.informed import Informed
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.tracing import Tracer
 from fl_privacy.pipeline.truth import Transformed, Truth
+from fl_privacy.progress import counted
 from fl_privacy.results import Attacker, RunFolder
 from fl_privacy.types import Batch, Observation, Reconstruction
 
@@ -73,12 +74,14 @@ class AttackStage:
             adaptive: list[VictimScore] = []
             for start in range(0, len(waiting), VICTIMS_PER_CALL):
                 some = waiting[start : start + VICTIMS_PER_CALL]
-                plain += self._attack_some(round, some)
+                which = _in_words(round, start, len(some), len(waiting))
+                plain += self._attack_some(round, some, which)
                 if self.disturbance:
-                    self._measure(round, some, self.disturbance)
+                    with self.monitor.working(f"Comparing {which} with undefended ones"):
+                        self._measure(round, some, self.disturbance)
                 if self.informed:
                     some = [self.informed(o) for o in some]
-                    adaptive += self._attack_some(round, some, earlier=self._recall(some), attacker="adaptive")
+                    adaptive += self._attack_some(round, some, which, earlier=self._recall(some), attacker="adaptive")
             self._trace(round, plain, "plain")
             self._trace(round, adaptive, "adaptive")
 
@@ -105,16 +108,18 @@ class AttackStage:
         self,
         round: int,
         observations: Sequence[Observation],
+        which: str,
         *,
         earlier: Sequence[Observation] = (),
         attacker: Attacker = "plain",
     ) -> list[VictimScore]:
-        """Attack ``observations`` of ``round``; those of ``earlier`` rounds are there to be matched with them."""
+        """Attack ``observations``, ``which`` in words; those of ``earlier`` rounds are there to be matched."""
         started = time.perf_counter()
         if self.guesses:
             observations = [self.guesses.tell(o, attacker) for o in observations]
         everything = [*earlier, *observations]
-        with self.monitor.attacking(len(observations)) as progress:
+        who = f"{which}, {attacker} attacker" if self.informed else which
+        with self.monitor.attacking(who) as progress:
             found = attempt(
                 lambda: _expect_answers(self.attack(everything, seed=self.seed, progress=progress), everything)
             )
@@ -133,12 +138,15 @@ class AttackStage:
             attacker=attacker,
             countermeasures=list(dict.fromkeys(sentence for r in result for sentence in r.countermeasures)),
         )
-        scores = evaluate_all(
-            result,
-            [self.truth(r.id) for r in result],
-            functions=self.functions,
-            transformed=[self.transformed(o) for o in observations] if self.transformed else None,
-        )
+        with self.monitor.working(f"Judging what was made of {who}"):
+            scores = evaluate_all(
+                result,
+                [self.truth(r.id) for r in counted("victim", result)],
+                functions=self.functions,
+                transformed=[self.transformed(o) for o in counted("what the model saw of victim", observations)]
+                if self.transformed
+                else None,
+            )
         for score in scores:
             client = parse_observation_id(score.id)[1]
             self.folder.add_victim(score, round=round, client=client, attacker=attacker)
@@ -151,13 +159,19 @@ class AttackStage:
             self.folder.add_tracing(tracing, round=round, attacker=attacker)
 
     def _measure(self, round: int, observations: Sequence[Observation], disturbance: Disturbance) -> None:
-        for observation in observations:
+        for observation in counted("update", observations):
             measured = attempt(partial(disturbance, observation))
             if isinstance(measured, Failure):
                 logger.warning("The defense of %s could not be measured: %s", observation.id, measured.reason)
             else:
                 client, (moved, solving) = parse_observation_id(observation.id)[1], measured
                 self.folder.add_perturbation(observation.id, moved, round=round, client=client, solving=solving)
+
+
+def _in_words(round: int, start: int, number: int, total: int) -> str:
+    """``4 updates of round 20``; of more than are attacked at once, which; fresh models have no round."""
+    some = f"updates {start + 1} to {start + number} of {total}" if number < total else f"{total} updates"
+    return (some if total > 1 else "1 update") + (f" of round {round}" if round else "")
 
 
 def _batch_norm(observation: Observation) -> str | None:

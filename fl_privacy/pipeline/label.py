@@ -7,7 +7,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.config import to_yaml
 from fl_privacy.errors import UserError
-from fl_privacy.results import RunFolder, folder_name
+from fl_privacy.pipeline.monitor import Monitor
+from fl_privacy.report import write_report
+from fl_privacy.results import RunFolder, folder_name, is_finished
 
 Command = Literal["run", "attack"]
 
@@ -22,6 +24,16 @@ def plain(config: DictConfig, command: Command) -> dict[str, object]:
 def folder_of(config: DictConfig, command: Command) -> Path:
     """Where ``open_folder`` records ``config``."""
     return Path(config.out) / folder_name(_label(config, command), plain(config, command))
+
+
+def finished_before(config: DictConfig, command: Command, monitor: Monitor) -> Path | None:
+    """The folder of ``config`` with a new page, if there is nothing left to do; decided before anything is built."""
+    folder = folder_of(config, command)
+    if config.overwrite or not is_finished(folder):
+        return None
+    monitor.say("Finished already; overwrite=true runs it again.")
+    write_report([folder])
+    return folder
 
 
 def open_folder(config: DictConfig, command: Command) -> RunFolder:

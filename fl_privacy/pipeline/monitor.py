@@ -14,7 +14,7 @@ class Monitor:
         """A line about what happens next."""
 
     def training(self, rounds: int) -> AbstractContextManager[None]:
-        """Around the training of ``rounds`` rounds."""
+        """Around the training of ``rounds`` rounds; what ``fl_privacy.progress`` tells within is of the next one."""
         return nullcontext()
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
@@ -24,6 +24,10 @@ class Monitor:
         """Around ``total`` steps of other long work; the context is told how many are done."""
         return nullcontext(lambda done: None)
 
-    def attacking(self, victims: int) -> AbstractContextManager[Progress]:
-        """Around the attack on ``victims`` updates; the context is told of the progress."""
+    def working(self, title: str) -> AbstractContextManager[None]:
+        """Around other work that ``fl_privacy.progress`` tells of."""
+        return nullcontext()
+
+    def attacking(self, what: str) -> AbstractContextManager[Progress]:
+        """Around an attack on ``what``; the context is told of the progress."""
         return nullcontext(no_progress)

@@ -18,7 +18,7 @@ from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPla
 from fl_privacy.report.policy_search import Findings, render_search
 from fl_privacy.results import folder_name
 from fl_privacy.results.folder import move_aside
-from fl_privacy.results.lock import hold, release
+from fl_privacy.results.lock import Lock, hold, release
 from fl_privacy.results.records import RecordWriter, dump_json, read_records
 from fl_privacy.rng import derive_generator
 from fl_privacy.transformations import POLICY_FILE, TABLES, UNTRANSFORMED, Policy, Table, random_policies
@@ -38,11 +38,11 @@ def search_policies(config: DictConfig, monitor: Monitor) -> Path:
         UserError: a setting is wrong, or no policy fulfills the demands.
     """
     plans = _Plans.of(config)
-    folder = _open(config)
-    if (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(plans.selection):
+    folder = _folder_of(config)
+    if not config.overwrite and _is_finished(folder, plans):
         monitor.say("Finished already; overwrite=true searches again.")
         return folder
-    lock = hold(folder)
+    lock = _claim(folder, config)
     try:
         (folder / POLICY_FILE).unlink(missing_ok=True)
         write_whole(folder / "config.yaml", to_yaml(config))
@@ -90,7 +90,7 @@ class _Plans:
         )
 
 
-def _open(config: DictConfig) -> Path:
+def _folder_of(config: DictConfig) -> Path:
     plain = OmegaConf.to_container(config, resolve=True)
     assert isinstance(plain, dict)
     front = [] if config.name is None else [str(config.name)]
@@ -98,8 +98,17 @@ def _open(config: DictConfig) -> Path:
     unscored = {"together", *(field.name for field in fields(Selection))}
     settings = {str(key): value for key, value in plain.items() if key not in unscored}
     settings["fsim"] = config.fsim_at_least is not None
-    folder = Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
+    return Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
+
+
+def _is_finished(folder: Path, plans: _Plans) -> bool:
+    return (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(plans.selection)
+
+
+def _claim(folder: Path, config: DictConfig) -> Lock:
+    """Hold ``folder``, which is there afterwards; with ``overwrite`` what it held is moved aside."""
     try:
+        lock = hold(folder)
         if config.overwrite and folder.exists():
             move_aside(folder, "previous" if (folder / POLICY_FILE).is_file() else "interrupted")
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +117,7 @@ def _open(config: DictConfig) -> Path:
             f"out is expected to be a folder that can be written, but {config.out} can't ({error.strerror});"
             " set out=FOLDER."
         ) from error
-    return folder
+    return lock
 
 
 def _selected_by(folder: Path) -> object:

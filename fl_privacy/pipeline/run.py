@@ -9,6 +9,7 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import build_attack, build_federation, participants_of, to_yaml
 from fl_privacy.config.build import Federation, build_functions
 from fl_privacy.data import partition_table
+from fl_privacy.errors import UserError
 from fl_privacy.federation import Evaluation, Interceptor, RoundReport, evaluate_model
 from fl_privacy.federation.capture import CaptureWriter
 from fl_privacy.pipeline.attack_stage import AttackStage
@@ -17,7 +18,7 @@ from fl_privacy.pipeline.calibrate import calibrated
 from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.guesses import guesses_of
 from fl_privacy.pipeline.informed import informed_attacker, insider_of
-from fl_privacy.pipeline.label import open_folder
+from fl_privacy.pipeline.label import finished_before, open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.privacy import privacy_of
 from fl_privacy.pipeline.public import public_examples
@@ -40,12 +41,18 @@ def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor) -> Pa
     Raises:
         UserError: a setting is wrong, parts do not fit, or all clients of a round failed.
     """
+    _expect_no_setting_of_attacks(config)
     config = calibrated(config)
+    if (done := finished_before(config, "run", monitor)) is not None:
+        return done
+    monitor.say(
+        f"Preparing data {config.choices.data}, model {config.choices.model} and {config.federation.clients} clients"
+    )
     federation, attack = build_federation(config), build_attack(config)
     run_twin(config, backend, monitor)
     with open_folder(config, "run") as folder:
         if folder.finished:
-            monitor.say("Finished already; overwrite=true runs it again.")
+            monitor.say("Another process has just finished it.")
         else:
             _run(config, federation, attack, folder, backend=backend, monitor=monitor)
             folder.finish(undefended_accuracy=undefended_accuracy(config) if _wants_twin(config) else None)
@@ -58,6 +65,15 @@ def run_twin(config: DictConfig, backend: Backend, monitor: Monitor) -> None:
     if _wants_twin(config) and undefended_accuracy(config) is None:
         monitor.say("First the same training without defense, to compare accuracy with (twin=false skips it).")
         run_experiment(twin_config(config), backend, monitor)
+
+
+def _expect_no_setting_of_attacks(config: DictConfig) -> None:
+    for key in ("weights", "captured"):
+        if config[key] is not None:
+            raise UserError(
+                f"{key} is expected with `fl-privacy attack`, but got {config[key]!r} with run, which trains from fresh"
+                f" values; set {key}=null."
+            )
 
 
 def _wants_twin(config: DictConfig) -> bool:

@@ -12,7 +12,7 @@ from fl_privacy.metrics.perturbation import Perturbation
 from fl_privacy.metrics.tracing import Tracing
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
-from fl_privacy.results.lock import hold, release
+from fl_privacy.results.lock import Lock, hold, release
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
 from fl_privacy.results.summary import summarize
@@ -63,11 +63,11 @@ class RunFolder:
         finished: whether it had been finished before; then nothing more can be recorded.
     """
 
-    def __init__(self, path: Path, identity: Identity, *, finished: bool) -> None:
-        self.path, self.identity, self.finished = path, identity, finished
+    def __init__(self, path: Path, identity: Identity, *, lock: Lock | None) -> None:
+        self.path, self.identity, self.finished = path, identity, lock is None
         self._started = time.monotonic()
-        self._lock = None if finished else hold(path)
-        self._records = None if finished else RecordWriter(path / "metrics.jsonl")
+        self._lock = lock
+        self._records = None if lock is None else RecordWriter(path / "metrics.jsonl")
 
     @classmethod
     def open_or_create(
@@ -99,16 +99,22 @@ class RunFolder:
         """
         identity = Identity.of(label, config, undefended=undefended)
         path = out / folder_name(label, config)
-        finished = is_finished(path)
-        if finished and not overwrite:
-            return cls(path, identity, finished=True)
-        if path.exists():
-            move_aside(path, "previous" if finished else "interrupted")
-        path.mkdir(parents=True)
-        folder = cls(path, identity, finished=False)
-        write_whole(path / "config.yaml", config_text)
-        write_whole(path / "run.json", dump_json({"format": FORMAT, **vars(identity)}, indent=1))
-        return folder
+        if is_finished(path) and not overwrite:
+            return cls(path, identity, lock=None)
+        lock = hold(path)
+        try:
+            if is_finished(path) and not overwrite:  # by the process that held the lock a moment ago
+                release(lock)
+                return cls(path, identity, lock=None)
+            if path.exists():
+                move_aside(path, "previous" if is_finished(path) else "interrupted")
+            path.mkdir(parents=True)
+            write_whole(path / "config.yaml", config_text)
+            write_whole(path / "run.json", dump_json({"format": FORMAT, **vars(identity)}, indent=1))
+            return cls(path, identity, lock=lock)
+        except BaseException:
+            release(lock)
+            raise
 
     def write_environment(self, *, seed: int) -> None:
         """Versions, hardware and ``seed`` as ``environment.json``."""
@@ -253,7 +259,8 @@ class RunFolder:
         Args:
             undefended_accuracy: final accuracy of the same training without defense, for PMM.
         """
-        self.close()
+        if self._records is not None:
+            self._records.close()
         records, _ = read_records(self.path / "metrics.jsonl")
         summary = summarize(
             records,
@@ -263,14 +270,17 @@ class RunFolder:
         )
         write_whole(self.path / "summary.json", dump_json(summary, indent=1))
         self.finished = True
+        self.close()  # only now: whoever gets the lock next finds a finished run
         return summary
 
     def close(self) -> None:
         """Stop recording; without ``finish`` the run counts as interrupted."""
-        if self._records is not None:
-            self._records.close()
-        release(self._lock)
-        self._lock = None
+        try:
+            if self._records is not None:
+                self._records.close()
+        finally:
+            release(self._lock)
+            self._lock = None
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -295,8 +305,7 @@ def is_finished(path: Path) -> bool:
 
 
 def move_aside(path: Path, why: str) -> None:
-    """Rename the folder ``path`` to the first free ``<path>-<why>-<number>``."""
-    release(hold(path))
+    """Rename the folder ``path``, which this process holds, to the first free ``<path>-<why>-<number>``."""
     number = 1
     while (aside := path.with_name(f"{path.name}-{why}-{number}")).exists():
         number += 1

@@ -1,35 +1,40 @@
 """Keeps a second process out of a run's folder; the system lets go when the first one dies."""
 
-import os
-import sys
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from fl_privacy.errors import UserError
 
+LOCKS = ".locks"
+"""Folder beside the runs' folders: a lock within a run's folder would be moved or deleted with it, and two processes
+could then hold one each."""
 
-def hold(folder: Path) -> int | None:
-    """Lock ``folder`` for this process; the file descriptor that holds the lock, ``None`` on Windows.
+Lock = FileLock
+
+
+def hold(folder: Path) -> Lock:
+    """Lock ``folder``, which need not exist yet, for this process; ``release`` what is returned.
 
     Raises:
         UserError: another process holds it.
+        OSError: nothing can be written beside it.
     """
-    if sys.platform == "win32":
-        return None
-    import fcntl  # noqa: PLC0415
-
-    descriptor = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o600)
+    folder = folder.resolve()
+    file = folder.parent / LOCKS / f"{folder.name}.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file, timeout=0, thread_local=False)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
+        lock.acquire()
+    except Timeout as error:
         raise UserError(
             f"{folder} is expected to be free, but another process is recording this very run; wait for it, or change"
             " the seed or the out folder."
         ) from error
-    return descriptor
+    return lock
 
 
-def release(descriptor: int | None) -> None:
+def release(lock: Lock | None) -> None:
     """Let go of what ``hold`` returned."""
-    if descriptor is not None:
-        os.close(descriptor)
+    if lock is not None:
+        lock.release()

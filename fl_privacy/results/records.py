@@ -35,10 +35,12 @@ class RecordWriter:
             self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Wait for the disk and close."""
+        """Wait for the disk and close, which also holds where the disk is full."""
         if not self._file.closed:
-            os.fsync(self._file.fileno())
-            self._file.close()
+            try:
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
 
     def __enter__(self) -> "RecordWriter":
         return self

@@ -1,11 +1,15 @@
 """What is shown where there is no terminal."""
 
 import io
+import re
+import time
 
 import pytest
 from rich.console import Console
 
 from fl_privacy.cli import console
+from fl_privacy.cli.timing import Remaining, in_words
+from fl_privacy.progress import counted
 
 
 @pytest.mark.parametrize(("pause", "expected"), [(0, [f"{10 * tenth} %" for tenth in range(1, 11)]), (3600, [])])
@@ -13,8 +17,57 @@ def test_a_long_attack_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, pause
     monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", pause)
     written = io.StringIO()
 
-    with console.RichMonitor(Console(file=written)).attacking(3) as progress:
+    with console.RichMonitor(Console(file=written)).attacking("3 updates of round 5") as progress:
         for done in range(201):
             progress(done, 200)
 
-    assert written.getvalue().splitlines() == [f"Attacking 3 updates: {share}" for share in expected]
+    lines = [line.partition(",")[0] for line in written.getvalue().splitlines()]
+    assert lines == [f"Attacking 3 updates of round 5: {share}" for share in expected]
+
+
+def test_long_work_of_clients_says_which_client_is_at_which_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
+    clock = iter(range(10**6))
+    monkeypatch.setattr("fl_privacy.cli.timing.time.monotonic", lambda: float(next(clock)))
+    written = io.StringIO()
+
+    with console.RichMonitor(Console(file=written, width=200)).training(2):
+        for _ in counted("client", range(3)):
+            for _ in counted("condensing images", range(20)):
+                pass
+
+    lines = written.getvalue().splitlines()
+    assert lines[0] == "Round 1/2: client 1/3"
+    assert any(re.fullmatch(r"Round 1/2: client 2/3, condensing images 11/20, about .* left", line) for line in lines)
+
+
+def test_a_terminal_sees_the_table_and_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    terminal = Console(file=written, force_terminal=True, width=100, height=30, color_system=None)
+
+    with console.RichMonitor(terminal).training(2):
+        for _ in counted("client", range(3)):
+            time.sleep(0.3)
+
+    assert "Round 1/2: client 2/3" in written.getvalue()
+    assert "Training" in written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(None, ""), (0.2, "1 s"), (59, "59 s"), (80, "1:20 min"), (3599.4, "59:59 min"), (3600, "1:00 h")],
+)
+def test_time_left_in_words(seconds: float | None, expected: str) -> None:
+    assert in_words(seconds) == (f", about {expected} left" if expected else "")
+
+
+def test_time_left_is_that_of_the_work_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("fl_privacy.cli.timing.time.monotonic", lambda: now)
+    left = Remaining()
+    assert left("round 1", 0.0) is None
+    now = 10.0
+    assert left("round 1", 0.25) == pytest.approx(30)
+    assert left("round 2", 0.0) is None
+    now = 12.0
+    assert left("round 2", 0.5) == pytest.approx(2)

@@ -18,7 +18,7 @@ TINY += ["training.epochs=1", "data.image_size=8", "model.width=2"]
 def found(tmp_path_factory):
     out = tmp_path_factory.mktemp("search")
     assert run_command_line([*TINY, f"out={out}"]) == 0
-    (folder,) = out.iterdir()
+    (folder,) = out.glob("[!.]*")
     return folder
 
 
@@ -80,7 +80,7 @@ def test_other_demands_choose_anew_among_the_same_scores(found, tmp_path, capfd)
     shutil.copytree(found, folder)
     before = (folder / "scores.jsonl").read_bytes()
     assert run_command_line([*TINY, "keep=1", "accuracy_share=1", f"out={tmp_path}"]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == [found.name]
+    assert [path.name for path in tmp_path.glob("[!.]*")] == [found.name]
     assert (folder / "scores.jsonl").read_bytes() == before
     result = json.loads((folder / "policies.json").read_text())
     changing = [r for r in map(json.loads, before.splitlines()) if r["altered"] >= 0.9]
@@ -93,7 +93,7 @@ def test_other_demands_choose_anew_among_the_same_scores(found, tmp_path, capfd)
 
 def test_the_authors_code_adds_up_the_eigenvalues(found, tmp_path):
     assert run_command_line([*TINY, "variant=code", "accuracy_share=1", "keep=1", f"out={tmp_path}"]) == 0
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("[!.]*")
     pairs = zip(*((f / "scores.jsonl").read_text().splitlines() for f in (found, folder)), strict=True)
     for mean, total in pairs:
         assert json.loads(total)["accuracy"] == pytest.approx(8 * json.loads(mean)["accuracy"], rel=1e-4)
@@ -123,7 +123,7 @@ def test_fsim_is_asked_for_and_missing_before_anything_begins(tmp_path, monkeypa
 def test_clients_read_the_result(found, tmp_path):
     settings = ["data.image_size=8", "model.width=2", "victims=1", "attack.iterations=2", "knows_labels=true"]
     assert run_command_line(["attack", *settings, "defense=ats", f"defense.policies={found}", f"out={tmp_path}"]) == 0
-    (run,) = tmp_path.iterdir()
+    (run,) = tmp_path.glob("[!.]*")
     victim = next(json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"victim"' in line)
     assert victim["transformed_psnr"] != victim["psnr"]
     threats = " ".join(json.loads((run / "threat_model.json").read_text()))

@@ -1,5 +1,6 @@
 """Models and attacks as a user would write them, named in the tests by ``_target_``."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,3 +37,8 @@ def one_sided_net(num_classes: int) -> nn.Module:
     net = Net(num_classes)
     nn.init.constant_(net.body[3].weight, torch.nan)
     return net
+
+
+def quitter() -> nn.Module:
+    """Code that was written as a script."""
+    sys.exit(0)

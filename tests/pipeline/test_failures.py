@@ -30,10 +30,13 @@ def test_custom_parts_have_to_be_named(group: str, tmp_path, capfd) -> None:
     assert f"{group}._target_" in error[0]
 
 
-def test_an_attack_that_raises_costs_its_victims_only(tmp_path, caplog) -> None:
+def test_an_attack_that_raises_costs_its_victims_only_and_is_no_success(tmp_path, caplog, capfd) -> None:
     settings = (*TINY[:4], "attack=custom", f"attack._target_={STRANGERS}.broken_attack", "+attack.message=oh dear")
     failed = run("run", *settings, out=tmp_path)
-    assert failed.status == 0
+    assert failed.status == 3
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "failed on all victims" in line
+    assert "oh dear" in line
     assert "oh dear" in caplog.text
     victims = failed.records("victim")
     assert len(victims) == 4
@@ -42,6 +45,7 @@ def test_an_attack_that_raises_costs_its_victims_only(tmp_path, caplog) -> None:
     assert summary["failures"] == 4
     assert summary["final_accuracy"] is not None
     assert "oh dear" in (failed.path / "report.html").read_text()
+    assert run("run", *settings, out=tmp_path).status == 3  # finished already, and no better for it
 
 
 def test_when_all_clients_fail_the_run_stops_in_one_line_and_stays_readable(tmp_path, capfd) -> None:
@@ -50,8 +54,25 @@ def test_when_all_clients_fail_the_run_stops_in_one_line_and_stays_readable(tmp_
     error = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert len(error) == 1
     assert "all 2 clients failed" in error[0]
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("[!.]*")
     recorded = read_run(folder)
     assert not recorded.finished
     assert recorded.threat_model
     assert write_report([folder]).is_file()
+
+
+def test_a_sweep_tells_which_of_its_attacks_came_to_nothing(tmp_path, capfd) -> None:
+    swept = run("attack", "-m", "victims=1", "attack=idlg,analytic", "model=lenet", out=tmp_path)
+    assert swept.status == 3
+    assert swept.path.name == "comparison.html"
+    error = capfd.readouterr().err
+    assert "1 of 2 runs" in error
+    assert "analytic" in error
+
+
+def test_code_that_ends_the_program_is_an_error(tmp_path, capfd) -> None:
+    arguments = ("model=custom", f"model._target_={STRANGERS}.quitter")
+    assert run("run", *TINY, *arguments, out=tmp_path).status == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: ")
+    assert "SystemExit" in error

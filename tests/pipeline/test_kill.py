@@ -38,7 +38,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    (folder,) = out.iterdir()
+    (folder,) = out.glob("[!.]*")
     return folder
 
 

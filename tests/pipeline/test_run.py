@@ -67,7 +67,7 @@ def test_overwrite_runs_again_and_keeps_the_old(tmp_path) -> None:
     before = stamps(tmp_path)
     second = run("run", *UNATTACKED, "overwrite=true", out=tmp_path)
     assert second.path == first.path
-    kept = [path for path in tmp_path.iterdir() if path != second.path]
+    kept = [path for path in tmp_path.glob("[!.]*") if path != second.path]
     assert [path.name for path in kept] == [f"{first.path.name}-previous-1"]
     assert (kept[0] / "metrics.jsonl").stat().st_mtime_ns == before[first.path / "metrics.jsonl"]
     assert second.records("round") == [
@@ -76,7 +76,7 @@ def test_overwrite_runs_again_and_keeps_the_old(tmp_path) -> None:
 
 
 def test_a_defended_run_is_compared_with_one_twin(defended: Run) -> None:
-    others = [path for path in defended.path.parent.iterdir() if path != defended.path]
+    others = [path for path in defended.path.parent.glob("[!.]*") if path != defended.path]
     assert len(others) == 1
     assert others[0].name.startswith("twin-")
     twin = read_run(others[0])
@@ -100,7 +100,7 @@ def test_the_next_defense_takes_the_same_twin(defended: Run) -> None:
 
 def test_without_twin_there_is_no_comparison(tmp_path) -> None:
     alone = run("run", *UNATTACKED, "defense=pruning", "twin=false", out=tmp_path)
-    assert [alone.path] == list(tmp_path.iterdir())
+    assert [alone.path] == list(tmp_path.glob("[!.]*"))
     assert alone.json("summary.json")["pmm"] is None
 
 

@@ -114,7 +114,7 @@ def test_runs_are_sorted_into_mechanisms(tmp_path: Path):
               "intercept.rounds=first", "twin=false", "attack.start=pattern", "knows_defense=true")  # fmt: skip
     done = run("run", "-m", *common, "defense=ppdl", "defense.share=0.05,0.3", "defense.scale=1,0.1,0.01", out=tmp_path)
     assert done.status == 0
-    folders = sorted(path for path in tmp_path.iterdir() if path.is_dir())
+    folders = sorted(path for path in tmp_path.glob("[!.]*") if path.is_dir())
     page = write_report(folders, cap=True)
     text = page.read_text()
     assert "Privacy-preserving characteristics" in text

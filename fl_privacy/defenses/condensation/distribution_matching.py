@@ -9,6 +9,7 @@ from fl_privacy.defenses.condensation.augmentation import plain, siamese
 from fl_privacy.defenses.condensation.classes import Classes
 from fl_privacy.defenses.condensation.kept import exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
+from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
 
@@ -48,7 +49,7 @@ def dm(
         classes, rng = Classes.of(batch), data.rng
         images = classes.draw(images_per_class, rng).requires_grad_()
         optimizer = torch.optim.SGD([images], lr=lr, momentum=0.5)
-        for _ in range(iterations):
+        for _ in counted("condensing images", range(iterations)):
             network = fresh_network(images, data.num_classes, width, rng).requires_grad_(False)
             change = siamese(rng) if augment else plain
             real, made = change(classes.draw(real_batch, rng)), change(images)

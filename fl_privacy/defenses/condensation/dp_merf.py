@@ -12,6 +12,7 @@ from fl_privacy.defenses.condensation.generator import drawn_set, fresh_generato
 from fl_privacy.defenses.condensation.kept import exchanging, of_every_class
 from fl_privacy.defenses.epsilon import noise_multiplier_for
 from fl_privacy.metrics.labels import hard_labels
+from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
 
@@ -63,7 +64,7 @@ def dp_merf(
         wanted = (total + multiplier * noise) / len(batch)
         network = fresh_generator(batch, data.num_classes, rng, width=width)
         optimizer = torch.optim.Adam(network.parameters(), lr=lr)
-        for _ in range(iterations):
+        for _ in counted("training the generator", range(iterations)):
             made = network.draw_any(batch_size, rng)
             found = feature_sum(made.inputs, made.labels, frequencies, data.num_classes) / batch_size
             optimizer.zero_grad()

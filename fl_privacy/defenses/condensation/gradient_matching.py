@@ -14,6 +14,7 @@ from fl_privacy.defenses.condensation.augmentation import plain, siamese
 from fl_privacy.defenses.condensation.classes import Classes
 from fl_privacy.defenses.condensation.kept import exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
+from fl_privacy.progress import counted
 from fl_privacy.types import Batch, Tensors
 
 
@@ -135,9 +136,9 @@ def _matching(name: str, plan: _Plan) -> Defense:
         classes, rng = Classes.of(batch), data.rng
         images = classes.draw(plan.images_per_class, rng).requires_grad_()
         optimizer = torch.optim.SGD([images], lr=plan.lr, momentum=0.5)
-        for _ in range(plan.networks):
+        for _ in counted("network", range(plan.networks)):
             network = fresh_network(images, data.num_classes, plan.width, rng)
-            for step in range(plan.outer_steps):
+            for step in counted("condensing images", range(plan.outer_steps)):
                 change = siamese(rng) if plan.augment else plain
                 real = change(classes.draw(plan.real_batch, rng))
                 wanted = class_gradients(network, real, classes.present)

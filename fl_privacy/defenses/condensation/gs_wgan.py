@@ -11,6 +11,7 @@ from fl_privacy.defenses.condensation.critic import Critic
 from fl_privacy.defenses.condensation.generator import drawn_set, fresh_generator
 from fl_privacy.defenses.condensation.kept import exchanging, of_every_class
 from fl_privacy.defenses.epsilon import mixture_noise_multiplier
+from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
 
@@ -59,7 +60,7 @@ def gs_wgan(
         optimizer = torch.optim.Adam(generator.parameters(), lr=lr, betas=(0.5, 0.9))
         part = torch.randint(critics, (len(batch),), generator=rng, device=rng.device).to(device)
         judges: dict[int, Critic] = {}
-        for _ in range(iterations):
+        for _ in counted("training the generator", range(iterations)):
             number = int(torch.randint(critics, (1,), generator=rng, device=rng.device))
             rows = (part == number).nonzero().flatten()
             if number not in judges:

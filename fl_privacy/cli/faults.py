@@ -1,0 +1,80 @@
+"""What ends a command early, in one line and an exit status."""
+
+import errno
+import os
+import sys
+
+import click
+
+from fl_privacy.errors import UserError
+
+EXIT_ERROR = 2
+EXIT_NOTHING = 3
+EXIT_INTERRUPTED = 130
+
+FAULTS = (UserError, OSError, MemoryError)
+"""Of the input, the disk and the machine: a job that ends by one leaves what it has written, and others go on."""
+
+
+class NothingReconstructedError(UserError):
+    """An attack failed on all of its victims; its results are kept, the exit status is ``EXIT_NOTHING``."""
+
+
+def in_a_line(error: BaseException) -> str:
+    """What went wrong and what to do about it."""
+    if isinstance(error, OSError):
+        text = _of_the_system(error)
+    elif isinstance(error, MemoryError):
+        text = (
+            f"The work is expected to fit into memory, but does not{f' ({error})' if str(error) else ''};"
+            " lower batch_size, victims or --jobs."
+        )
+    else:
+        text = str(error) or type(error).__name__
+    return " ".join(text.split())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether PyTorch, which has no exception of its own for it on CPUs, could not get memory."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+
+
+def recognized(error: BaseException) -> BaseException | None:
+    """``error`` as one of ``FAULTS``; ``None`` where it is a defect of a program."""
+    if isinstance(error, click.ClickException):
+        return UserError(f"{error.format_message()} `fl-privacy --help` shows how to go on.")
+    if isinstance(error, SystemExit):
+        return UserError(f"A part that is not this program's ended it (SystemExit: {error.code}); let it return.")
+    if is_out_of_memory(error):
+        return MemoryError(str(error).strip().splitlines()[0])
+    return error if isinstance(error, FAULTS) else None
+
+
+def nobody_listens(error: BaseException) -> bool:
+    """Whether the output is read no more (``fl-privacy list | head``), which Rich tells by ending the program."""
+    return isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
+
+
+def fail(error: BaseException) -> int:
+    """Print ``error`` as a line; returns the exit status."""
+    print(f"error: {in_a_line(error)}", file=sys.stderr)
+    return EXIT_NOTHING if isinstance(error, NothingReconstructedError) else EXIT_ERROR
+
+
+def end_quietly() -> int:
+    """Keep Python from complaining, when it ends, of what nobody reads."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_ERROR
+
+
+def _of_the_system(error: OSError) -> str:
+    what = " and ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    reason = error.strerror or str(error) or type(error).__name__
+    kept = "what has been written is kept, `fl-privacy report RUN_DIR` reads it"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"Room to write is expected{f' for {what}' if what else ''}, but there is none ({reason}); {kept}."
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"More files are expected to be opened, but the system refuses ({reason}); raise ulimit -n."
+    where = f"{what} is expected to be usable, but is not" if what else "The system refused a call"
+    return f"{where} ({reason}); check that the folder exists and may be written. {kept[0].upper()}{kept[1:]}."
