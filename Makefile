@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint smoke wheel clean
+.PHONY: demo test fuzz lint smoke wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile
+
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/fuzz -m 'fuzz or not fuzz' --numprocesses auto
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
