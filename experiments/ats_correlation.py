@@ -1,59 +1,53 @@
-"""Does the privacy score tell how well attacks read transformed images? (ATS, Figure 5: 0.755)
+"""How well attacks read images under each policy, and whether the privacy score tells (ATS, Figure 5: 0.755).
 
     fl-privacy search-policies data=cifar10 model=lenet policies=100
-    python experiments/ats_correlation.py SEARCH_FOLDER... --weights RUN_FOLDER --policies 100 --victims 6
+    python experiments/ats_correlation.py SEARCH_FOLDER --named none 3 3-43 --out attacked.jsonl
 
-Attacks images of the test split, each transformed by every one of the first random policies of the searches, behind the
-model of a run. For each search it prints the correlation of the policies' privacy scores with their mean PSNR, to the
-transformed image and to the original. An image that was darkened or moved halfway out is easy to guess; therefore also
-with the PSNR of a plain image of the right mean, how far the attack exceeds it, and the part of the attack's PSNR that
-does not follow from it (least squares). Several searches, such as one of a semi-trained model and one of the very model
-that is attacked (`weights=RUN_FOLDER`), draw the same policies from the same seed.
+Attacks images of the test split, each transformed by the policies named (`none`: as they are, `13-43-18+21-3-16`: one
+of both drawn for each image) and by each of the search's first random policies, behind the search's semi-trained model
+or that of a run. Every policy is a line of `--out`; those there are not attacked again, and `--minutes` stops in
+between: the same command goes on.
+
+Printed are the PSNR to the transformed and to the original image, and over the random policies the correlation of their
+privacy scores with both. An image that was darkened or moved halfway out is easy to guess; therefore also with the PSNR
+of a plain image of the right mean, how far the attack exceeds it, and the part of the attack's PSNR that does not
+follow from it (least squares). The scores may be another search's of the same policies (`--scores`).
 """
 
 import argparse
+import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from omegaconf import DictConfig, OmegaConf
 from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
-from fl_privacy.attacks import ats
-from fl_privacy.config import build_dataset
+from fl_privacy.config import build_attack, build_dataset, compose
 from fl_privacy.config.build import build_network
-from fl_privacy.config.foreign import recorded_parts
 from fl_privacy.data import Examples
+from fl_privacy.files import write_whole
 from fl_privacy.gradients import loss_gradients
+from fl_privacy.metrics.aggregate import aggregate
 from fl_privacy.metrics.pixel import psnr
 from fl_privacy.pipeline.policy_search import SCORES, SEMI_TRAINED
 from fl_privacy.pipeline.weights import load_weights
-from fl_privacy.policy_search import transformed_by
-from fl_privacy.results.records import read_records
-from fl_privacy.transformations import OPERATIONS, Policy
+from fl_privacy.results.records import RecordWriter, dump_json, read_records
+from fl_privacy.rng import derive_generator
+from fl_privacy.transformations import Policy, Table, transform
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload
 
 PLAN = LocalPlan(batch_norm="eval")
-
-
-def observe(model, sent, batch, name, num_classes):
-    gradients = loss_gradients(model, sent, batch, batch_norm="eval").gradients
-    return Observation(
-        id=name,
-        model=model,
-        sent=sent,
-        upload=Upload(tensors=gradients, num_examples=1),
-        plan=PLAN,
-        input_shape=tuple(batch.inputs.shape[1:]),
-        num_classes=num_classes,
-        knowledge=Knowledge(labels=batch.labels),
-    )
+FIGURES = ("transformed", "original", "plain")
 
 
 def random_scores(search: Path) -> dict[str, float]:
     """Privacy scores of the random policies of a search, without the single operations that come first."""
     records, _ = read_records(search / SCORES)
-    return {record["policy"]: record["privacy"] for record in records[len(OPERATIONS) :]}
+    return {record["policy"]: record["privacy"] for record in records if "-" in record["policy"]}
 
 
 def images_of_all_classes(examples: Examples, number: int) -> Batch:
@@ -62,14 +56,87 @@ def images_of_all_classes(examples: Examples, number: int) -> Batch:
     return examples.batch(torch.tensor([int(by_class[k % len(by_class)][k // len(by_class)]) for k in range(number)]))
 
 
-def attacked(observations: Sequence[Observation], iterations: int) -> Tensor:
-    """What is read of each: (N, C, H, W)."""
-    attack = ats(optimizer="adam", distance="cosine", iterations=iterations, compile="off")
-    found = attack(observations, seed=0)
-    if failures := [r.failure for r in found if r.batch is None]:
-        raise SystemExit(f"{len(failures)} of {len(found)} attacks failed: {failures[0]}")
-    guesses = torch.cat([r.batch.inputs for r in found if r.batch is not None])
-    return guesses.clamp(0, 1)
+def transformed_as(images: Tensor, name: str, table: Table) -> Tensor:
+    """By one of the policies in ``name``, joined by `+`, drawn for each image."""
+    if name == "none":
+        return images
+    policies = [Policy.parse(part, table) for part in name.split("+")]
+    return transform(images, policies, derive_generator(1, "experiment", name))
+
+
+class Attacked:
+    """The images, the model and the attack of a command."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        config = OmegaConf.load(arguments.search / "config.yaml")
+        assert isinstance(config, DictConfig)
+        dataset = build_dataset(config)
+        self._table: Table = config.table
+        self._model = build_network(config, dataset)
+        weights = arguments.weights or arguments.search / SEMI_TRAINED
+        self._sent = load_weights(weights, ModelState.of(self._model))
+        self._batch = images_of_all_classes(dataset.test, arguments.victims)
+        self._classes = dataset.test.num_classes
+        settings = {"iterations": arguments.iterations, "restarts": arguments.restarts}
+        given = [f"attack.{key}={value}" for key, value in settings.items() if value is not None]
+        self._attack = build_attack(compose([f"attack={arguments.attack}", "attack.compile=off", "device=cpu", *given]))
+
+    def __call__(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """A record of each policy in ``names``, attacked together."""
+        goals = [transformed_as(self._batch.inputs, name, self._table) for name in names]
+        observed = [
+            self._observe(Batch(images[k : k + 1], self._batch.labels[k : k + 1]), f"{name}/{k}")
+            for name, images in zip(names, goals, strict=True)
+            for k in range(len(images))
+        ]
+        found = self._attack(observed, seed=0)
+        if failures := [r.failure for r in found if r.batch is None]:
+            raise SystemExit(f"{len(failures)} of {len(found)} attacks failed: {failures[0]}")
+        guesses = torch.cat([r.batch.inputs for r in found if r.batch is not None]).view(len(names), *goals[0].shape)
+        return [self._record(name, guess, goal) for name, guess, goal in zip(names, guesses, goals, strict=True)]
+
+    def _observe(self, batch: Batch, name: str) -> Observation:
+        gradients = loss_gradients(self._model, self._sent, batch, batch_norm="eval").gradients
+        return Observation(
+            id=name,
+            model=self._model,
+            sent=self._sent,
+            upload=Upload(tensors=gradients, num_examples=1),
+            plan=PLAN,
+            input_shape=tuple(batch.inputs.shape[1:]),
+            num_classes=self._classes,
+            knowledge=Knowledge(labels=batch.labels),
+        )
+
+    def _record(self, name: str, guess: Tensor, goal: Tensor) -> dict[str, Any]:
+        plain = goal.mean((2, 3), keepdim=True).expand_as(goal)
+        shown = guess.clamp(0, 1)
+        pairs = ((shown, goal), (shown, self._batch.inputs), (plain, goal))
+        return {"kind": "policy", "policy": name} | {
+            key: psnr(*pair).tolist() for key, pair in zip(FIGURES, pairs, strict=True)
+        }
+
+
+def attack_all(names: Sequence[str], arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The records of ``names``, as far as the time allows; those in the file are taken from there."""
+    settings = {k: str(v) for k, v in vars(arguments).items() if k in ("search", "weights", "attack", "victims")}
+    settings |= {"kind": "settings", "iterations": arguments.iterations, "restarts": arguments.restarts}
+    lines = read_records(arguments.out)[0] if arguments.out.is_file() else []
+    if lines and lines[0] != settings:
+        raise SystemExit(f"{arguments.out} holds other attacks, {json.dumps(lines[0])}; give another --out.")
+    found = {line["policy"]: line for line in lines[1:]}
+    missing = [name for name in names if name not in found]
+    attacked = Attacked(arguments) if missing else None
+    until = time.monotonic() + 60 * arguments.minutes
+    write_whole(arguments.out, "".join(f"{dump_json(line)}\n" for line in lines or [settings]))
+    with RecordWriter(arguments.out) as writer:
+        for start in range(0, len(missing), arguments.together):
+            if attacked is None or time.monotonic() > until:
+                break
+            for record in attacked(missing[start : start + arguments.together]):
+                found[record["policy"]] = record
+                writer.append(record)
+    return found
 
 
 def predicted(wanted: Tensor, given: Tensor) -> Tensor:
@@ -78,57 +145,60 @@ def predicted(wanted: Tensor, given: Tensor) -> Tensor:
     return wanted.mean() + centered * (centered @ wanted) / (centered @ centered)
 
 
-def main() -> None:
+def in_words(values: Sequence[float]) -> str:
+    found = aggregate(values)
+    assert found is not None
+    return f"{found.mean:.1f}" + (f" [{found.ci95[0]:.1f}, {found.ci95[1]:.1f}]" if found.ci95 else "")
+
+
+def correlate(scores: dict[str, float], records: Sequence[dict[str, Any]]) -> None:
+    """Print how the scores of the policies in ``records`` go with what was read under them."""
+    own = [scores[record["policy"]] for record in records]
+    transformed, original, plain = (torch.tensor([record[key] for record in records]).mean(1) for key in FIGURES)
+    for name, quality in (
+        ("PSNR to the transformed", transformed),
+        ("PSNR to the original", original),
+        ("PSNR of a plain image", plain),
+        ("PSNR beyond a plain image's", transformed - plain),
+        ("PSNR that does not follow from a plain image's", transformed - predicted(transformed, plain)),
+    ):
+        found = pearsonr(own, quality.tolist())
+        low, high = found.confidence_interval()
+        rank = spearmanr(own, quality.tolist()).statistic
+        print(f"score with {name}: Pearson {found.statistic:.2f} [{low:.2f}, {high:.2f}], Spearman {rank:.2f}")
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("searches", type=Path, nargs="+")
-    parser.add_argument("--weights", type=Path, help="of a run; by default the semi-trained model of the first search")
-    parser.add_argument("--policies", type=int, default=100)
+    parser.add_argument("search", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="a line for each policy; what is there is kept")
+    parser.add_argument("--named", nargs="*", default=["none"])
+    parser.add_argument("--policies", type=int, default=100, help="of the search's random ones")
+    parser.add_argument("--scores", type=Path, help="another search, whose scores are compared")
+    parser.add_argument("--weights", type=Path, help="of a run, instead of the search's semi-trained model")
+    parser.add_argument("--attack", default="ats_adam_cosine")
+    parser.add_argument("--iterations", type=int)
+    parser.add_argument("--restarts", type=int)
     parser.add_argument("--victims", type=int, default=6)
-    parser.add_argument("--iterations", type=int, default=2500)
-    arguments = parser.parse_args()
+    parser.add_argument("--together", type=int, default=8, help="policies attacked in one batch")
+    parser.add_argument("--minutes", type=float, default=1e9)
+    return parser.parse_args()
 
-    config = recorded_parts(arguments.searches[0] / "config.yaml", ("data", "model", "seed"))
-    dataset = build_dataset(config)
-    model = build_network(config, dataset)
-    sent = load_weights(arguments.weights or arguments.searches[0] / SEMI_TRAINED, ModelState.of(model))
-    tables = {search: random_scores(search) for search in arguments.searches}
-    common = [policy for policy in tables[arguments.searches[0]] if all(policy in t for t in tables.values())]
-    chosen = common[: arguments.policies]
 
-    batch = images_of_all_classes(dataset.test, arguments.victims)
-    transformed = [transformed_by(batch.inputs, Policy.parse(policy), seed=1) for policy in chosen]
-    goals = [batch.inputs, *transformed]
-    observations = [
-        observe(model, sent, Batch(images[k : k + 1], batch.labels[k : k + 1]), f"{n}-{k}", dataset.test.num_classes)
-        for n, images in enumerate(goals)
-        for k in range(arguments.victims)
-    ]
-    guesses = attacked(observations, arguments.iterations).view(len(goals), *batch.inputs.shape)
-    plain = psnr(guesses[0], batch.inputs)
-    beside = torch.stack([psnr(guess, goal) for guess, goal in zip(guesses[1:], transformed, strict=True)]).mean(1)
-    original = torch.stack([psnr(guess, batch.inputs) for guess in guesses[1:]]).mean(1)
-    plain_images = [goal.mean((2, 3), keepdim=True).expand_as(goal) for goal in transformed]
-    trivial = torch.stack([psnr(guess, goal) for guess, goal in zip(plain_images, transformed, strict=True)]).mean(1)
-    print(
-        f"{len(chosen)} policies, {arguments.victims} victims each, PSNR {beside.min():.1f} to {beside.max():.1f} dB"
-        f" (mean {beside.mean():.1f}), to the original {original.mean():.1f}; untransformed {plain.mean():.1f},"
-        f" plain images {trivial.mean():.1f}"
-    )
-    for search, table in tables.items():
-        scores = [table[policy] for policy in chosen]
-        for name, quality in (
-            ("PSNR to the transformed", beside),
-            ("PSNR to the original", original),
-            ("PSNR beyond a plain image's", beside - trivial),
-            ("PSNR of a plain image", trivial),
-            ("PSNR that does not follow from a plain image's", beside - predicted(beside, trivial)),
-        ):
-            found = pearsonr(scores, quality.tolist())
-            low, high = found.confidence_interval()
-            print(
-                f"{search.name}: score with {name}: Pearson {found.statistic:.2f} [{low:.2f}, {high:.2f}],"
-                f" Spearman {spearmanr(scores, quality.tolist()).statistic:.2f}"
-            )
+def main() -> None:
+    arguments = parse()
+    scores = random_scores(arguments.scores or arguments.search)
+    drawn = list(scores)[: arguments.policies]
+    found = attack_all([*arguments.named, *drawn], arguments)
+    for name in arguments.named:
+        if record := found.get(name):
+            transformed, original, plain = (in_words(record[key]) for key in FIGURES)
+            print(f"{name}: to the transformed {transformed}, to the original {original}, plain image {plain}")
+    done = [found[name] for name in drawn if name in found]
+    print(f"{len(done)} of {len(drawn)} random policies, {arguments.victims} images each")
+    if len(done) > 3:
+        print(f"mean over them: {in_words([sum(r['transformed']) / len(r['transformed']) for r in done])}")
+        correlate(scores, done)
 
 
 if __name__ == "__main__":

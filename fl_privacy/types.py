@@ -79,8 +79,9 @@ class LocalPlan:
         loss_scale: factor on the mean cross entropy of a batch.
         crop_padding: where above 0, each training image is padded by so many black pixels on every side, and a window
             of its size cut out at random. Like ``flip`` before any defense of the data, anew each time that an example
-            is visited, and not on the extra batches that are probed.
+            is visited.
         flip: mirror each training image left to right with probability 1/2.
+        augment_probes: do the same to the extra batches that are probed, as the authors of ATS do.
     """
 
     shares: Literal["gradient", "delta", "weights"] = "gradient"
@@ -101,6 +102,7 @@ class LocalPlan:
     loss_scale: float = 1.0
     crop_padding: int = 0
     flip: bool = False
+    augment_probes: bool = False
 
     def __post_init__(self) -> None:
         for name, annotation in typing.get_type_hints(LocalPlan).items():
@@ -126,6 +128,10 @@ class LocalPlan:
     def _check_optimizer(self) -> None:
         if not 0 <= self.momentum < 1:
             raise UserError(f"plan.momentum is expected in [0, 1), but got {self.momentum}; try 0.9.")
+        if self.augment_probes and not self.augments:
+            raise UserError(
+                "plan.augment_probes is expected with crop_padding or flip, but there is neither; set plan.flip=true."
+            )
         if self.nesterov and self.momentum == 0:
             raise UserError("plan.nesterov is expected with a momentum above 0, but got 0; try plan.momentum=0.9.")
         if not 0 <= self.weight_decay < float("inf"):

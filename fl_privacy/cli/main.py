@@ -5,6 +5,7 @@ import math
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from fl_privacy.cli.faults import EXIT_INTERRUPTED, FAULTS, end_quietly, fail, nobody_listens, recognized
+from fl_privacy.cli.faults import FAULTS, end_quietly, fail, nobody_listens, recognized
+from fl_privacy.cli.signals import exit_status, interruptible
 from fl_privacy.errors import UserError
 
 DEBUG = "--debug"
@@ -168,17 +170,19 @@ def run_command_line(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status.
 
     What a user, the disk or memory did wrong is one line and status 2, an attack that failed on all victims status 3,
-    an interrupt status 130. Without a command, help.
+    an interrupt status 130, SIGTERM 143, SIGHUP 129. Without a command, help.
     """
     handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     debug = DEBUG in arguments
     rest = [argument for argument in arguments if argument != DEBUG]
     try:
-        return int(app([DEBUG, *rest] if debug else rest or ["--help"], standalone_mode=False) or 0)
-    except (KeyboardInterrupt, click.Abort):
-        print("interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        with interruptible():
+            return int(app([DEBUG, *rest] if debug else rest or ["--help"], standalone_mode=False) or 0)
+    except (KeyboardInterrupt, click.Abort) as error:
+        with suppress(OSError):  # the terminal may be gone
+            print("interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it", file=sys.stderr)
+        return exit_status(error if isinstance(error, KeyboardInterrupt) else None)
     except (click.ClickException, *FAULTS, RuntimeError, SystemExit) as error:
         if nobody_listens(error):
             return end_quietly()

@@ -73,7 +73,12 @@ def build_federation(config: DictConfig) -> Federation:
     server = Server(
         state=public_state(model, defense),
         local_plan=plan,
-        plan=ServerPlan(aggregation=section.aggregation, fraction=section.fraction, lr=section.server_lr),
+        plan=ServerPlan(
+            aggregation=section.aggregation,
+            fraction=section.fraction,
+            lr=section.server_lr,
+            norm_factor=section.norm_factor,
+        ),
         clients=sorted(participants),
         seed=config.seed,
         personal=bool(private_names(model, defense)),

@@ -61,6 +61,7 @@ SETTINGS: dict[str, Any] = {
     "federation.fraction": float,
     "federation.aggregation": Literal["mean", "round_robin"],
     "federation.server_lr": float,
+    "federation.norm_factor": float,
 }
 """Dotted key -> type."""
 

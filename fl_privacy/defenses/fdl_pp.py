@@ -17,6 +17,7 @@ from fl_privacy.defenses.split import Start, draw_own, keep_private, private_mod
 from fl_privacy.defenses.split_fed import split_fed
 from fl_privacy.errors import UserError
 from fl_privacy.models import Front
+from fl_privacy.rng import global_stream
 from fl_privacy.types import Batch, Tensors
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
@@ -65,8 +66,7 @@ def fdl_pp(
         installed = draw(model, state, rng) if start == "own" else copy.deepcopy(model)
         convolutions = _private_convolutions(installed, choose(installed))
         shapes = _input_shapes(installed, convolutions, image_shapes[-1])
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=rng)))
+        with global_stream(rng):
             for name, convolution in convolutions.items():
                 width = hidden or max(1, convolution.out_channels // 2)
                 layer = PassportConv2d(convolution, shapes[name], hidden=width, stored=form == "penalized")

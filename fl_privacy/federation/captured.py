@@ -32,7 +32,7 @@ from fl_privacy.federation.capture import (
 )
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload
 
-_LATER = frozenset({"lr_decay", "lr_drops", "lr_drop_factor", "crop_padding", "flip"})
+_LATER = frozenset({"lr_decay", "lr_drops", "lr_drop_factor", "crop_padding", "flip", "augment_probes"})
 """Fields of a plan that captures of earlier versions lack; those had their defaults."""
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -18,7 +18,7 @@ def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Mess
 
 def _content_or_failure(reply: Message | None) -> Message | Failure:
     if reply is None:
-        return Failure("no reply")
+        return Failure("no reply in time")
     if reply.has_content():
         return reply
     lines = (reply.error.reason or "").strip().splitlines()

@@ -41,14 +41,14 @@ def data_names(participants: Mapping[int, Participant]) -> Callable[[str], str |
     """Observation id -> name of the examples behind it, ``None`` where they change from round to round.
 
     A probe holds the same examples in every round; so does the update of a client that trains on all it has. They are
-    not the same where the defense, or the augmentation of training images, makes other images of them each time.
+    not the same where the defense, or augmentation, makes other images of them each time.
     """
 
     def same_data(observation_id: str) -> str | None:
         _, client, probe = parse_observation_id(observation_id)
-        if participants[client].defense.changes_images or (
-            probe is None and not _trains_on_everything(participants[client])
-        ):
+        participant = participants[client]
+        changes = participant.plan.augment_probes if probe else not _trains_on_everything(participant)
+        if changes or participant.defense.changes_images:
             return None
         return f"client-{client}" + (f"/victim-{probe.victim}" if probe else "")
 

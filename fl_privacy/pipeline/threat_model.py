@@ -43,7 +43,8 @@ def threat_model(config: DictConfig, model: nn.Module, plan: LocalPlan, audit: A
     else:
         lines.append(f"Attacked are the training updates of {len(audit.clients)} clients.")
     if plan.augments:
-        left = ", those of the extra batches are not" if audit.target == "probe" else ""
+        like = "likewise" if plan.augment_probes else "not"
+        left = f", those of the extra batches are {like}" if audit.target == "probe" else ""
         lines.append(f"Training images are {_augmentation(plan)} at random{left}.")
     if has_batch_norm(model):
         lines.append(_batch_norm(plan, audit.target))
@@ -68,6 +69,16 @@ def threat_model(config: DictConfig, model: nn.Module, plan: LocalPlan, audit: A
             " attacker. Beside it a plain one that knows nothing of this attacks the same victims.",
         ]
     return lines + known + [_describe_defense(defense.name, defense.public)]
+
+
+def who_draws(simulated: bool) -> str:
+    """Where the clients' randomness comes from, in a sentence."""
+    if simulated:
+        return (
+            "This is a simulation: all that clients draw at random, noise too, derives from the run's seed, which the"
+            " attacker is not told. Deployed clients draw it from secrets of their own."
+        )
+    return "Clients are deployed: what they draw at random derives from secrets that stay on their nodes."
 
 
 def _batch_norm(plan: LocalPlan, target: str) -> str:

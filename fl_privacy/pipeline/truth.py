@@ -47,7 +47,8 @@ def truth_of(participants: Mapping[int, Participant], batch_size: int, states: C
 
 def trains_on_others(defense: Defense, plan: LocalPlan, target: str) -> bool:
     """Whether the model sees other images than the truth behind a ``probe`` or an ``update``."""
-    return bool(defense.examples or defense.data) or (plan.augments and target == "update")
+    augmented = plan.augments if target == "update" else plan.augment_probes
+    return bool(defense.examples or defense.data) or augmented
 
 
 def transformed_of(

@@ -80,6 +80,28 @@ def test_what_is_probed_is_left_as_it_is():
     assert not torch.equal(updates[0]["out.bias"], updates[1]["out.bias"])
 
 
+def test_what_is_probed_is_augmented_where_asked_for():
+    client = harness.participants(replace(PLAN, augment_probes=True))[1]
+    probed = {"round": 1, "victim": 0, "batch_size": 4}
+    own = client.victim_batch(0, 4).inputs
+    seen, again = (client.transformed_victim(SENT, ClientState(), **probed).inputs for _ in range(2))
+    later = client.transformed_victim(SENT, ClientState(), **{**probed, "round": 2}).inputs
+    assert torch.equal(seen, again)
+    assert not torch.equal(seen, own)
+    assert not torch.equal(seen, later)
+    offsets = torch.cartesian_prod(torch.arange(5), torch.arange(5)).T
+    for image, found in zip(own, seen, strict=True):
+        windows = cropped(image.expand(25, -1, -1, -1), 2, offsets)
+        assert (torch.cat([windows, windows.flip(-1)]) == found).flatten(1).all(1).any()
+    plain = harness.participants(harness.FEDAVG)[1].probe(SENT, ClientState(), **probed).upload.tensors
+    assert not torch.equal(client.probe(SENT, ClientState(), **probed).upload.tensors["out.bias"], plain["out.bias"])
+
+
+def test_probes_are_not_augmented_where_nothing_is():
+    with pytest.raises(UserError, match=r"plan.augment_probes is expected with crop_padding or flip"):
+        LocalPlan(augment_probes=True)
+
+
 def test_the_learning_rate_drops_after_the_rounds_named():
     plan = LocalPlan(shares="delta", lr=1.0, lr_drops=[2, 4])
     assert [plan.in_round(r).lr for r in range(1, 7)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])

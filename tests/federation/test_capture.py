@@ -220,7 +220,7 @@ def test_a_capture_of_another_architecture_is_refused(folder: Path) -> None:
 
 def test_plans_of_earlier_versions_have_defaults_where_fields_came_later(folder: Path) -> None:
     plan = json.loads(first_json(folder).read_text())["plan"]
-    later = ("lr_decay", "lr_drops", "lr_drop_factor", "crop_padding", "flip")
+    later = ("lr_decay", "lr_drops", "lr_drop_factor", "crop_padding", "flip", "augment_probes")
     edit(plan={key: value for key, value in plan.items() if key not in later})(folder)
 
     found = load_observations(folder, harness.small_net())[0].plan

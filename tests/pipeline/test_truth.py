@@ -48,6 +48,20 @@ def test_updates_from_augmented_images_are_measured_against_these_and_not_joined
     assert data_names(federation(*settings[:2]).participants)(observation.id) == "client-0"
 
 
+def test_probes_that_are_augmented_are_measured_against_what_they_became_and_not_joined_over_rounds():
+    settings = ("federation.plan.flip=true", "federation.plan.augment_probes=true")
+    built = federation("federation=fedavg", *settings)
+    assert trains_on_others(built.defense, built.participants[0].plan, "probe")
+    truth, transformed = truth_of(built.participants, 2), transformed_of(built.participants, 2)
+    found = observations(built, AUDIT)
+    pairs = [(truth(o.id).inputs, transformed(o).inputs) for o in found]
+    original, seen = (torch.cat(images) for images in zip(*pairs, strict=True))
+    flipped = (seen != original).flatten(1).any(1)
+    assert flipped.any() and not flipped.all()
+    assert torch.equal(seen[flipped], original[flipped].flip(-1))
+    assert all(data_names(built.participants)(o.id) is None for o in found)
+
+
 def test_the_truth_of_a_condensed_image_is_the_nearest_of_the_client_s_own():
     built = federation(*DM)
     truth, transformed = truth_of(built.participants, 2), transformed_of(built.participants, 2)
