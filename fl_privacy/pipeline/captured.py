@@ -53,7 +53,7 @@ def expect_of(federation: Federation, observation: Observation, config: DictConf
         wrong = f"client {client} has no such victim of {config.batch_size} examples"
     elif (observation.input_shape, observation.num_classes) != (examples.input_shape, examples.num_classes):
         wrong = f"it is of {observation.num_classes} classes of images {observation.input_shape}"
-    elif observation.plan != federation.server.local_plan.in_round(round):
+    elif observation.plan != federation.server.local_plan.in_round(round, probe=match[3] is not None):
         wrong = "it was made by another local plan"
     if wrong:
         raise UserError(
