@@ -17,11 +17,11 @@ class UserError(Exception):
 def blamed_on(who: str) -> Iterator[None]:
     """Turn whatever ``who``, which may be somebody else's code, raises into a ``UserError`` that names both.
 
-    An interrupt is none of it. The traceback stays attached as the cause.
+    An interrupt is none of it, nor what the disk or memory did. The traceback stays attached as the cause.
     """
     try:
         yield
-    except UserError:
+    except (UserError, OSError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
         raise UserError(f"{who} raised {in_one_line(error)}; --debug shows the traceback.") from error

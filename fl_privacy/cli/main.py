@@ -138,17 +138,34 @@ def search_policies(overrides: Overrides = None, cfg: ShowConfig = False) -> Non
 
 
 @app.command()
-def report(
+def report(  # noqa: PLR0917
     runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that runs have written.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
     psnr_below: PsnrBelow = 15.0,
     cap: Annotated[
         bool, typer.Option("--cap", help="Compare defenses, each at several strengths, by PPC curves and CAP.")
     ] = False,
+    share: Annotated[
+        Path | None, typer.Option("--share", metavar="DEST", help="Copy the runs there, to pass on: without pictures.")
+    ] = None,
+    with_originals: Annotated[
+        bool, typer.Option("--with-originals", help="What --share copies also shows attacked images.")
+    ] = False,
 ) -> None:
-    """One HTML page over one or many runs, finished or not."""
-    from fl_privacy.report import write_report  # noqa: PLC0415
+    """One HTML page over one or many runs, finished or not.
 
+    A run's page shows the clients' images and only its owner can read it. What --share makes holds figures alone: no
+    originals, no reconstructions, no captured updates and no weights; --with-originals adds the first two.
+    """
+    from fl_privacy.report import share_report, write_report  # noqa: PLC0415
+
+    if share is not None:
+        if out is not None:
+            raise UserError("--share and --out are expected one at a time, but got both; --share names a folder.")
+        print(share_report(runs, share, with_originals=with_originals, psnr_below=psnr_below, cap=cap))
+        return
+    if with_originals:
+        raise UserError("--with-originals is expected with --share DEST, but got it alone; a run's own page has them.")
     print(write_report(runs, out, psnr_below=psnr_below, cap=cap))
 
 

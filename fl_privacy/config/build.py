@@ -254,6 +254,11 @@ def _audit(config: DictConfig, rounds: int, participants: Mapping[int, Participa
     chosen = config.intercept.rounds
     audited = audited_rounds(chosen if isinstance(chosen, str | int) else list(chosen), rounds)
     clients = set(participants if config.intercept.clients == "all" else config.intercept.clients)
+    if not clients:
+        raise UserError(
+            "intercept.clients is expected to name clients, but got an empty list; take intercept.clients=all, or"
+            " attack=none to attack none."
+        )
     if config.colluder is not None and config.colluder not in participants:
         raise UserError(f"colluder is expected within 0..{len(participants) - 1}, but got {config.colluder!r}.")
     if unknown := sorted(clients - participants.keys()):

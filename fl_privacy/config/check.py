@@ -98,6 +98,7 @@ def check_settings(config: DictConfig) -> None:
     for name, annotation in SETTINGS.items():
         value = OmegaConf.select(config, name)
         expect_type(name, list(value) if isinstance(value, ListConfig) else value, annotation)
+    expect_seed(config.seed)
     for name, (least, most) in LIMITS.items():
         value = OmegaConf.select(config, name)
         if isinstance(value, int | float) and not least <= value <= most:
@@ -109,6 +110,16 @@ def check_settings(config: DictConfig) -> None:
             if (name := f"{section}.{key}") not in SETTINGS and name not in SECTIONS:
                 allowed = [k.partition(".")[2] for k in (*SETTINGS, *SECTIONS) if k.startswith(f"{section}.")]
                 raise UserError(f"Unknown key {name}{suggest(str(key), allowed)}")
+
+
+def expect_seed(seed: int) -> None:
+    """Refuse a negative ``seed``.
+
+    Raises:
+        UserError: it is one.
+    """
+    if seed < 0:
+        raise UserError(f"seed is expected to be at least 0, but got {seed}; try {-seed}.")
 
 
 def expect_readable_updates(config: DictConfig, where: str) -> None:

@@ -25,13 +25,18 @@ def instantiate(section: DictConfig, name: str, **arguments: Any) -> Any:
         return hydra.utils.instantiate(section, **arguments, _convert_="all")
     except HydraException as error:
         cause = error.__cause__
-        if isinstance(cause, UserError):
+        if isinstance(cause, UserError | OSError | MemoryError):
             raise cause from error
-        if cause is None:
-            raise UserError(f"{name}: {target} does not accept these settings: {_first_line(error)}") from error
-        raise UserError(f"{name}: {target} raised {in_one_line(cause)}; --debug shows the traceback.") from error
+        raise UserError(f"{_what_failed(cause or error, name, target)}: {in_one_line(cause or error)}") from error
     except SystemExit as error:
         raise UserError(f"{name}: {target} raised {in_one_line(error)}; it is expected to return.") from error
+
+
+def _what_failed(error: BaseException, name: str, target: str) -> str:
+    """Settings are to blame only where the call itself does not fit; what happens within it has other reasons."""
+    if isinstance(error, TypeError) and target.rpartition(".")[2] in str(error):
+        return f"{name}: {target} does not accept these settings"
+    return f"{name} can't be made by {target}"
 
 
 def plain_settings(section: DictConfig) -> dict[str, Any]:

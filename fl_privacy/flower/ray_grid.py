@@ -18,6 +18,7 @@ from fl_privacy.federation import Failure, Participant
 from fl_privacy.flower.adapter import participant_app
 from fl_privacy.flower.grid import LocalGrid, failed
 from fl_privacy.parallel.ray_cluster import expect_ray, joins_cluster, one_line, ray_cluster
+from fl_privacy.progress import counted
 
 Source = Callable[[], Mapping[int, Participant]]
 
@@ -65,6 +66,8 @@ class RayGrid(LocalGrid):
         import ray  # noqa: PLC0415
 
         waiting, working, replies = deque(messages), dict[Any, tuple[Any, Message, float]](), list[Message]()
+        progress = counted("reply of a client", messages)
+        next(progress, None)
         while waiting or working:
             while waiting and self._idle:
                 actor, message = self._idle.popleft(), waiting.popleft()
@@ -78,6 +81,7 @@ class RayGrid(LocalGrid):
                 ray.kill(actor)
                 self._idle.append(self._start())
                 replies.append(failed(message, Failure(f"no reply within {self._timeout:g} s (backend.timeout)")))
+                next(progress, None)
                 continue
             try:
                 reply, self.contexts[message.metadata.dst_node_id] = ray.get(done)
@@ -87,6 +91,7 @@ class RayGrid(LocalGrid):
                     actor = self._start()
             self._idle.append(actor)
             replies.append(reply)
+            next(progress, None)
         return replies
 
 

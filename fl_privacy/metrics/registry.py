@@ -1,5 +1,6 @@
 """Every metric by name: what the catalog, the tables and the reports show."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -24,6 +25,7 @@ class Metric:
             give it.
         of: what it compares: images with the originals, labels, or images with what a defense made of the originals.
         leaks: whether high or low values mean that more leaked.
+        range: the least and the largest value that there can be.
         title: for a table's head.
         unit: empty where there is none.
         description: one line.
@@ -32,6 +34,7 @@ class Metric:
     function: MetricFunction | None
     of: Literal["images", "labels", "transformed"] = "images"
     leaks: Literal["high", "low"]
+    range: tuple[float, float] = (0.0, math.inf)
     title: str
     unit: str = ""
     description: str
@@ -42,12 +45,22 @@ METRICS: dict[str, Metric] = {
         function=psnr, leaks="high", title="PSNR", unit="dB", description="Peak signal-to-noise ratio on [0, 1]."
     ),
     "ssim": Metric(
-        function=ssim, leaks="high", title="SSIM", description="Structural similarity, Gaussian window of 11 pixels."
+        function=ssim,
+        leaks="high",
+        range=(-1.0, 1.0),
+        title="SSIM",
+        description="Structural similarity, Gaussian window of 11 pixels.",
     ),
     "lpips": Metric(
         function=lpips, leaks="low", title="LPIPS", description="Perceptual distance in the features of AlexNet."
     ),
-    "mse": Metric(function=mse, leaks="low", title="MSE", description="Mean squared error of the pixels (BPMSE)."),
+    "mse": Metric(
+        function=mse,
+        leaks="low",
+        range=(0.0, 1.0),
+        title="MSE",
+        description="Mean squared error of the pixels (BPMSE).",
+    ),
     "bpki": Metric(
         function=bpki,
         leaks="high",
@@ -61,6 +74,7 @@ METRICS: dict[str, Metric] = {
     "noise_ratio": Metric(
         function=None,
         leaks="low",
+        range=(0.0, 1.0),
         title="Noise ratio",
         description="Share of noise that Refiner's evaluation network sees in the guess; needs evaluator=FILE.",
     ),
@@ -76,6 +90,7 @@ METRICS: dict[str, Metric] = {
         function=ssim,
         of="transformed",
         leaks="high",
+        range=(-1.0, 1.0),
         title="SSIM to transformed",
         description="Structural similarity to the image that the defense put in place of the original.",
     ),
@@ -83,6 +98,7 @@ METRICS: dict[str, Metric] = {
         function=label_correct,
         of="labels",
         leaks="high",
+        range=(0.0, 1.0),
         title="Label accuracy",
         description="Share of the labels recovered; in a batch, each guessed label counts once.",
     ),

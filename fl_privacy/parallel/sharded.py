@@ -11,7 +11,7 @@ import torch
 
 from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
 from fl_privacy.errors import UserError
-from fl_privacy.parallel.ray_cluster import cause_of, expect_ray, one_line, ray_cluster
+from fl_privacy.parallel.ray_cluster import cause_of, expect_answer, expect_ray, one_line, ray_cluster
 from fl_privacy.parallel.shard import attack_part, cut
 from fl_privacy.parallel.tally import Tally
 from fl_privacy.types import Observation, Reconstruction
@@ -35,7 +35,7 @@ class ShardedAttack:
         device: of the attack; where it is a GPU, each task gets one or a share.
 
     Raises:
-        UserError: Ray is not installed.
+        UserError: Ray is not installed, or the cluster does not answer.
     """
 
     attack: ReconstructionAttack
@@ -44,6 +44,7 @@ class ShardedAttack:
 
     def __post_init__(self) -> None:
         expect_ray(f"attack.shards={self.shards}")
+        expect_answer()
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress

@@ -67,12 +67,12 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     """
     expect_readable_updates(config, "The command attack")
     config = calibrated(config)
-    attack = build_attack(config)
-    if attack is None:
-        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     config = as_captured(config) if config.captured else config
     if (done := finished_before(config, "attack", monitor)) is not None:
         return done
+    attack = build_attack(config)
+    if attack is None:
+        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     monitor.say(
         f"Preparing what {config.captured} holds"
         if config.captured

@@ -1,4 +1,4 @@
-"""``reconstructions/``: originals and guesses as bytes, a file a round."""
+"""``reconstructions/``: originals and guesses as bytes, a file a round, for their owner alone."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fl_privacy.annotations import fits
-from fl_privacy.files import write_whole
+from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.metrics import VictimScore
 from fl_privacy.results.records import Attacker
 
@@ -45,12 +45,12 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
     if len(replaced) == len(scores):
         tensors["transformed"] = torch.cat(replaced)
     ids = [[score.id, image.image] for score in scores for image in score.images]
-    folder.mkdir(exist_ok=True)
+    make_private_folder(folder, folder)
     name = f"round-{round:04d}" + ("" if attacker == "plain" else f"-{attacker}")
     path, number = folder / f"{name}.safetensors", 1
     while path.exists():
         path, number = folder / f"{name}-{number}.safetensors", number + 1
-    write_whole(path, save(tensors, metadata={"round": str(round), "attacker": attacker, "ids": json.dumps(ids)}))
+    write_private(path, save(tensors, metadata={"round": str(round), "attacker": attacker, "ids": json.dumps(ids)}))
     return path
 
 

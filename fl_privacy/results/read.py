@@ -11,6 +11,7 @@ from fl_privacy.results.folder import FORMAT, Identity
 from fl_privacy.results.pictures import Pair, read_pairs
 from fl_privacy.results.records import Attacker, parse_json, read_records, records_of
 from fl_privacy.results.schema import ENVIRONMENT, SENTENCES, wrong_field, wrong_identity, wrong_partition
+from fl_privacy.results.share import Shared, shared_as
 from fl_privacy.results.summary import summarize
 
 MOST_BYTES = 1 << 26
@@ -42,6 +43,7 @@ class Run:
         summary: as ``fl_privacy.results.summary`` defines it, also for a run that did not finish.
         finished: whether it came to its end.
         problems: what is damaged, a line each.
+        shared: what a copy made for others holds; ``None`` for the run itself.
     """
 
     path: Path
@@ -54,6 +56,7 @@ class Run:
     summary: Mapping[str, Any]
     finished: bool
     problems: tuple[str, ...]
+    shared: Shared | None = None
 
     @property
     def name(self) -> str:
@@ -107,6 +110,7 @@ def read_run(path: Path) -> Run:
         summary=summary or summarize(records, finished=False, undefended_accuracy=None, total_seconds=None),
         finished=summary is not None,
         problems=tuple(problems),
+        shared=shared_as(path),
     )
 
 
