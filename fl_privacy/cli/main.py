@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from fl_privacy.cli.faults import FAULTS, end_quietly, fail, nobody_listens, recognized
-from fl_privacy.cli.signals import exit_status, interruptible
+from fl_privacy.cli.signals import Interrupted, exit_status, interruptible
 from fl_privacy.errors import UserError
 
 DEBUG = "--debug"
@@ -196,10 +196,10 @@ def run_command_line(arguments: Sequence[str]) -> int:
     try:
         with interruptible():
             return int(app([DEBUG, *rest] if debug else rest or ["--help"], standalone_mode=False) or 0)
-    except (KeyboardInterrupt, click.Abort) as error:
+    except (Interrupted, KeyboardInterrupt, click.Abort) as error:
         with suppress(OSError):  # the terminal may be gone
             print("interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it", file=sys.stderr)
-        return exit_status(error if isinstance(error, KeyboardInterrupt) else None)
+        return exit_status(error)
     except (click.ClickException, *FAULTS, RuntimeError, SystemExit) as error:
         if nobody_listens(error):
             return end_quietly()

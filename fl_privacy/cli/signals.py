@@ -9,8 +9,8 @@ from types import FrameType
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
-class Interrupted(KeyboardInterrupt):
-    """The process was asked to end by the signal ``number``."""
+class Interrupted(BaseException):
+    """The process was asked to end by the signal ``number``; no KeyboardInterrupt, of which Typer makes a status."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -40,6 +40,6 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def exit_status(interrupt: KeyboardInterrupt | None) -> int:
+def exit_status(interrupt: BaseException) -> int:
     """As shells say it: 128 and the signal's number, 130 for Ctrl-C."""
     return 128 + (interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT)

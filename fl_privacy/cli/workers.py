@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 
 from fl_privacy.cli.faults import FAULTS, in_a_line, recognized
-from fl_privacy.cli.signals import ENDING
+from fl_privacy.cli.signals import ENDING, Interrupted
 from fl_privacy.errors import UserError
 from fl_privacy.pipeline.trade_off import Job
 
@@ -39,7 +39,7 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
                 "A worker is expected to live as long as its jobs, but one was killed, perhaps for lack of memory;"
                 " lower --jobs and start again, finished jobs are kept."
             ) from error
-        except KeyboardInterrupt:
+        except (Interrupted, KeyboardInterrupt):
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in multiprocessing.active_children():
                 worker.kill()

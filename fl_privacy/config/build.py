@@ -152,6 +152,7 @@ def build_attack(config: DictConfig) -> ReconstructionAttack | None:
     if "_target_" not in config.attack:
         return None
     shards = positive(config.attack.get("shards", 1), "attack.shards")
+    threads = positive(config.attack_threads, "attack_threads")
     section = OmegaConf.masked_copy(config.attack, [str(key) for key in config.attack if key != "shards"])
     device = resolve_device(section.get("device") or config.device)
     arguments = {"device": str(device)} if "device" in section else {}
@@ -161,7 +162,7 @@ def build_attack(config: DictConfig) -> ReconstructionAttack | None:
             f"attack._target_={section._target_} is expected to return an attack, which can be called, but got"
             f" {type(attack).__name__}."
         )
-    return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, device=device)
+    return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, threads=threads, device=device)
 
 
 def build_plan(config: DictConfig) -> LocalPlan:

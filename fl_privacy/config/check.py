@@ -53,6 +53,7 @@ SETTINGS: dict[str, Any] = {
     "evaluator": str | None,
     "device": str,
     "client_threads": int,
+    "attack_threads": int,
     "out": str,
     "name": str | int | None,
     "overwrite": bool,
@@ -103,8 +104,6 @@ def check_settings(config: DictConfig) -> None:
         value = OmegaConf.select(config, name)
         if isinstance(value, int | float) and not least <= value <= most:
             raise UserError(f"{name} is expected to be at least {least:g} and at most {most:g}, but got {value}.")
-    if (rounds := config.intercept.rounds) is not None and not isinstance(rounds, int | str) and not rounds:
-        raise UserError("intercept.rounds is expected to name at least one round, but got []; try ends.")
     for section in ("federation", "intercept"):
         for key in config[section]:
             if (name := f"{section}.{key}") not in SETTINGS and name not in SECTIONS:

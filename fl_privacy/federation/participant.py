@@ -20,6 +20,7 @@ from fl_privacy.federation.own_examples import OwnExamples
 from fl_privacy.federation.private_part import join_private, private_names, private_values
 from fl_privacy.federation.private_pass import train_private
 from fl_privacy.rng import Secret, derive_generator, seeded_globally
+from fl_privacy.threads import cpu_threads
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 
@@ -173,7 +174,7 @@ class Participant:
         """Accuracy of the model sent, joined with this client's private part, on ``examples``."""
         model = self._own_model(state)
         values = join_private(model, sent.to(self.device), state).to(self.device)
-        with _threads(self.threads):
+        with cpu_threads(self.threads):
             return evaluate_model(model, values, examples, device=self.device)
 
     def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
@@ -199,7 +200,7 @@ class Participant:
     def _own_model(self, state: ClientState) -> nn.Module:
         model, rng = self.model.to(self.device), self._rng("private")
         for hook in self.defense.model:
-            model = hook(model, state, rng)
+            model = hook(model, state.of_images(self.examples.input_shape), rng)
         return model
 
     def _run(
@@ -229,7 +230,7 @@ class Participant:
     @contextmanager
     def _streams(self, rng: torch.Generator) -> Iterator[None]:
         """This client's threads, and PyTorch's global streams as they start from ``rng``."""
-        with _threads(self.threads), seeded_globally(rng, self.device):
+        with cpu_threads(self.threads), seeded_globally(rng, self.device):
             yield
 
     def _augmented(self, batches: list[Batch], purpose: str) -> list[Batch]:
@@ -270,13 +271,3 @@ class Participant:
 def _rows(batches: list[Batch], chosen: list[int]) -> Batch:
     inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
     return Batch(inputs[chosen], labels[chosen])
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

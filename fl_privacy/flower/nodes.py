@@ -11,15 +11,15 @@ from flwr.serverapp import Grid
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure
 from fl_privacy.federation.attempt import attempt
-from fl_privacy.flower.exchange import pair
+from fl_privacy.flower.exchange import SILENCE, pair
 from fl_privacy.flower.records import CLIENT, PARTITION, PARTITIONS, SIMULATED
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 600.0
 TRIES = 3
-"""How often a node that fails is asked."""
+"""How often a node that fails is asked; one that is silent, once."""
 
 
 class Nodes:
@@ -82,7 +82,7 @@ class Nodes:
         replies = grid.send_and_receive(questions, timeout=ANSWER_SECONDS) if questions else ()
         for node, (_, reply) in zip(new, pair(questions, replies), strict=True):
             if isinstance(reply, Failure):
-                self._tries[node] += 1
+                self._tries[node] += TRIES if reply == SILENCE else 1
                 self._leave(node, f"A node is expected to say which partition it holds, but failed: {reply.reason}")
                 continue
             claim = attempt(lambda: self._claimed(node, reply))  # noqa: B023

@@ -94,6 +94,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 folder=folder,
                 seed=config.seed,
                 knows_labels=config.knows_labels,
+                threads=positive(config.attack_threads, "attack_threads"),
                 monitor=monitor,
                 public=public_examples(config, found.unattacked),
                 disturbance=disturbance_of(*behind) if defense.public and not defense.private else None,

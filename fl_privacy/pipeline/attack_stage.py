@@ -20,6 +20,7 @@ from fl_privacy.pipeline.tracing import Tracer
 from fl_privacy.pipeline.truth import Transformed, Truth
 from fl_privacy.progress import counted
 from fl_privacy.results import Attacker, RunFolder
+from fl_privacy.threads import cpu_threads
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class AttackStage:
         seed: of the attack's random streams.
         knows_labels: hand the attacker the labels of the client's loss first, mixed where the defense mixed them.
         public: images with their classes, handed to the attacker as well, where there are any.
+        threads: of the CPU that attack and measurement take; part of their last bits, hence of the configuration.
         monitor: told of the progress.
         disturbance: measures what the defense did to an update; ``None`` where there is no defense.
         functions: of metrics that have none of their own.
@@ -56,6 +58,7 @@ class AttackStage:
     folder: RunFolder
     seed: int
     knows_labels: bool
+    threads: int
     monitor: Monitor
     public: Batch | None = None
     disturbance: Disturbance | None = None
@@ -68,6 +71,10 @@ class AttackStage:
 
     def __call__(self, observations: Sequence[Observation]) -> None:
         """Attack ``observations``, round by round."""
+        with cpu_threads(self.threads):
+            self._attack_all(observations)
+
+    def _attack_all(self, observations: Sequence[Observation]) -> None:
         for round, of_round in groupby(observations, key=lambda o: parse_observation_id(o.id)[0]):
             waiting = [self._told(o) for o in of_round]
             plain: list[VictimScore] = []

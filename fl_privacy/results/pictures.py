@@ -50,7 +50,9 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
     path, number = folder / f"{name}.safetensors", 1
     while path.exists():
         path, number = folder / f"{name}-{number}.safetensors", number + 1
-    write_private(path, save(tensors, metadata={"round": str(round), "attacker": attacker, "ids": json.dumps(ids)}))
+    told = {"round": round, "attacker": attacker, "ids": ids}
+    # one entry, since several come out in an order of chance: equal runs leave equal bytes
+    write_private(path, save(tensors, metadata={"told": json.dumps(told)}))
     return path
 
 
@@ -71,10 +73,12 @@ def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]
 def _read(path: Path) -> Iterator[tuple[tuple[str, int], Tensor, Tensor | None, str, Tensor | None]]:
     """(victim id, image), original, guess, whose it is, and what the defense put in place of the original."""
     with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        ids = json.loads(metadata["ids"])
+        told = json.loads(file.metadata()["told"])
         originals, guesses, found = (file.get_tensor(n) for n in ("originals", "reconstructions", "found"))
         transformed = file.get_tensor("transformed") if "transformed" in file.keys() else None  # noqa: SIM118
+    ids, attacker = told["ids"], told["attacker"]
+    if not isinstance(ids, list) or not isinstance(attacker, str):
+        raise ValueError("its names are none")
     if not len(originals) == len(guesses) == len(found) == len(ids):
         raise ValueError(f"it names {len(ids)} images and holds {len(originals)}")
     if guesses.shape != originals.shape or (transformed is not None and transformed.shape != originals.shape):
@@ -87,7 +91,7 @@ def _read(path: Path) -> Iterator[tuple[tuple[str, int], Tensor, Tensor | None, 
     if not all(isinstance(id, list) and len(id) == 2 and fits(id[0], str) and fits(id[1], int) for id in ids):
         raise ValueError("its names are none")
     for k, (victim, image) in enumerate(ids):
-        guess, attacker = guesses[k] if found[k] else None, metadata.get("attacker", "plain")
+        guess = guesses[k] if found[k] else None
         yield (victim, image), originals[k], guess, attacker, None if transformed is None else transformed[k]
 
 

@@ -318,7 +318,8 @@ def test_pictures_that_cannot_be_shown_are_left_out_and_said(case: Case, copied:
         file.unlink()
     images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
     content = {"originals": images, "reconstructions": images.clone(), "found": torch.ones(2, dtype=torch.bool)}
-    about = {"ids": case.content.get("ids", '[["a", 0], ["b", 0]]')}
+    ids = case.content.get("ids", '[["a", 0], ["b", 0]]')
+    about = {"told": f'{{"round": 1, "attacker": "plain", "ids": {ids}}}'}
     changed = {name: value for name, value in case.content.items() if name != "ids"}
     save_file({**content, **changed}, folder / "reconstructions" / "round-0001.safetensors", about)
     pairs, problems = read_run(folder).read_pairs()

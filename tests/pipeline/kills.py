@@ -77,7 +77,7 @@ def compared(out: Path) -> Any:
 
 
 def searched(out: Path) -> Any:
-    (folder,) = [path for path in out.iterdir() if path.is_dir()]
+    (folder,) = [path.parent for path in out.glob("*/scores.jsonl")]
     scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
     return sorted(map(str, scores)), json.loads((folder / "policies.json").read_text())
 

@@ -1,6 +1,6 @@
 """Ended at any point, a command loses nothing: started again it comes to the same table.
 
-``make kill`` kills each twenty times; FL_PRIVACY_KILLS is the number, 2 where it is not set.
+``make kill`` kills each twenty times; FL_PRIVACY_KILLS is the number, 1 where it is not set.
 """
 
 import os
@@ -17,7 +17,7 @@ from fl_privacy.results import read_run
 from tests.pipeline.kills import SUBJECTS, finish, kill
 from tests.pipeline.runs import wait_until
 
-KILLS = int(os.environ.get("FL_PRIVACY_KILLS", "2"))
+KILLS = int(os.environ.get("FL_PRIVACY_KILLS", "1"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")]
 
