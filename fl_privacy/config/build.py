@@ -112,7 +112,7 @@ def build_network(config: DictConfig, dataset: Dataset) -> nn.Module:
     settings = plain_settings(config.model)
     settings.pop("_target_", None)
     target = locate_target(config.model, "model")
-    check_arguments(target, settings, "model")
+    check_arguments(target, {key: value for key, value in settings.items() if key != "init"}, "model")
     channels, height, _ = dataset.train.input_shape
     model = build_model(
         target,

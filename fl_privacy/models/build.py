@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.models.initialize import initialize
 
 
 def build_model(
@@ -28,7 +29,8 @@ def build_model(
         seed: of the initial values.
         in_channels, image_size, num_classes: passed on where ``factory`` names such an argument and was not
             already given it.
-        options: further arguments of ``factory``; unknown ones raise.
+        options: further arguments of ``factory``; unknown ones raise. ``init`` names an initialization (see
+            ``initialize``) also of a model that does not know the names.
 
     Raises:
         UserError: an argument is unknown or missing, or the result is not a module.
@@ -40,6 +42,7 @@ def build_model(
     signature = inspect.signature(factory)
     offered = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
     options = {name: value for name, value in offered.items() if name in signature.parameters} | options
+    init = None if "init" in signature.parameters else options.pop("init", None)
     name = getattr(factory, "__name__", str(factory))
     try:
         signature.bind(*arguments, **options)
@@ -49,6 +52,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]), blamed_on(f"Model {name}"):
         torch.default_generator.manual_seed(seed)
         model = factory(*arguments, **options)
+        if init is not None and isinstance(model, nn.Module):
+            initialize(model, init)
     if not isinstance(model, nn.Module):
         raise UserError(
             f"Model {name} is expected to return a torch.nn.Module, but got {type(model).__name__};"
