@@ -117,6 +117,8 @@ def federation_of(options: argparse.Namespace, method: str) -> Federation:
     settings = [
         f"data={options.data}",
         f"model={options.model}",
+        "model.mean=null",
+        "model.std=null",
         f"partition={options.partition}",
         "federation=fedavg",
         f"federation.rounds={max(1, options.rounds)}",

@@ -29,6 +29,8 @@ def federation_of(options: argparse.Namespace, defense: str) -> Federation:
     settings = [
         f"data={options.data}",
         f"model={options.model}",
+        "model.mean=null",
+        "model.std=null",
         "federation=fedavg",
         f"federation.clients={options.clients}",
         "federation.plan.lr=0.01",

@@ -1,88 +1,134 @@
 """What attackers read from Refiner's uploads when they know how it works (Refiner, Appendix M and beyond).
 
-    python experiments/refiner_attackers.py --evaluator evaluator.safetensors --epsilon 0.9 --victims 12
+    python experiments/refiner_attackers.py --evaluator evaluator.safetensors --epsilon 0.1 --victims 16
 
-All attack the same uploads: ``plain`` as if they were gradients; ``smooth`` with total variation; ``sphere`` looks for
-an image whose gradient is epsilon away from the upload, as in Appendix M; ``away from noise`` adds the evaluation
-network's noise ratio to its loss; ``rounds`` averages uploads of the same image, with robust data made anew each time.
+All attack the same uploads of single images, behind the network of ``experiment=refiner_paper_attack``:
+
+- ``undefended``: uploads of the true images; ``plain``: robust ones, as if they were gradients;
+- ``sphere``: an image whose gradient is epsilon away from the upload, as in Appendix M; ``reach``: one that is as far
+  away as robust data are on average, where epsilon is no bound;
+- ``smooth``: with more total variation; ``away from noise``: with the evaluation network's noise ratio in the loss;
+- ``N uploads averaged``: of the same image, with robust data made anew each time; ``blend undone``: what is read from
+  them is taken for the mean of (1 - alpha) x + alpha v, v from U[0, 1], and x is what is left.
 """
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from refiner_pictures import client_steps, gradient, observation
+from refiner_pictures import attack_of, client_steps, configured, gradient, observation
+from torch import Tensor
 
-from fl_privacy.attacks import GradientInversion, idlg, inverting_gradients
+from fl_privacy.attacks import GradientInversion
 from fl_privacy.attacks.against_refiner import NoiseRatio, Sphere
-from fl_privacy.attacks.objectives import L2, Cosine
+from fl_privacy.attacks.objectives import L2, Cosine, layer_weight
 from fl_privacy.attacks.priors import TotalVariation
 from fl_privacy.defenses import refiner
+from fl_privacy.defenses.base import LocalStep
 from fl_privacy.evaluator import load_evaluator
+from fl_privacy.metrics import aggregate
 from fl_privacy.metrics.pixel import psnr
-from fl_privacy.types import Tensors
+from fl_privacy.types import Observation, Tensors
 
+ALPHA = 0.5
 SMOOTHNESS = 3e-3
+"""Weight of total variation and of the noise ratio, where the loss of a zero gradient is 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Victims:
+    """Of each victim its step, its true gradient, and the uploads of its rounds."""
+
+    steps: Sequence[LocalStep]
+    clean: Sequence[Tensors]
+    rounds: Sequence[Sequence[Tensors]]
+
+    def seen(self, uploads: Sequence[Tensors]) -> list[Observation]:
+        pairs = zip(self.steps, uploads, strict=True)
+        return [observation(str(number), step, tensors) for number, (step, tensors) in enumerate(pairs)]
+
+    def once(self) -> list[Observation]:
+        return self.seen([own[0] for own in self.rounds])
+
+    def averaged(self, rounds: int) -> list[Observation]:
+        return self.seen([mean(own[:rounds]) for own in self.rounds])
 
 
 def mean(rounds: Sequence[Tensors]) -> Tensors:
     return {name: torch.stack([r[name] for r in rounds]).mean(0) for name in rounds[0]}
 
 
-def attackers(attack: GradientInversion, evaluator: str, epsilon: float, scale: float) -> dict[str, GradientInversion]:
-    """By name; ``scale`` is the loss of a gradient that is zero."""
-    smooth = attack
-    if not any(isinstance(prior, TotalVariation) for prior in attack.priors):
-        smooth = replace(attack, priors=(*attack.priors, TotalVariation(weight=SMOOTHNESS * scale)))
-    assert isinstance(attack.objective, (L2, Cosine))
-    return {
-        "plain": attack,
-        "smooth": smooth,
-        "sphere": replace(smooth, objective=Sphere(attack.objective, epsilon)),
-        "away from noise": replace(smooth, priors=(*smooth.priors, NoiseRatio(SMOOTHNESS * scale, evaluator))),
-    }
+def reach_of(victims: Victims, objective: L2 | Cosine) -> float:
+    """Root mean squared distance of the first uploads to the true gradients, in the objective's weights."""
+    squared = [
+        sum(
+            layer_weight(objective.layers, name) * float((own[0][name] - g).square().sum()) for name, g in clean.items()
+        )
+        for own, clean in zip(victims.rounds, victims.clean, strict=True)
+    ]
+    return (sum(squared) / len(squared)) ** 0.5
+
+
+def guesses(attack: GradientInversion, views: Sequence[Observation], seed: int) -> Tensor:
+    batches = [found.batch for found in attack(views, seed=seed)]
+    return torch.cat([batch.inputs for batch in batches if batch is not None])
+
+
+def attempts(attack: GradientInversion, victims: Victims, options: argparse.Namespace) -> Iterator[tuple[str, Tensor]]:
+    """Name of the attacker, and its guesses."""
+    objective, seed, once = attack.objective, options.seed, victims.once()
+    assert isinstance(objective, (L2, Cosine))
+    reach = reach_of(victims, objective)
+    yield "undefended", guesses(attack, victims.seen(victims.clean), seed)
+    yield "plain", guesses(attack, once, seed)
+    yield "sphere", guesses(replace(attack, objective=Sphere(objective, options.epsilon)), once, seed)
+    yield f"reach, {reach:.2g}", guesses(replace(attack, objective=Sphere(objective, reach)), once, seed)
+    if isinstance(objective, Cosine):
+        yield "smooth", guesses(replace(attack, priors=(TotalVariation(weight=SMOOTHNESS),)), once, seed)
+        noise = NoiseRatio(SMOOTHNESS, str(options.evaluator))
+        yield "away from noise", guesses(replace(attack, priors=(*attack.priors, noise)), once, seed)
+    for number in options.rounds:
+        images = guesses(attack, victims.averaged(number), seed)
+        yield f"{number} uploads averaged", images
+        yield f"{number} uploads averaged, blend undone", ((images - ALPHA / 2) / (1 - ALPHA)).clamp(0, 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluator", type=Path, required=True)
     parser.add_argument("--data", default="cifar10_exact")
-    parser.add_argument("--victims", type=int, default=12)
-    parser.add_argument("--epsilon", type=float, default=0.9)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--iterations", type=int, default=600, help="of Inverting Gradients; iDLG takes a twentieth")
+    parser.add_argument("--victims", type=int, default=16)
+    parser.add_argument("--epsilon", type=float, default=0.1)
+    parser.add_argument("--rounds", type=int, nargs="*", default=[8, 32])
+    parser.add_argument("--attacks", nargs="*", default=["inverting_gradients_refiner", "idlg_refiner"])
+    parser.add_argument("--override", nargs="*", default=[], help="of the configuration, such as attack.iterations=800")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    network = load_evaluator(options.evaluator)
-    defense = refiner(epsilon=options.epsilon, evaluator=str(options.evaluator))
-    once, averaged, truths, norms = [], [], [], []
-    for number, step in enumerate(client_steps(options.data, network, options.victims, options.seed)):
-        clean = gradient(step, step.batch.inputs)
-        rounds = [defense.gradient[0](clean, step) for _ in range(options.rounds)]
-        once.append(observation(str(number), step, rounds[0]))
-        averaged.append(observation(str(number), step, mean(rounds)))
-        truths.append(step.batch.inputs)
-        norms.append(torch.stack([g.square().sum() for g in rounds[0].values()]).sum())
-    truth = torch.cat(truths)
-    print("| attacker | iDLG, PSNR | Inverting Gradients, PSNR |")
-    print("|---|---|---|")
-    table: dict[str, list[float]] = {}
-    scale = float(torch.stack(norms).mean())
-    for base, size_of_loss in (
-        (idlg(iterations=max(1, options.iterations // 20), enough=0.0), scale),
-        (inverting_gradients(iterations=options.iterations), 1.0),
-    ):
-        chosen = attackers(base, str(options.evaluator), options.epsilon, size_of_loss)
-        for name, attack, seen in (
-            *((name, attack, once) for name, attack in chosen.items()),
-            ("smooth, rounds", chosen["smooth"], averaged),
-        ):
-            guesses = torch.cat([found.batch.inputs for found in attack(seen, seed=options.seed)])
-            table.setdefault(name, []).append(float(psnr(guesses, truth).mean()))
-    for name, values in table.items():
-        print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in values) + " |")
+    torch.set_num_threads(1)
+    network, steps = load_evaluator(options.evaluator), client_steps(configured(options), options.victims)
+    (defend,) = refiner(epsilon=options.epsilon, alpha=ALPHA, evaluator=str(options.evaluator)).gradient
+    clean = [gradient(step, step.batch.inputs) for step in steps]
+    uploads = [
+        [defend(g, step) for _ in range(max(options.rounds, default=1))] for g, step in zip(clean, steps, strict=True)
+    ]
+    victims, truth = Victims(steps, clean, uploads), torch.cat([step.batch.inputs for step in steps])
+    distance = reach_of(victims, L2())
+    print(
+        f"epsilon {options.epsilon:g}, n = {options.victims}; the uploads are {distance:.2g} from the true gradients\n"
+    )
+    print("| attack | attacker | PSNR, dB | noise ratio |\n|---|---|---|---|")
+    for name in options.attacks:
+        config = configured(options, f"attack={name}")
+        attack = attack_of(config)
+        assert isinstance(attack, GradientInversion)
+        for attacker, images in attempts(attack, victims, options):
+            found = aggregate(psnr(images, truth).tolist())
+            assert found is not None and found.ci95 is not None
+            low, high = found.ci95
+            ratio = float(network(images).mean())
+            print(f"| {name} | {attacker} | {found.mean:.1f} [{low:.1f}, {high:.1f}] | {ratio:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

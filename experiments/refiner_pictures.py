@@ -12,17 +12,18 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from omegaconf import DictConfig
+from torch import Tensor
 
-from fl_privacy.attacks import inverting_gradients
-from fl_privacy.data import load_data
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.config import build_attack, compose
+from fl_privacy.config.build import build_dataset, build_network
 from fl_privacy.defenses.base import ClientState, LocalStep
 from fl_privacy.defenses.layer_order import layer_depths
 from fl_privacy.defenses.robust_data import batch_gap, descend, importance, project
 from fl_privacy.evaluator import EvaluationNetwork, load_evaluator, uniform_noise
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.metrics.pixel import psnr
-from fl_privacy.models import LeNet
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload
 
@@ -46,14 +47,16 @@ def robust_series(step: LocalStep, network: EvaluationNetwork, iterations: int) 
     return [start, *descend(start, gap, network, unit=gap(noise).detach(), beta=1.0, lr=1.0, iterations=iterations)]
 
 
-def client_steps(data: str, network: EvaluationNetwork, victims: int, seed: int) -> list[LocalStep]:
-    """The first test images, each the only one of a client with a fresh LeNet."""
-    channels, size, _ = network.input_shape
-    examples = load_data(data, channels=channels, image_size=size).test
-    torch.manual_seed(seed)
-    model: nn.Module = LeNet(
-        in_channels=channels, image_size=size, num_classes=10, activation="tanh", mean=[0.5], std=[0.25]
-    )
+def configured(options: argparse.Namespace, *more: str) -> DictConfig:
+    """The setting of the paper's attacks, with what was asked for."""
+    own = (f"data={options.data}", f"seed={options.seed}")
+    return compose(["experiment=refiner_paper_attack", *own, *more, *options.override])
+
+
+def client_steps(config: DictConfig, victims: int) -> list[LocalStep]:
+    """The first test images, each the only one of a client with the fresh network."""
+    dataset = build_dataset(config)
+    model, examples = build_network(config, dataset), dataset.test
     sent, plan = ModelState.of(model), LocalPlan(batch_norm="eval")
     return [
         LocalStep(
@@ -62,10 +65,16 @@ def client_steps(data: str, network: EvaluationNetwork, victims: int, seed: int)
             batch=Batch(examples.images[number : number + 1].float() / 255, examples.labels[number : number + 1]),
             plan=plan,
             state=ClientState(),
-            rng=derive_generator(seed, "refiner", number),
+            rng=derive_generator(config.seed, "refiner", number),
         )
         for number in range(victims)
     ]
+
+
+def attack_of(config: DictConfig) -> ReconstructionAttack:
+    attack = build_attack(config)
+    assert attack is not None
+    return attack
 
 
 def observation(name: str, step: LocalStep, tensors: Tensors) -> Observation:
@@ -114,12 +123,13 @@ def main() -> None:
     parser.add_argument("--victims", type=int, default=6)
     parser.add_argument("--epsilon", type=float, default=0.1)
     parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--attack-iterations", type=int, default=1000)
+    parser.add_argument("--override", nargs="*", default=[], help="of the configuration, such as attack.iterations=800")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/refiner"))
     options = parser.parse_args()
     network = load_evaluator(options.evaluator)
-    steps = client_steps(options.data, network, options.victims, options.seed)
+    config = configured(options)
+    steps = client_steps(config, options.victims)
     series, robust, clean_views, robust_views = [], [], [], []
     for number, step in enumerate(steps):
         images = robust_series(step, network, options.iterations)
@@ -133,7 +143,7 @@ def main() -> None:
         ends = f"{distances[0]:.3f} -> {distances[-1]:.3f}"
         norm = distance(clean, {name: torch.zeros_like(g) for name, g in clean.items()})
         print(f"victim {number}: distance {ends} of a gradient of {norm:.3f}, noise ratio {series[-1][1][-1]:.2f}")
-    attack = inverting_gradients(iterations=options.attack_iterations)
+    attack = attack_of(config)
     guesses = {
         name: [found.batch.inputs for found in attack(views, seed=options.seed)]
         for name, views in (("read from raw\ngradients", clean_views), ("read from robust\ngradients", robust_views))

@@ -21,6 +21,7 @@ VARIANTS = (
     "inverting_gradients_refiner",
     "grad_inversion_paper",
     "grad_inversion_refiner",
+    "idlg_refiner",
 )
 """Configurations of a preset with other settings than its own defaults."""
 

@@ -1,0 +1,59 @@
+"""The papers' presets: inputs, networks, and what follows from them."""
+
+import pytest
+
+from fl_privacy.config import compose
+from fl_privacy.config.build import build_attack, build_dataset, build_defense, build_network
+from fl_privacy.defenses import ClientState
+from fl_privacy.defenses.base import LocalStep
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, LocalPlan, ModelState
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["experiment=refiner_paper"],
+        ["experiment=refiner_paper_attack"],
+        ["experiment=fdl_pp_paper"],
+        ["experiment=fdl_pp_paper", "model=alexnet", "model.hidden=null"],
+        ["experiment=fdl_pp_paper", "model=resnet18", "defense.private=[stem]"],
+        ["experiment=fdl_pp_paper_dlg"],
+    ],
+    ids=" ".join,
+)
+def test_pixels_are_not_normalized(overrides: list[str]) -> None:
+    config = compose(overrides)
+    assert config.model.mean is None and config.model.std is None
+
+
+def test_attack_and_accuracy_of_refiner_are_those_of_two_networks() -> None:
+    trained, attacked = compose(["experiment=refiner_paper"]), compose(["experiment=refiner_paper_attack"])
+    assert (trained.model.activation, attacked.model.activation) == ("relu", "sigmoid")
+    assert trained.model.init == attacked.model.init == "default"
+    assert build_attack(trained) is None and build_attack(attacked) is not None
+    assert trained.federation.plan.batch_size == 128 and attacked.batch_size == 1
+
+
+def distance(*overrides: str) -> float:
+    """How far Refiner's upload of one digit is from its true gradient."""
+    config = compose(["data=mnist_mini", "defense=refiner", *overrides])
+    dataset = build_dataset(config)
+    model, examples = build_network(config, dataset), dataset.test
+    sent, batch = ModelState.of(model), Batch(examples.images[:1].float() / 255, examples.labels[:1])
+    clean = {name: g.detach() for name, g in loss_gradients(model, sent, batch).gradients.items()}
+    rng = derive_generator(0, "refiner")
+    step = LocalStep(model=model, sent=sent, batch=batch, plan=LocalPlan(), state=ClientState(), rng=rng)
+    (defend,) = build_defense(config).gradient
+    upload = defend(clean, step)
+    return sum(float((upload[name] - g).square().sum()) for name, g in clean.items()) ** 0.5
+
+
+def test_an_epsilon_of_a_tenth_is_no_bound_on_the_network_of_refiners_attacks() -> None:
+    pytest.importorskip("mlxtend")
+    free = distance("experiment=refiner_paper_attack", "defense.epsilon=1e6")
+    assert 0.001 < free < 0.1
+    assert distance("experiment=refiner_paper_attack", "defense.epsilon=0.1") == free
+    assert distance("model=lenet", "defense.epsilon=1e6") > 0.3
+    assert distance("model=lenet", "defense.epsilon=0.1") == pytest.approx(0.1, rel=1e-4)
