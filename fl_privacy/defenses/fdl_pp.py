@@ -58,14 +58,15 @@ def fdl_pp(
     choose = partial(_chosen, private=private)
     hook = keep_private(choose)
     draw = draw_own(hook)
-    image_shapes: list[tuple[int, ...]] = []
 
     def install(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
-        if not image_shapes:
-            raise UserError("FDL-PP expects to be told the images' shape, but was not; call its prepare hook first.")
+        if state.input_shape is None:
+            raise UserError(
+                "FDL-PP expects a client that knows the shape of its images, but got none; use ClientState.of_images."
+            )
         installed = draw(model, state, rng) if start == "own" else copy.deepcopy(model)
         convolutions = _private_convolutions(installed, choose(installed))
-        shapes = _input_shapes(installed, convolutions, image_shapes[-1])
+        shapes = _input_shapes(installed, convolutions, state.input_shape)
         with global_stream(rng):
             for name, convolution in convolutions.items():
                 width = hidden or max(1, convolution.out_channels // 2)
@@ -86,7 +87,6 @@ def fdl_pp(
         private=(hook,),
         model=(install,),
         loss=(tie,) if form == "penalized" else (),
-        prepare=(image_shapes.append,),
         public={**split.public, "form": form},
     )
 

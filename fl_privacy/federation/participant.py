@@ -19,7 +19,9 @@ from fl_privacy.federation.local_update import LocalResult, local_update
 from fl_privacy.federation.own_examples import OwnExamples
 from fl_privacy.federation.private_part import join_private, private_names, private_values
 from fl_privacy.federation.private_pass import train_private
+from fl_privacy.models import has_batch_norm
 from fl_privacy.rng import Secret, derive_generator, seeded_globally
+from fl_privacy.threads import cpu_threads
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 
@@ -106,6 +108,9 @@ class Participant:
         """The upload this client would make if ``victim_batch`` were all it had.
 
         ``state`` is left as it was, but for what the defense makes of the client's examples once.
+
+        Raises:
+            UserError: batch norm in training mode has but one value to normalize.
         """
         batch = self.victim_batch(victim, batch_size, state)
         order = local_batches(batch_size, self.plan, self._audited("probe", round, victim))
@@ -113,7 +118,15 @@ class Participant:
         scratch = ClientState(dict(state.tensors))
         plan, purpose = self.plan.in_round(round, probe=True), f"round-{round}/victim-{victim}"
         batches = self._augmented(batches, purpose) if plan.augment_probes else batches
-        return self._run(sent, batches, batch_size, scratch, plan=plan, purpose=purpose)
+        try:
+            return self._run(sent, batches, batch_size, scratch, plan=plan, purpose=purpose)
+        except ValueError as error:
+            if plan.batch_norm == "train" and has_batch_norm(self.model):
+                raise UserError(
+                    f"Batch norm in training mode can't normalize a victim of {batch_size} examples"
+                    f" ({str(error).rstrip('.')}); set federation.plan.probe_batch_norm=eval or a larger batch_size."
+                ) from error
+            raise
 
     def victim_batch(self, victim: int, batch_size: int, state: ClientState | None = None) -> Batch:
         """(B, ...) the ``victim``-th of the disjoint batches that are probed; the same in every round."""
@@ -173,7 +186,7 @@ class Participant:
         """Accuracy of the model sent, joined with this client's private part, on ``examples``."""
         model = self._own_model(state)
         values = join_private(model, sent.to(self.device), state).to(self.device)
-        with _threads(self.threads):
+        with cpu_threads(self.threads):
             return evaluate_model(model, values, examples, device=self.device)
 
     def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
@@ -199,7 +212,7 @@ class Participant:
     def _own_model(self, state: ClientState) -> nn.Module:
         model, rng = self.model.to(self.device), self._rng("private")
         for hook in self.defense.model:
-            model = hook(model, state, rng)
+            model = hook(model, state.of_images(self.examples.input_shape), rng)
         return model
 
     def _run(
@@ -229,7 +242,7 @@ class Participant:
     @contextmanager
     def _streams(self, rng: torch.Generator) -> Iterator[None]:
         """This client's threads, and PyTorch's global streams as they start from ``rng``."""
-        with _threads(self.threads), seeded_globally(rng, self.device):
+        with cpu_threads(self.threads), seeded_globally(rng, self.device):
             yield
 
     def _augmented(self, batches: list[Batch], purpose: str) -> list[Batch]:
@@ -270,13 +283,3 @@ class Participant:
 def _rows(batches: list[Batch], chosen: list[int]) -> Batch:
     inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
     return Batch(inputs[chosen], labels[chosen])
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

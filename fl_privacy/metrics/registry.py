@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 from torch import Tensor
@@ -29,6 +30,7 @@ class Metric:
         title: for a table's head.
         unit: empty where there is none.
         description: one line.
+        package: that it needs beyond those of the core; without it the metric is left out.
     """
 
     function: MetricFunction | None
@@ -38,6 +40,12 @@ class Metric:
     title: str
     unit: str = ""
     description: str
+    package: str | None = None
+
+    @property
+    def available(self) -> bool:
+        """Whether the package that it needs is installed."""
+        return self.package is None or find_spec(self.package) is not None
 
 
 METRICS: dict[str, Metric] = {
@@ -50,9 +58,14 @@ METRICS: dict[str, Metric] = {
         range=(-1.0, 1.0),
         title="SSIM",
         description="Structural similarity, Gaussian window of 11 pixels.",
+        package="torchmetrics",
     ),
     "lpips": Metric(
-        function=lpips, leaks="low", title="LPIPS", description="Perceptual distance in the features of AlexNet."
+        function=lpips,
+        leaks="low",
+        title="LPIPS",
+        description="Perceptual distance in the features of AlexNet.",
+        package="lpips",
     ),
     "mse": Metric(
         function=mse,
@@ -93,6 +106,7 @@ METRICS: dict[str, Metric] = {
         range=(-1.0, 1.0),
         title="SSIM to transformed",
         description="Structural similarity to the image that the defense put in place of the original.",
+        package="torchmetrics",
     ),
     "label_correct": Metric(
         function=label_correct,

@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import build_attack, build_federation, participants_of, to_yaml
-from fl_privacy.config.build import Federation, build_functions
+from fl_privacy.config.build import Federation, build_functions, positive
 from fl_privacy.data import partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Evaluation, Interceptor, RoundReport, evaluate_model
@@ -113,6 +113,7 @@ def _run(
             folder=folder,
             seed=config.seed,
             knows_labels=config.knows_labels,
+            threads=positive(config.attack_threads, "attack_threads"),
             monitor=monitor,
             public=public_examples(config, dataset.test),
             disturbance=disturbance_of(federation.participants, config.batch_size, states)

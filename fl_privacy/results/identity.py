@@ -27,6 +27,7 @@ DEFENSE_KEYS = ("defense", "choices.defense", "knows_defense", "privacy")
 
 ATTACK_KEYS = (
     "attack",
+    "attack_threads",
     "choices.attack",
     "knows_labels",
     "public_images",

@@ -20,7 +20,7 @@ from tests.pipeline.runs import TINY, run
 
 
 def halved(attack: Callable[..., list[Reconstruction]]) -> ShardedAttack:
-    return ShardedAttack(attack=attack, shards=2, device=torch.device("cpu"))
+    return ShardedAttack(attack=attack, shards=2, threads=1, device=torch.device("cpu"))
 
 
 @pytest.mark.ray
