@@ -66,6 +66,26 @@ SETTINGS: dict[str, Any] = {
 }
 """Dotted key -> type."""
 
+LIMITS: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**63 - 1),
+    "victims": (1, 1_000_000),
+    "batch_size": (1, 1_000_000),
+    "public_images": (0, 1_000_000),
+    "bpki.bins": (2, 65_536),
+    "bpki.smoothing": (0, 1e12),
+    "client_threads": (1, 256),
+    "evaluate_every": (1, 10_000_000),
+    "attack.iterations": (0, 100_000_000),
+    "attack.restarts": (1, 10_000),
+    "attack.history": (1, 10_000),
+    "secure_aggregation.levels": (2, 2**32),
+    "federation.clients": (1, 1_000_000),
+    "federation.rounds": (1, 1_000_000),
+    "tracing": (1, 1_000_000),
+    "tracing_queries": (1, 10_000_000),
+}
+"""Dotted key -> least and most of a number: beyond, memory or threads run out before anything can be said."""
+
 
 def check_settings(config: DictConfig) -> None:
     """Refuse settings of a wrong type, and keys that nothing reads.
@@ -80,6 +100,10 @@ def check_settings(config: DictConfig) -> None:
         value = OmegaConf.select(config, name)
         expect_type(name, list(value) if isinstance(value, ListConfig) else value, annotation)
     expect_seed(config.seed)
+    for name, (least, most) in LIMITS.items():
+        value = OmegaConf.select(config, name)
+        if isinstance(value, int | float) and not least <= value <= most:
+            raise UserError(f"{name} is expected to be at least {least:g} and at most {most:g}, but got {value}.")
     for section in ("federation", "intercept"):
         for key in config[section]:
             if (name := f"{section}.{key}") not in SETTINGS and name not in SECTIONS:

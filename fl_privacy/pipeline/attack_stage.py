@@ -127,7 +127,9 @@ class AttackStage:
         everything = [*earlier, *observations]
         who = f"{which}, {attacker} attacker" if self.informed else which
         with self.monitor.attacking(who) as progress:
-            found = attempt(lambda: self.attack(everything, seed=self.seed, progress=progress))
+            found = attempt(
+                lambda: _expect_answers(self.attack(everything, seed=self.seed, progress=progress), everything)
+            )
         if isinstance(found, Failure):
             logger.warning("The %s attack on round %d failed: %s", attacker, round, found.reason)
             result = [Reconstruction(id=o.id, batch=None, failure=found.reason) for o in observations]
@@ -182,3 +184,14 @@ def _in_words(round: int, start: int, number: int, total: int) -> str:
 def _batch_norm(observation: Observation) -> str | None:
     """The mode in which the client ran batch norm; ``None`` for a model without."""
     return observation.plan.batch_norm if has_batch_norm(observation.model) else None
+
+
+def _expect_answers(found: object, asked: Sequence[Observation]) -> list[Reconstruction]:
+    """What an attack, which may be somebody else's code, returned for ``asked``; ``TypeError`` if it is no answer."""
+    if not isinstance(found, Sequence) or not all(isinstance(each, Reconstruction) for each in found):
+        kinds = sorted({type(each).__name__ for each in found}) if isinstance(found, list | tuple) else []
+        got = f"{type(found).__name__} of {', '.join(kinds)}" if kinds else type(found).__name__
+        raise TypeError(f"an attack is expected to return a list of Reconstruction, but returned {got}")
+    if [each.id for each in found] != [observation.id for observation in asked]:
+        raise TypeError(f"an attack is expected to return one Reconstruction for each of {len(asked)} observations")
+    return list(found)

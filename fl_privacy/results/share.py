@@ -60,7 +60,7 @@ def shared_as(folder: Path) -> Shared | None:
         return None
     try:
         found = json.loads(note.read_text())
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     match found:
         case {"holds": "originals"}:
@@ -74,7 +74,7 @@ def _copy_configuration(source: Path, destination: Path, write: Any) -> None:
     try:
         content = json.loads((source / "run.json").read_text())
         paths = _absolute_paths(content["config"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{source / 'run.json'} is expected to describe a run, but is damaged ({error}).") from error
     write(destination / "run.json", json.dumps(_with_names_only(content, paths), indent=1, ensure_ascii=False))
     if (text := source / "config.yaml").is_file():
