@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
+from types import FrameType
 
 from fl_privacy.cli.faults import FAULTS, in_a_line, recognized
 from fl_privacy.cli.signals import ENDING, Interrupted
@@ -17,6 +18,9 @@ from fl_privacy.errors import UserError
 from fl_privacy.pipeline.trade_off import Job
 
 GRACE_SECONDS = 20.0
+
+_stopped = threading.Event()
+"""Of this process, where it is a worker."""
 
 
 def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
@@ -66,8 +70,14 @@ def _start() -> None:
     torch.set_num_threads(1)
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)  # a terminal tells them all; the parent ends them
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Leave the job at hand, and those that wait in this process."""
+    _stopped.set()
+    sys.exit(128 + number)
 
 
 def _end_with_parent() -> None:
@@ -83,6 +93,8 @@ def _do(job: Job) -> str | None:
     from fl_privacy.config import compose  # noqa: PLC0415
     from fl_privacy.pipeline.monitor import Monitor  # noqa: PLC0415
 
+    if _stopped.is_set():
+        return "interrupted"
     try:
         run_job(job.command, compose(job.overrides), Monitor())
     except (*FAULTS, RuntimeError, SystemExit) as error:
