@@ -54,7 +54,7 @@ def beyond() -> Iterator[tuple[str, tuple[str, str]]]:
             yield f"{name}={value:g}", (name, str(value) if isinstance(value, float) else str(int(value)))
 
 
-@pytest.mark.parametrize("case", cases([*typed(), *beyond()]))
+@pytest.mark.parametrize("case", cases([*typed(), *beyond()], sampled=24))
 def test_a_setting_of_the_run(case: Case) -> None:
     name, value = case.content
     option = ["secure_aggregation=secagg"] if name == "secure_aggregation.levels" else []
@@ -81,7 +81,7 @@ def settings_of_options() -> Iterator[tuple[str, tuple[str, str, Any]]]:
                         yield f"{group}={option} {key}={wrong}", (f"{group}={option}", str(key), wrong)
 
 
-@pytest.mark.parametrize("case", cases(settings_of_options(), sampled=40))
+@pytest.mark.parametrize("case", cases(settings_of_options(), sampled=60))
 def test_a_setting_of_an_attack_or_defense(case: Case) -> None:
     override, key, value = case.content
     group = override.partition("=")[0]
