@@ -3,13 +3,21 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint smoke wheel clean
+.PHONY: demo test fuzz kill lint smoke wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
 
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile
+
+# Every bad input; `make test` takes a sample of them.
+fuzz: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/fuzz -m 'fuzz or not fuzz' --numprocesses auto
+
+# A sweep, a trade-off and a policy search, each killed twenty times at random points, come to the same tables.
+kill: $(STAMP)
+	FL_PRIVACY_KILLS=20 OMP_NUM_THREADS=1 $(BIN)/pytest tests/pipeline/test_kills.py -s
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -22,10 +22,10 @@ def write_private(path: Path, content: bytes | str) -> None:
 
 def make_private_folder(folder: Path, within: Path) -> None:
     """Make ``folder`` and what lies between ``within`` and it, both included, for their owner alone."""
-    within.mkdir(parents=True, exist_ok=True)
+    within.parent.mkdir(parents=True, exist_ok=True)
     for step in reversed([folder, *folder.parents]):
         if step.is_relative_to(within):
-            step.mkdir(exist_ok=True)
+            step.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
             step.chmod(PRIVATE_FOLDER)
 
 

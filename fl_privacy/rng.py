@@ -1,16 +1,133 @@
 """Random streams named by what they are for, so that no draw depends on the order of the work."""
 
 import hashlib
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
+import numpy as np
 import torch
+
+SECRET_BYTES = 32
+"""Of a ``Secret``: nobody searches 2^256 values."""
+
+_WORDS, _HEADER = 624, 24
+"""Of the Mersenne Twister behind PyTorch's CPU generator; where its words begin in ``Generator.get_state()``."""
+
+
+class Secret:
+    """What the random streams of one client derive from and nobody else knows; never printed, pickled or sent.
+
+    Args:
+        key: 32 bytes, such as ``secrets.token_bytes(32)``.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != SECRET_BYTES:
+            raise ValueError(f"A secret is expected to have {SECRET_BYTES} bytes, but has {len(key)}.")
+        self._key = bytes(key)
+
+    @classmethod
+    def draw(cls) -> "Secret":
+        """A new one, from the operating system."""
+        return cls(secrets.token_bytes(SECRET_BYTES))
+
+    def derive(self, *names: str | int) -> "Secret":
+        """The secret of the stream ``names``, from which neither this one nor another stream's is found."""
+        digest = hashlib.blake2b(key=self._key, digest_size=SECRET_BYTES)
+        for name in map(str, names):
+            digest.update(f"{len(name)}:{name}/".encode())
+        return Secret(digest.digest())
+
+    def bytes_of(self, purpose: str, number: int) -> bytes:
+        """``number`` bytes of SHAKE-256 under this secret."""
+        return hashlib.shake_256(self._key + purpose.encode()).digest(number)
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A client's secret stays in its process and is expected in no message or file.")
+
+
+class SecretGenerator(torch.Generator):
+    """A CPU generator whose whole state of 19,937 bits comes from a secret, not the 32 that ``manual_seed`` takes.
+
+    The Mersenne Twister can be continued by who reads enough of its output. Where that may be read, as noise on a value
+    that is zero, ``next_bytes`` gives the cryptographic stream of the same secret.
+    """
+
+    def __new__(cls, secret: Secret) -> "SecretGenerator":
+        """On the CPU."""
+        return super().__new__(cls)
+
+    def __init__(self, secret: Secret) -> None:
+        self._secret, self._taken = secret, 0
+        self.set_state(_twister_state(secret.bytes_of("twister", 4 * _WORDS)))
+
+    def next_bytes(self, number: int) -> bytes:
+        """``number`` bytes that were not given before."""
+        self._taken += 1
+        return self._secret.bytes_of(f"bytes-{self._taken}", number)
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for the stream ``names`` under the run's ``seed``; independent for different names."""
+    """A 63-bit seed for the stream ``names`` under the run's ``seed``; independent for different names.
+
+    For what may be known to all: PyTorch's CPU generator takes 32 bits of it, which can be searched.
+    """
     text = "/".join([str(seed), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def derive_generator(seed: int, *names: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator on ``device`` for the stream ``names``, for example ``("client", 3, "round", 7)``."""
+def derive_generator(
+    seed: int | Secret, *names: str | int, device: torch.device | str = "cpu"
+) -> torch.Generator | SecretGenerator:
+    """A generator on ``device`` for the stream ``names``, for example ``("client", 3, "round", 7)``.
+
+    Under a ``Secret`` it is on the CPU.
+    """
+    if isinstance(seed, Secret):
+        return SecretGenerator(seed.derive(*names))
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *names))
+
+
+@contextmanager
+def seeded_globally(rng: torch.Generator, device: torch.device | str = "cpu") -> Iterator[None]:
+    """PyTorch's global streams, of the CPU and of ``device``, as they start from ``rng``; put back afterwards."""
+    gpus = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
+        torch.default_generator.set_state(rng.get_state())
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(_initial_seed(rng))
+        yield
+
+
+@contextmanager
+def global_stream(rng: torch.Generator) -> Iterator[None]:
+    """PyTorch's global CPU stream as one that follows from ``rng``, which is advanced; put back afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        if isinstance(rng, SecretGenerator):
+            torch.default_generator.set_state(_twister_state(rng.next_bytes(4 * _WORDS)))
+        else:
+            torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=rng, device=rng.device)))
+        yield
+
+
+def _initial_seed(rng: torch.Generator) -> int:
+    """All that a GPU's generator takes: 63 bits."""
+    if isinstance(rng, SecretGenerator):
+        return int.from_bytes(rng.next_bytes(8), "big") >> 1
+    return rng.initial_seed()
+
+
+def _twister_state(words: bytes) -> torch.Tensor:
+    """The state of a CPU generator that starts from ``words``, as ``set_state`` takes it."""
+    state = torch.Generator().manual_seed(0).get_state()
+    held = np.frombuffer(words, dtype="<u4").astype("<u8")
+    state[_HEADER : _HEADER + 8 * _WORDS] = torch.from_numpy(held.view(np.uint8).copy())
+    return state

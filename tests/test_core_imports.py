@@ -56,6 +56,16 @@ guess, = idlg(iterations=40, dtype="float64")(observations(smooth_net(), 1), see
 print(psnr(guess.batch.inputs.clamp(0, 1), examples(1).inputs).item())
 """
 
+EVALUATE = """
+import torch
+from fl_privacy.metrics import evaluate
+from fl_privacy.types import Batch, Reconstruction
+
+images = torch.rand(1, 1, 16, 16)
+score = evaluate(Reconstruction(id="a", batch=Batch(images, torch.tensor([0]))), Batch(images, torch.tensor([0])))
+print(*score.images[0].values)
+"""
+
 
 def test_every_module_of_the_core_imports() -> None:
     imported = bare(IMPORT_ALL).split()
@@ -64,6 +74,12 @@ def test_every_module_of_the_core_imports() -> None:
 
 def test_an_attack_runs_from_end_to_end() -> None:
     assert float(bare(ATTACK)) > 30
+
+
+def test_metrics_of_other_packages_are_left_out() -> None:
+    found = set(bare(EVALUATE).split())
+    assert {"psnr", "mse", "bpki", "label_correct"} <= found
+    assert not found & {"ssim", "lpips"}
 
 
 def test_import_contracts_are_kept() -> None:

@@ -30,7 +30,13 @@ class GradientInversion:
     """Minimize ``objective(gradient(guess), observed) + priors(guess)`` over the guess of each victim.
 
     Victims that share model, values sent, plan and shapes are attacked together; each keeps to itself and draws from
-    ``derive_generator(seed, "attack", observation.id, restart)``, so that its result does not depend on the company.
+    ``derive_generator(seed, "attack", observation.id, restart)``. What it draws, when it ends and which attempt is
+    taken depend on nothing but its own numbers. Those do depend on the company in their last bits, since products of
+    several victims at once add up in other orders than those of one: nearly the same results where a step follows
+    from few digits, others of the same kind where rounding errors grow from step to step, as in dozens of moves of
+    L-BFGS or where the sign of a gradient decides. With ``most_victims=1`` each victim is computed alone, and its
+    result does not depend on the company, to the last bit. The same call with as many CPU threads ends in the same
+    bits.
     An update of several local steps is matched by replaying them.
 
     Attributes:

@@ -19,7 +19,7 @@ class Objective(Protocol):
     """Statistics of each uploaded tensor -> loss (V,) of each victim.
 
     Attributes:
-        elementwise: True where differences of gradients are used, which lose their digits in products of factors.
+        elementwise: True where the size of gradients counts, which are then formed element by element.
         layers: weights of the tensors.
     """
 
@@ -67,9 +67,8 @@ def _weighted_sum(layers: LayerWeights, terms: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([layer_weight(layers, name) * term for name, term in terms.items()]).sum(0)
 
 
-def _cosine_distance(dot: Tensor, squared: Tensor, target_squared: Tensor) -> Tensor:
-    tiny = torch.finfo(dot.dtype).tiny
-    return 1 - dot / (squared.clamp_min(tiny).sqrt() * target_squared.clamp_min(tiny).sqrt())
+def _lengths(squared: Tensor) -> Tensor:
+    return squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,24 +108,38 @@ class L1:
 class Cosine:
     """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
 
+    Computed as half the squared distance of the unit vectors, which keeps its digits down to a loss of zero.
+
     Attributes:
         per_layer: mean of the distances of the tensors instead of one angle over all of them.
+        epsilon: with ``per_layer``, the least product of both lengths of a tensor that the dot product is divided by;
+            as in the authors' code. Tensors of nothing but rounding errors, such as biases in front of batch norm in
+            training mode, get a loss of 1 without a slope.
     """
 
     per_layer: bool = False
     layers: LayerWeights = field(default_factory=dict)
+    epsilon: float = 1e-10
     elementwise: bool = field(default=False, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         """Loss (V,) in [0, 2]."""
         if self.per_layer:
-            terms = {n: _cosine_distance(s.dot, s.squared, s.target.squared) for n, s in statistics.items()}
+            terms = {name: self._of_layer(s) for name, s in statistics.items()}
             return _weighted_sum(self.layers, terms) / sum(layer_weight(self.layers, name) for name in statistics)
-        return _cosine_distance(
-            _weighted_sum(self.layers, {name: s.dot for name, s in statistics.items()}),
-            _weighted_sum(self.layers, {name: s.squared for name, s in statistics.items()}),
-            _weighted_sum(self.layers, {name: s.target.squared for name, s in statistics.items()}),
-        )
+        squared = _weighted_sum(self.layers, {name: s.squared for name, s in statistics.items()})
+        observed = _weighted_sum(self.layers, {name: s.target.squared for name, s in statistics.items()})
+        scales = 1 / _lengths(squared), 1 / _lengths(observed)
+        apart = _weighted_sum(self.layers, {name: s.apart(*scales) for name, s in statistics.items()})
+        tiny = torch.finfo(squared.dtype).tiny
+        missing = (squared < tiny).to(squared.dtype) + (observed < tiny).to(squared.dtype)  # no unit vector: no angle
+        return (apart + missing) / 2
+
+    def _of_layer(self, statistics: LayerStatistics) -> Tensor:
+        length, observed = _lengths(statistics.squared), _lengths(statistics.target.squared)
+        product = length * observed
+        divisor = product.clamp_min(self.epsilon)
+        return (divisor - product + product * statistics.apart(1 / length, 1 / observed) / 2) / divisor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.adaptive.clip import Clip
+from fl_privacy.attacks.adaptive.clip import Clips
 from fl_privacy.attacks.adaptive.disguise import Disguise
 from fl_privacy.attacks.objectives import Objective
 from fl_privacy.attacks.priors import Guess, Prior, TotalVariation, batch_statistics
@@ -24,12 +24,11 @@ class _Zero:
     target: Target
 
     @property
-    def dot(self) -> Tensor:
-        return torch.zeros_like(self.target.squared)
-
-    @property
     def squared(self) -> Tensor:
         return torch.zeros_like(self.target.squared)
+
+    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
+        return observed_scale.square() * self.target.squared
 
     @property
     def distance(self) -> Tensor:
@@ -83,7 +82,7 @@ class Problem:
     labels: Tensor | None
     observer: nn.Module
     attempts: int
-    clip: Clip | None = None
+    clip: Clips | None = None
     disguise: Disguise | None = None
     smoothness: Tensor | None = None
     secret_features: int = 0

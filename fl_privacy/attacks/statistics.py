@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from fl_privacy.gradients.low_rank import Factors
@@ -55,13 +57,12 @@ class LayerStatistics(Protocol):
         ...
 
     @property
-    def dot(self) -> Tensor:
-        """<g', g>."""
-        ...
-
-    @property
     def squared(self) -> Tensor:
         """||g'||^2."""
+        ...
+
+    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
+        """||scale g' - observed_scale g||^2 for factors (V,), to the accuracy of a sum of squared differences."""
         ...
 
     @property
@@ -83,14 +84,13 @@ class Explicit:
     target: Target
 
     @property
-    def dot(self) -> Tensor:
-        """<g', g>."""
-        return (self._guess * self.target.value).sum(1)
-
-    @property
     def squared(self) -> Tensor:
         """||g'||^2."""
         return self._guess.square().sum(1)
+
+    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
+        """||scale g' - observed_scale g||^2 for factors (V,)."""
+        return torch.addcmul(-observed_scale[:, None] * self.target.value, self._guess, scale[:, None]).square().sum(1)
 
     @property
     def distance(self) -> Tensor:
@@ -130,22 +130,50 @@ class Products:
     target: Target
 
     @property
-    def dot(self) -> Tensor:
-        """<g', g>."""
-        return ((self.factors.left.mT @ self.deltas) * (self.factors.right.mT @ self.inputs)).sum((1, 2))
-
-    @property
     def squared(self) -> Tensor:
         """||g'||^2."""
-        return ((self.deltas.mT @ self.deltas) * (self.inputs.mT @ self.inputs)).sum((1, 2))
+        return self._along.square().sum((1, 2)) + self._beside
+
+    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
+        """||scale g' - observed_scale g||^2 for factors (V,)."""
+        along = scale[:, None, None] * self._along - observed_scale[:, None, None] * self.factors.core
+        return along.square().sum((1, 2)) + scale.square() * self._beside
 
     @property
     def distance(self) -> Tensor:
-        """||g' - g||^2, to the accuracy of a difference of squares."""
-        return self.squared - 2 * self.dot + self.target.squared
+        """||g' - g||^2."""
+        return (self._along - self.factors.core).square().sum((1, 2)) + self._beside
 
     @property
     def absolute(self) -> Tensor:
         """Sum of |g' - g|, for which the gradient is formed."""
-        seen = self.factors.left @ self.factors.right.mT
+        seen = self.factors.left @ self.factors.core @ self.factors.right.mT
         return (self.deltas @ self.inputs.mT - seen).abs().sum((1, 2))
+
+    @cached_property
+    def _delta_parts(self) -> tuple[Tensor, Tensor]:
+        """Coordinates (V, r, P) of the output gradients along ``left``, and the rest (V, O, P)."""
+        return _parts(self.deltas, self.factors.left)
+
+    @cached_property
+    def _input_parts(self) -> tuple[Tensor, Tensor]:
+        return _parts(self.inputs, self.factors.right)
+
+    @cached_property
+    def _along(self) -> Tensor:
+        """(V, r, q) the gradient in the coordinates of the observed one."""
+        return self._delta_parts[0] @ self._input_parts[0].mT
+
+    @cached_property
+    def _beside(self) -> Tensor:
+        """(V,) squared norm of what of the gradient lies outside of these coordinates."""
+        (along, rest), (input_along, input_rest) = self._delta_parts, self._input_parts
+        input_rest_products = input_rest.mT @ input_rest
+        input_products = input_along.mT @ input_along + input_rest_products
+        return ((along.mT @ along) * input_rest_products + (rest.mT @ rest) * input_products).sum((1, 2))
+
+
+def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Of ``values`` (V, N, P): coordinates (V, r, P) along the orthonormal ``directions`` (V, N, r), and the rest."""
+    along = directions.mT @ values
+    return along, torch.baddbmm(values, directions, along, alpha=-1)

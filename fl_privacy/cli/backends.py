@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 from fl_privacy.cli.secure_aggregation import secure_backend_of
 from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.errors import UserError
+from fl_privacy.parallel.ray_cluster import expect_answer
 from fl_privacy.pipeline.backend import Backend, plain_loop
 
 
@@ -20,6 +21,7 @@ def backend_of(config: DictConfig) -> Backend:
         from fl_privacy.flower.backends import run_ray  # noqa: PLC0415
 
         check_arguments(run_ray, settings, "backend")
+        expect_answer()
         return partial(run_ray, **settings)
     if settings:
         raise UserError(f"Unknown key backend.{next(iter(settings))}; backend={name} has no settings.")

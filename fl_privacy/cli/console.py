@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fl_privacy.attacks import Progress as AttackProgress
+from fl_privacy.cli.lines import Lines
 from fl_privacy.cli.timing import Remaining, in_words
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.pipeline.monitor import Monitor
@@ -41,8 +42,8 @@ class RichMonitor(Monitor):
         self._rounds.clear()
         self._total, self._done, bar = rounds, 0, self._progress("Training")
         task, left, doing = bar.add_task("", total=rounds), Remaining(), Text("", style="dim")
-        tell = self._line_by_line()
-        with Live(console=self.console, refresh_per_second=4, transient=not self.console.is_terminal) as live:
+        shown = Live(console=self.console, refresh_per_second=4, transient=not self.console.is_terminal)
+        with self._lines() as lines, shown as live:
 
             def show() -> None:
                 bar.update(task, completed=self._done)
@@ -52,7 +53,7 @@ class RichMonitor(Monitor):
                 number = f"Round {min(self._done + 1, rounds)}/{rounds}"
                 text = f"{number}: {describe(stages)}{_left(left, stages, number)}" if stages else ""
                 doing.plain = text
-                tell(text)
+                lines.tell(text)
 
             self._show = show
             show()
@@ -73,15 +74,17 @@ class RichMonitor(Monitor):
     @contextmanager
     def working(self, title: str) -> Iterator[None]:
         """Show how far the work is while the context lasts."""
-        left, tell = Remaining(), self._line_by_line()
-        if not self.console.is_terminal:
-            with listening(lambda stages: tell(f"{title}: {describe(stages)}{_left(left, stages)}" if stages else "")):
-                yield
-            return
-        with self.console.status(title) as status:
+        left = Remaining()
+        with (
+            self._lines() as lines,
+            self.console.status(title) if self.console.is_terminal else nullcontext() as status,
+        ):
 
             def listen(stages: tuple[Stage, ...]) -> None:
-                status.update(f"{title}: {describe(stages)}{_left(left, stages)}" if stages else title)
+                text = f"{title}: {describe(stages)}{_left(left, stages)}" if stages else ""
+                lines.tell(text)
+                if status is not None:
+                    status.update(text or title)
 
             with listening(listen):
                 yield
@@ -108,17 +111,8 @@ class RichMonitor(Monitor):
             task = bar.add_task("", total=total)
             yield lambda done: bar.update(task, completed=done)
 
-    def _line_by_line(self) -> Callable[[str], None]:
-        """Where there is no terminal: what is told, but not too often."""
-        told_at = time.monotonic()
-
-        def tell(text: str) -> None:
-            nonlocal told_at
-            if text and not self.console.is_terminal and time.monotonic() - told_at >= SECONDS_BETWEEN_LINES:
-                told_at = time.monotonic()
-                self.say(text)
-
-        return tell
+    def _lines(self) -> Lines:
+        return Lines(self.say, SECONDS_BETWEEN_LINES, silent=self.console.is_terminal)
 
     def _tenths(self, title: str) -> AttackProgress:
         last, told_at, left = 0, time.monotonic(), Remaining()

@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fl_privacy.config import build_dataset, compose, positive, resolve_device
+from fl_privacy.config.check import expect_seed
 from fl_privacy.config.instantiate import check_arguments, expect_type, plain_settings
 from fl_privacy.data import Examples
 from fl_privacy.errors import UserError
@@ -41,6 +42,7 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     settings = plain_settings(config)
     for name, annotation in (("out", str | None), ("overwrite", bool), ("images", int | None), ("seed", int)):
         expect_type(name, settings[name], annotation)
+    expect_seed(settings["seed"])
     chosen = {name: settings[name] for name in EvaluatorPlan.__dataclass_fields__}
     check_arguments(EvaluatorPlan, {**chosen, "widths": tuple(chosen["widths"])}, "evaluator")
     plan, device = EvaluatorPlan(**chosen | {"widths": tuple(chosen["widths"])}), resolve_device(config.device)

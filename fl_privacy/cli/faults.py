@@ -10,7 +10,6 @@ from fl_privacy.errors import UserError
 
 EXIT_ERROR = 2
 EXIT_NOTHING = 3
-EXIT_INTERRUPTED = 130
 
 FAULTS = (UserError, OSError, MemoryError)
 """Of the input, the disk and the machine: a job that ends by one leaves what it has written, and others go on."""

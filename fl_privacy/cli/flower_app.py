@@ -1,7 +1,10 @@
 """The Flower app: ``flwr run . --run-config 'overrides="defense=dp_noise attack=idlg"'``."""
 
+import math
 import os
 import shlex
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
@@ -10,16 +13,25 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from fl_privacy.cli.console import RichMonitor
-from fl_privacy.config import compose, participants_of, to_yaml
+from fl_privacy.config import build_federation, compose, participants_of, to_yaml
 from fl_privacy.config.check import expect_readable_updates
 from fl_privacy.config.foreign import expect_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Server
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
+from fl_privacy.flower.node_secret import SIMULATION_VARIABLE, is_simulation, node_secret
 from fl_privacy.flower.records import PARTITION
 from fl_privacy.pipeline.backend import ParticipantSource, plain_loop
 from fl_privacy.pipeline.calibrate import calibrated
 from fl_privacy.pipeline.run import run_experiment, run_twin
+from fl_privacy.pipeline.truth import trains_on_others
+
+TIMEOUT = "round-timeout"
+AUTHENTICATED = "authenticated-nodes"
+"""Keys of the run config."""
+
+DEPLOYED = "deployed"
+"""Folder of the runs with deployed clients within ``out``."""
 
 TRUST_VARIABLE = "FL_PRIVACY_TRUST"
 """Environment variable of a node: import paths or modules of the models and defenses that it runs beside those that are
@@ -33,35 +45,64 @@ def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run config's ``overrides`` describe, training with the clients behind ``grid``."""
     config, monitor = _config(context), RichMonitor(Console(soft_wrap=True))
     expect_readable_updates(config, "The Flower app")
+    simulated = is_simulation()
+    if not simulated:
+        _expect_known_examples(config)
+        config.out = str(Path(config.out) / DEPLOYED)  # the same configuration, simulated, is another run
+    timeout, bound = _seconds(context), bool(context.run_config[AUTHENTICATED])
 
     def on_grid(server: Server, source: ParticipantSource, **settings: Any) -> None:
-        run_on_grid(grid, server, **settings)
+        run_on_grid(grid, server, timeout=timeout, bound=bound, simulated=simulated, **settings)
 
     run_twin(config, plain_loop, monitor)  # here: the clients behind the grid do defend themselves
-    print(run_experiment(config, on_grid, monitor).absolute())
+    print(run_experiment(config, on_grid, monitor, simulated=simulated).absolute())
 
 
 def make_client(context: Context) -> PrivacyClient:
     """The participant of the node's partition in the federation that ``overrides`` describe.
 
-    They come over the network: the node builds only what is registered on it, or what its own environment trusts.
+    They come over the network: the node builds only what is registered on it, or what its own environment trusts. The
+    participant draws from the node's own secret, unless the node's environment says that this is a simulation.
     """
     expect_plain(
         _overrides(context),
         _trusted_here(),
         where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)",
     )
-    participants = participants_of(to_yaml(_config(context)))
+    config = _config(context)
+    participants = participants_of(to_yaml(config))
     partition = int(context.node_config[PARTITION])
     if partition not in participants:
         raise UserError(
             f"Partitions 0..{len(participants) - 1} are expected on the nodes, but this one holds {partition};"
             " start as many SuperNodes as federation.clients says."
         )
-    return PrivacyClient(participants[partition], context.state)
+    participant = participants[partition]
+    if not is_simulation():
+        participant = replace(participant, seed=node_secret(context), audit_seed=config.seed)
+    return PrivacyClient(participant, context.state)
 
 
-client_app = numpy_client_app(make_client)
+client_app = numpy_client_app(make_client, audited=True, simulated=is_simulation)
+
+
+def _expect_known_examples(config: DictConfig) -> None:
+    """Refuse attacks on deployed clients that nobody could judge: what these train on is known to them alone."""
+    federation = build_federation(config)
+    plan, audit, defense = federation.server.local_plan, federation.audit, federation.defense
+    if audit.rounds and (audit.target == "update" or trains_on_others(defense, plan, audit.target)):
+        raise UserError(
+            "The examples behind an attacked update are expected to be known, but deployed clients choose and transform"
+            " them by secrets of their own; use intercept.target=probe without a defense of the data, attack=none, or"
+            f" {SIMULATION_VARIABLE}=1 in the environment of simulated nodes and server."
+        )
+
+
+def _seconds(context: Context) -> float:
+    value = context.run_config[TIMEOUT]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(f"{TIMEOUT} is expected to be seconds above 0, but got {value!r}; try 600.")
+    return value
 
 
 def _config(context: Context) -> DictConfig:

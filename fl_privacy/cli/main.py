@@ -5,6 +5,7 @@ import math
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from fl_privacy.cli.faults import EXIT_INTERRUPTED, FAULTS, end_quietly, fail, nobody_listens, recognized
+from fl_privacy.cli.faults import FAULTS, end_quietly, fail, nobody_listens, recognized
+from fl_privacy.cli.signals import Interrupted, exit_status, interruptible
 from fl_privacy.errors import UserError
 
 DEBUG = "--debug"
@@ -136,17 +138,34 @@ def search_policies(overrides: Overrides = None, cfg: ShowConfig = False) -> Non
 
 
 @app.command()
-def report(
+def report(  # noqa: PLR0917
     runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that runs have written.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
     psnr_below: PsnrBelow = 15.0,
     cap: Annotated[
         bool, typer.Option("--cap", help="Compare defenses, each at several strengths, by PPC curves and CAP.")
     ] = False,
+    share: Annotated[
+        Path | None, typer.Option("--share", metavar="DEST", help="Copy the runs there, to pass on: without pictures.")
+    ] = None,
+    with_originals: Annotated[
+        bool, typer.Option("--with-originals", help="What --share copies also shows attacked images.")
+    ] = False,
 ) -> None:
-    """One HTML page over one or many runs, finished or not."""
-    from fl_privacy.report import write_report  # noqa: PLC0415
+    """One HTML page over one or many runs, finished or not.
 
+    A run's page shows the clients' images and only its owner can read it. What --share makes holds figures alone: no
+    originals, no reconstructions, no captured updates and no weights; --with-originals adds the first two.
+    """
+    from fl_privacy.report import share_report, write_report  # noqa: PLC0415
+
+    if share is not None:
+        if out is not None:
+            raise UserError("--share and --out are expected one at a time, but got both; --share names a folder.")
+        print(share_report(runs, share, with_originals=with_originals, psnr_below=psnr_below, cap=cap))
+        return
+    if with_originals:
+        raise UserError("--with-originals is expected with --share DEST, but got it alone; a run's own page has them.")
     print(write_report(runs, out, psnr_below=psnr_below, cap=cap))
 
 
@@ -168,17 +187,19 @@ def run_command_line(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status.
 
     What a user, the disk or memory did wrong is one line and status 2, an attack that failed on all victims status 3,
-    an interrupt status 130. Without a command, help.
+    an interrupt status 130, SIGTERM 143, SIGHUP 129. Without a command, help.
     """
     handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     debug = DEBUG in arguments
     rest = [argument for argument in arguments if argument != DEBUG]
     try:
-        return int(app([DEBUG, *rest] if debug else rest or ["--help"], standalone_mode=False) or 0)
-    except (KeyboardInterrupt, click.Abort):
-        print("interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        with interruptible():
+            return int(app([DEBUG, *rest] if debug else rest or ["--help"], standalone_mode=False) or 0)
+    except (Interrupted, KeyboardInterrupt, click.Abort) as error:
+        with suppress(OSError):  # the terminal may be gone
+            print("interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it", file=sys.stderr)
+        return exit_status(error)
     except (click.ClickException, *FAULTS, RuntimeError, SystemExit) as error:
         if nobody_listens(error):
             return end_quietly()

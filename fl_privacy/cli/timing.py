@@ -28,10 +28,13 @@ class Remaining:
 
 def in_words(seconds: float | None) -> str:
     """``, about 1:20 min left``; empty while nobody knows."""
-    if seconds is None:
-        return ""
+    return "" if seconds is None else f", about {clock(seconds)} left"
+
+
+def clock(seconds: float) -> str:
+    """``45 s``, ``1:20 min``, ``2:05 h``."""
     if seconds < 60:
-        return f", about {max(round(seconds), 1)} s left"
+        return f"{max(round(seconds), 1)} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f", about {hours}:{minutes:02d} h left" if hours else f", about {minutes}:{rest:02d} min left"
+    return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"

@@ -2,12 +2,14 @@
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 
 from fl_privacy.cli.faults import FAULTS, in_a_line, recognized
+from fl_privacy.cli.signals import ENDING, Interrupted
 from fl_privacy.errors import UserError
 from fl_privacy.pipeline.trade_off import Job
 
@@ -37,8 +39,10 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
                 "A worker is expected to live as long as its jobs, but one was killed, perhaps for lack of memory;"
                 " lower --jobs and start again, finished jobs are kept."
             ) from error
-        except KeyboardInterrupt:
+        except (Interrupted, KeyboardInterrupt):
             pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.kill()
             raise
 
 
@@ -46,6 +50,8 @@ def _start() -> None:
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(1)
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)  # a terminal tells them all; the parent ends them
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

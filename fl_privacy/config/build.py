@@ -1,9 +1,9 @@
 """The objects of a run, made from its configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -14,7 +14,7 @@ from fl_privacy.config.compose import to_yaml
 from fl_privacy.config.instantiate import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation import (
     Audit,
     Participant,
@@ -30,6 +30,8 @@ from fl_privacy.models import build_model, check_model
 from fl_privacy.parallel.sharded import ShardedAttack
 from fl_privacy.rng import derive_seed
 from fl_privacy.types import LocalPlan
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,7 +73,12 @@ def build_federation(config: DictConfig) -> Federation:
     server = Server(
         state=public_state(model, defense),
         local_plan=plan,
-        plan=ServerPlan(aggregation=section.aggregation, fraction=section.fraction, lr=section.server_lr),
+        plan=ServerPlan(
+            aggregation=section.aggregation,
+            fraction=section.fraction,
+            lr=section.server_lr,
+            norm_factor=section.norm_factor,
+        ),
         clients=sorted(participants),
         seed=config.seed,
         personal=bool(private_names(model, defense)),
@@ -97,8 +104,7 @@ def participants_of(config_text: str) -> Mapping[int, Participant]:
 def build_dataset(config: DictConfig) -> Dataset:
     """The data of ``config``."""
     dataset = instantiate(config.data, "data")
-    assert isinstance(dataset, Dataset)
-    return dataset
+    return _expect_made(dataset, Dataset, config.data, "data")
 
 
 def build_network(config: DictConfig, dataset: Dataset) -> nn.Module:
@@ -106,7 +112,7 @@ def build_network(config: DictConfig, dataset: Dataset) -> nn.Module:
     settings = plain_settings(config.model)
     settings.pop("_target_", None)
     target = locate_target(config.model, "model")
-    check_arguments(target, settings, "model")
+    check_arguments(target, {key: value for key, value in settings.items() if key != "init"}, "model")
     channels, height, _ = dataset.train.input_shape
     model = build_model(
         target,
@@ -123,14 +129,14 @@ def build_network(config: DictConfig, dataset: Dataset) -> nn.Module:
 def build_defense(config: DictConfig) -> Defense:
     """The defense of ``config``."""
     defense = instantiate(config.defense, "defense")
-    assert isinstance(defense, Defense)
-    return defense
+    return _expect_made(defense, Defense, config.defense, "defense")
 
 
 def prepare_defense(defense: Defense, dataset: Dataset) -> None:
     """Let ``defense`` get what it needs for the images of ``dataset``; ``UserError`` if it can't."""
     for prepare in defense.prepare:
-        prepare(dataset.train.input_shape)
+        with blamed_on(f"Defense {defense.name}, preparing for images,"):
+            prepare(dataset.train.input_shape)
 
 
 def build_functions(config: DictConfig, dataset: Dataset) -> dict[str, MetricFunction]:
@@ -146,11 +152,17 @@ def build_attack(config: DictConfig) -> ReconstructionAttack | None:
     if "_target_" not in config.attack:
         return None
     shards = positive(config.attack.get("shards", 1), "attack.shards")
+    threads = positive(config.attack_threads, "attack_threads")
     section = OmegaConf.masked_copy(config.attack, [str(key) for key in config.attack if key != "shards"])
     device = resolve_device(section.get("device") or config.device)
     arguments = {"device": str(device)} if "device" in section else {}
     attack: ReconstructionAttack = instantiate(section, "attack", **arguments)
-    return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, device=device)
+    if not callable(attack):
+        raise UserError(
+            f"attack._target_={section._target_} is expected to return an attack, which can be called, but got"
+            f" {type(attack).__name__}."
+        )
+    return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, threads=threads, device=device)
 
 
 def build_plan(config: DictConfig) -> LocalPlan:
@@ -190,7 +202,9 @@ def _participants(config_text: str) -> tuple[Dataset, Mapping[int, Participant]]
     prepare_defense(defense, dataset)
     model = build_network(config, dataset)
     partition = instantiate(config.partition, "partition")
-    parts = partition(dataset.train, num_clients=clients, seed=derive_seed(config.seed, "partition"))
+    with blamed_on(f"partition._target_={config.partition.get('_target_')}"):
+        parts = partition(dataset.train, num_clients=clients, seed=derive_seed(config.seed, "partition"))
+    _expect_parts(parts, clients, len(dataset.train), config.partition)
     return dataset, {
         client: Participant(
             id=client,
@@ -208,12 +222,44 @@ def _participants(config_text: str) -> tuple[Dataset, Mapping[int, Participant]]
     }
 
 
+def _expect_made(made: Any, kind: type[T], section: DictConfig, name: str) -> T:
+    if not isinstance(made, kind):
+        raise UserError(
+            f"{name}._target_={section._target_} is expected to return a {kind.__name__}, but got"
+            f" {type(made).__name__}."
+        )
+    return made
+
+
+def _expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) -> None:
+    """Refuse what is no partition: for each client (N_i,) int64 indices, no example twice."""
+    wrong = None
+    if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) != clients:
+        wrong = f"got {type(parts).__name__}"
+    elif not all(isinstance(p, torch.Tensor) and p.dtype == torch.int64 and p.dim() == 1 and len(p) for p in parts):
+        wrong = f"got {', '.join(sorted({type(p).__name__ for p in parts}))} of other types or shapes"
+    elif not torch.cat(list(parts)).ge(0).all() or not torch.cat(list(parts)).lt(examples).all():
+        wrong = f"some are beyond 0..{examples - 1}"
+    elif len(torch.cat(list(parts)).unique()) != sum(map(len, parts)):
+        wrong = "some examples have two owners"
+    if wrong:
+        raise UserError(
+            f"partition._target_={section.get('_target_')} is expected to return indices (N,) int64 for each of"
+            f" {clients} clients, but {wrong}."
+        )
+
+
 def _audit(config: DictConfig, rounds: int, participants: Mapping[int, Participant]) -> Audit:
     if "_target_" not in config.attack and not config.intercept.save:
         return Audit()
     chosen = config.intercept.rounds
     audited = audited_rounds(chosen if isinstance(chosen, str | int) else list(chosen), rounds)
     clients = set(participants if config.intercept.clients == "all" else config.intercept.clients)
+    if not clients:
+        raise UserError(
+            "intercept.clients is expected to name clients, but got an empty list; take intercept.clients=all, or"
+            " attack=none to attack none."
+        )
     if config.colluder is not None and config.colluder not in participants:
         raise UserError(f"colluder is expected within 0..{len(participants) - 1}, but got {config.colluder!r}.")
     if unknown := sorted(clients - participants.keys()):

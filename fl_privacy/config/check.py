@@ -53,6 +53,7 @@ SETTINGS: dict[str, Any] = {
     "evaluator": str | None,
     "device": str,
     "client_threads": int,
+    "attack_threads": int,
     "out": str,
     "name": str | int | None,
     "overwrite": bool,
@@ -61,8 +62,29 @@ SETTINGS: dict[str, Any] = {
     "federation.fraction": float,
     "federation.aggregation": Literal["mean", "round_robin"],
     "federation.server_lr": float,
+    "federation.norm_factor": float,
 }
 """Dotted key -> type."""
+
+LIMITS: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**63 - 1),
+    "victims": (1, 1_000_000),
+    "batch_size": (1, 1_000_000),
+    "public_images": (0, 1_000_000),
+    "bpki.bins": (2, 65_536),
+    "bpki.smoothing": (0, 1e12),
+    "client_threads": (1, 256),
+    "evaluate_every": (1, 10_000_000),
+    "attack.iterations": (0, 100_000_000),
+    "attack.restarts": (1, 10_000),
+    "attack.history": (1, 10_000),
+    "secure_aggregation.levels": (2, 2**32),
+    "federation.clients": (1, 1_000_000),
+    "federation.rounds": (1, 1_000_000),
+    "tracing": (1, 1_000_000),
+    "tracing_queries": (1, 10_000_000),
+}
+"""Dotted key -> least and most of a number: beyond, memory or threads run out before anything can be said."""
 
 
 def check_settings(config: DictConfig) -> None:
@@ -77,11 +99,26 @@ def check_settings(config: DictConfig) -> None:
     for name, annotation in SETTINGS.items():
         value = OmegaConf.select(config, name)
         expect_type(name, list(value) if isinstance(value, ListConfig) else value, annotation)
+    expect_seed(config.seed)
+    for name, (least, most) in LIMITS.items():
+        value = OmegaConf.select(config, name)
+        if isinstance(value, int | float) and not least <= value <= most:
+            raise UserError(f"{name} is expected to be at least {least:g} and at most {most:g}, but got {value}.")
     for section in ("federation", "intercept"):
         for key in config[section]:
             if (name := f"{section}.{key}") not in SETTINGS and name not in SECTIONS:
                 allowed = [k.partition(".")[2] for k in (*SETTINGS, *SECTIONS) if k.startswith(f"{section}.")]
                 raise UserError(f"Unknown key {name}{suggest(str(key), allowed)}")
+
+
+def expect_seed(seed: int) -> None:
+    """Refuse a negative ``seed``.
+
+    Raises:
+        UserError: it is one.
+    """
+    if seed < 0:
+        raise UserError(f"seed is expected to be at least 0, but got {seed}; try {-seed}.")
 
 
 def expect_readable_updates(config: DictConfig, where: str) -> None:

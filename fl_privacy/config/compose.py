@@ -114,9 +114,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
         try:
             parsed += OverridesParser.create().parse_overrides([text])
         except HydraException as error:
-            raise UserError(
-                f"Overrides are expected as key=value, but got {text!r}; quote values with spaces."
-            ) from error
+            raise UserError(f"Overrides are expected as key=value, but got {text!r}; {_remedy(text)}.") from error
     return parsed
 
 
@@ -136,6 +134,16 @@ def _values(override: Override) -> list[str]:
     if not 1 <= len(values) <= MOST_JOBS:
         raise UserError(f"1 to {MOST_JOBS} values are expected of {override.input_line}, but got {len(values)}.")
     return values
+
+
+def _remedy(text: str) -> str:
+    """What to write instead of the override ``text``, which does not parse."""
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        return "write key=value"
+    if not any(quote in value for quote in "'\"[]{}"):
+        return f"put quotes around values with spaces or special characters: '{key}=\"{value}\"'"
+    return "check that quotes and brackets are closed"
 
 
 def _check_groups(overrides: Sequence[Override]) -> None:

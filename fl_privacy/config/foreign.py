@@ -201,6 +201,8 @@ def _expect_small(path: Path, text: str) -> None:
     """Look at the parser's events, before anything is built from them."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+        if number == 2 and not isinstance(event, yaml.MappingStartEvent):
+            _refuse(path, "holds a list" if isinstance(event, yaml.SequenceStartEvent) else "holds no settings by name")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
             _refuse(path, f"refers to something else by *{event.anchor}")

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.annotations import fits, in_words
 from fl_privacy.config.suggest import suggest
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, in_one_line
 
 
 def instantiate(section: DictConfig, name: str, **arguments: Any) -> Any:
@@ -25,9 +25,18 @@ def instantiate(section: DictConfig, name: str, **arguments: Any) -> Any:
         return hydra.utils.instantiate(section, **arguments, _convert_="all")
     except HydraException as error:
         cause = error.__cause__
-        if isinstance(cause, UserError):
+        if isinstance(cause, UserError | OSError | MemoryError):
             raise cause from error
-        raise UserError(f"{name}: {target} does not accept these settings: {_first_line(cause or error)}") from error
+        raise UserError(f"{_what_failed(cause or error, name, target)}: {in_one_line(cause or error)}") from error
+    except SystemExit as error:
+        raise UserError(f"{name}: {target} raised {in_one_line(error)}; it is expected to return.") from error
+
+
+def _what_failed(error: BaseException, name: str, target: str) -> str:
+    """Settings are to blame only where the call itself does not fit; what happens within it has other reasons."""
+    if isinstance(error, TypeError) and target.rpartition(".")[2] in str(error):
+        return f"{name}: {target} does not accept these settings"
+    return f"{name} can't be made by {target}"
 
 
 def plain_settings(section: DictConfig) -> dict[str, Any]:
@@ -39,7 +48,10 @@ def plain_settings(section: DictConfig) -> dict[str, Any]:
 
 def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
     """Refuse settings that ``function`` has no parameter for, or that are not of the type it announces."""
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} is expected to name a function or class, but got {function!r}.") from error
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     for key, value in settings.items():
@@ -69,7 +81,9 @@ def locate_target(section: DictConfig, name: str) -> Any:
         raise UserError(f"{name} is expected to name what it builds, but has no _target_; add {name}._target_=PATH.")
     try:
         return hydra.utils.get_object(target)
-    except (HydraException, ImportError, AttributeError, ValueError) as error:
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"{name}._target_ is expected to be an import path, but {target!r} can't be imported"
             f" ({_first_line(error)}); check the spelling and that the package is installed."

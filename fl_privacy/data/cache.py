@@ -39,8 +39,9 @@ def cached(
         examples = make()
     try:
         _write(file, *examples)
-    except OSError as error:
-        warnings.warn(f"Decoded images are not kept, {file.parent} can't be written: {error}.", stacklevel=2)
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a disk that is full
+        reason = str(error).rstrip(".")
+        warnings.warn(f"Decoded images are not kept, {file.parent} can't be written: {reason}.", stacklevel=2)
     return examples
 
 

@@ -56,6 +56,7 @@ def encode_labels(
             f"Column {column} of data set {name} is expected to hold one class an example, but got missing or"
             " nested values; set data.label_column to another."
         )
+    _expect_classes(values, column, name, numbered=names is not None)
     if names is None:
         distinct, values = np.unique(values, return_inverse=True)
         names = [f"not {column}", column] if distinct.dtype == bool else [str(value) for value in distinct]
@@ -68,3 +69,19 @@ def encode_labels(
         raise UserError(f"Data set {name} is expected to have at least 2 classes, but got only {names[0]}.")
     codes = torch.from_numpy(values.astype(np.int64))
     return list(codes.split([len(part) for part in parts])), tuple(names)
+
+
+def _expect_classes(values: "np.ndarray[Any, Any]", column: str, name: str, *, numbered: bool) -> None:
+    """Refuse marks of a missing class, which would become a class of their own where they are not ``numbered``."""
+    numbers = values.astype(float) if values.dtype.kind in "fiu" else np.zeros(0)
+    if not np.isfinite(numbers).all():
+        raise UserError(
+            f"Column {column} of data set {name} is expected to hold one class an example, but"
+            f" {int((~np.isfinite(numbers)).sum())} examples have NaN or infinity; remove these examples."
+        )
+    if not numbered and numbers.size and numbers.min() < 0 and set(np.unique(numbers)) != {-1.0, 1.0}:
+        raise UserError(
+            f"Column {column} of data set {name} is expected to hold classes from 0, or -1 and 1, but"
+            f" {int((numbers < 0).sum())} examples have {numbers.min():g}, the usual mark of a missing class; remove"
+            " these examples or number the classes from 0."
+        )

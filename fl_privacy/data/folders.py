@@ -10,6 +10,9 @@ from fl_privacy.errors import UserError
 
 _IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
+MOST_UNPACKED = 100
+"""Times its size that a parquet file may unpack to, beside a gigabyte; encoded images hardly shrink."""
+
 
 @dataclass(frozen=True)
 class ParquetFolder:
@@ -30,7 +33,7 @@ class ParquetFolder:
         return {split: hf.concatenate_datasets(rows) for split, rows in shards.items()}
 
     def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("*.parquet"))
+        return sorted(file for file in self.folder.glob("*.parquet") if file.is_file())
 
 
 @dataclass(frozen=True)
@@ -100,10 +103,16 @@ def environment_folder(name: str) -> Path | None:
 
 
 def _read_parquet(file: Path) -> Any:
-    arrow = require("pyarrow")
+    arrow, parquet = require("pyarrow"), require("pyarrow.parquet")
     try:
-        return require("pyarrow.parquet").read_table(file)
-    except (arrow.ArrowException, OSError) as error:
+        about = parquet.read_metadata(file)
+        size = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
+        if size > MOST_UNPACKED * file.stat().st_size + (1 << 30):
+            raise UserError(
+                f"{file} is expected to hold images, but its {file.stat().st_size} bytes unpack to {size}; remove it."
+            )
+        return parquet.read_table(file)
+    except (arrow.ArrowException, OSError, ValueError) as error:
         raise UserError(
             f"{file} is expected to be a parquet file, but can't be read: {str(error).splitlines()[0].rstrip('.')};"
             " copy or download it again."
@@ -116,6 +125,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 def _images_by_class(folder: Path) -> dict[str, list[Path]]:
     classes = {
-        f.name: sorted(p for p in f.rglob("*") if p.suffix.lower() in _IMAGE_SUFFIXES) for f in _subfolders(folder)
+        f.name: sorted(p for p in f.rglob("*") if p.suffix.lower() in _IMAGE_SUFFIXES and p.is_file())
+        for f in _subfolders(folder)
     }
     return {name: files for name, files in classes.items() if files}

@@ -1,6 +1,10 @@
 """From encoded images to one tensor of bytes in the size and channels that a model takes."""
 
 import io
+import os
+import struct
+import warnings
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -19,7 +23,24 @@ Fit = Literal["resize", "pad"]
 """How images are brought to a size, see ``fit_images``."""
 
 _GREY_MODES = ("1", "L", "LA", "I", "I;16", "F")
-_CHUNK = 1024
+_CHUNK, _CHUNK_BYTES = 1024, 1 << 26
+MOST_PIXELS, LONGEST = 64_000_000, 100
+"""Of one image, several times those of a photograph; and so many times the shorter side the longer one may be."""
+
+_UNREADABLE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    EOFError,
+    ArithmeticError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+"""What PIL raises at damaged files."""
 
 
 def decode_images(
@@ -49,19 +70,21 @@ def decode_images(
     """
     images: Tensor | None = None
     chunk: list[Tensor] = []
-    done = 0
+    done = held = 0
     for index, cell in enumerate(cells):
-        picture = _open(cell, index, name)
-        channels = channels or (1 if picture.mode in _GREY_MODES else 3)
-        chunk.append(_to_tensor(picture, channels))
-        if len(chunk) == _CHUNK or index == count - 1:
+        pixels, channels = _decode(cell, channels, f"Image {index} of data set {name} ({cell['path'] or 'bytes'})")
+        if index == 0:
+            _expect_room(count, channels * image_size**2 if image_size else pixels.numel(), name)
+        chunk.append(pixels)
+        held += pixels.numel()
+        if len(chunk) == _CHUNK or held >= _CHUNK_BYTES or index == count - 1:
             fitted = _stack(chunk, image_size, fit, name)
             if images is None:
                 images = torch.empty(count, *fitted.shape[1:], dtype=torch.uint8)
             if images.shape[1:] != fitted.shape[1:]:
                 raise _sizes_differ(images, fitted, name)
             images[done : index + 1] = fitted
-            done, chunk = index + 1, []
+            done, chunk, held = index + 1, [], 0
     if images is None:
         raise UserError(f"Data set {name} is expected to hold images, but is empty; check data.root.")
     return images
@@ -93,22 +116,40 @@ def fit_images(images: Tensor, size: int, fit: Fit) -> Tensor:
     return padded
 
 
-def _open(cell: Cell, index: int, name: str) -> Image.Image:
-    encoded, path = cell["bytes"], cell["path"]
+def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
+    """(C, H, W) of an image and C; its size is looked at before its pixels."""
+    encoded = cell["bytes"]
     try:
-        picture = Image.open(io.BytesIO(encoded) if encoded is not None else path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            picture = Image.open(io.BytesIO(encoded) if encoded is not None else cell["path"])
+        shorter, longer = sorted(picture.size)
+        if shorter * longer > MOST_PIXELS or longer > LONGEST * shorter:
+            raise UserError(
+                f"{which} is expected to have at most {MOST_PIXELS / 1e6:.0f} million pixels, and no side over"
+                f" {LONGEST} times the other, but has {picture.width}x{picture.height}; shrink or remove it."
+            )
+        channels = channels or (1 if picture.mode in _GREY_MODES else 3)
         ImageOps.exif_transpose(picture, in_place=True)
-        return picture
-    except (OSError, SyntaxError, TypeError, AttributeError, Image.DecompressionBombError) as error:
+        pixels = torch.from_numpy(np.array(picture.convert("L" if channels == 1 else "RGB")))
+    except _UNREADABLE as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"Image {index} of data set {name} ({path or 'bytes'}) is expected to be readable by PIL, but is not:"
-            f" {str(error).splitlines()[0]}; repair or remove it."
+            f"{which} is expected to be readable by PIL, but is not: {reason}; repair or remove it."
         ) from error
+    return (pixels.unsqueeze(0) if channels == 1 else pixels.permute(2, 0, 1)).contiguous(), channels
 
 
-def _to_tensor(picture: Image.Image, channels: int) -> Tensor:
-    pixels = torch.from_numpy(np.array(picture.convert("L" if channels == 1 else "RGB")))
-    return pixels.unsqueeze(0) if channels == 1 else pixels.permute(2, 0, 1)
+def _expect_room(count: int, one: int, name: str) -> None:
+    """Refuse ``count`` images of ``one`` bytes each that would take over half of this machine's memory."""
+    if not hasattr(os, "sysconf"):
+        return
+    size, memory = count * one, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory / 2:
+        raise UserError(
+            f"The {count} images of data set {name} are expected to fit into half of the memory, but take"
+            f" {size / 1e9:.1f} of {memory / 1e9:.1f} GB; set data.image_size=32, say."
+        )
 
 
 def _stack(chunk: list[Tensor], size: int | None, fit: Fit, name: str) -> Tensor:

@@ -22,6 +22,8 @@ _EMBEDDED: Mapping[str, Source] = {"mnist_mini": MnistMini(), "photograph": Phot
 _TEST_SPLITS = ("test", "valid", "validation", "val")
 _HELD_OUT = 5
 _SPLIT_SEED = 0
+MOST_SIZE = 2048
+"""Pixels of a side that images are brought to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +45,12 @@ class _Reading:
     group_column: str | None
 
     def __post_init__(self) -> None:
-        if self.image_size is not None and (not isinstance(self.image_size, int) or self.image_size < 1):
-            raise UserError(f"data.image_size is expected to be a whole number from 1, but got {self.image_size!r}.")
+        if self.image_size is not None and (
+            not isinstance(self.image_size, int) or not 1 <= self.image_size <= MOST_SIZE
+        ):
+            raise UserError(
+                f"data.image_size is expected to be a whole number in 1..{MOST_SIZE}, but got {self.image_size!r}."
+            )
         if self.channels not in (None, 1, 3):
             raise UserError(f"data.channels is expected to be 1 (grey), 3 (RGB) or null, but got {self.channels!r}.")
         if self.fit not in ("resize", "pad"):

@@ -19,6 +19,11 @@ _EXAMPLE_BY_EXAMPLE = {"ats"}
 _MADE_UP = {"dp_merf", "gs_wgan"}
 """Defenses that put images of a private generator in place of the client's, so that nothing later costs privacy."""
 
+_NO_CALIBRATED_NOISE = _AFTER_NOISE | _EXAMPLE_BY_EXAMPLE | {
+    "dc", "dm", "dsa", "fdl_pp", "instahide", "refiner", "soteria", "soteria_mixing", "split_fed", "spn",
+}  # fmt: skip
+"""Those of this package that add none. Of any other that is no mechanism either nothing is known."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
@@ -148,9 +153,14 @@ def guarantee(
 
 
 def _why_missing(defense: Defense, mechanisms: list[str], settings: dict[str, Any], buffers_shared: bool) -> str | None:
+    parts = defense.name.split("+")
+    foreign = [name for name in parts if name not in {*mechanisms, *_MADE_UP, *_NO_CALIBRATED_NOISE}]
     others = set(defense.name.split("+")) - set(mechanisms) - _AFTER_NOISE - _EXAMPLE_BY_EXAMPLE
     reasons = {
         "clients do not defend themselves": defense.name == "none",
+        f"none is known of {', '.join(foreign)}, whose noise, if it adds any, the accountants cannot see": bool(
+            foreign
+        ),
         f"{defense.name} adds no calibrated noise": not mechanisms,
         f"the accountants do not cover {defense.name}": len(mechanisms) > 1 or bool(others),
         "batch-norm statistics are uploaded without noise": buffers_shared,

@@ -17,9 +17,15 @@ class ClientState:
 
     Attributes:
         tensors: by name; a defense puts its own name in front (``"spn/head.weight"``).
+        input_shape: (C, H, W) of the client's images; ``None`` where they are not known.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    input_shape: tuple[int, ...] | None = None
+
+    def of_images(self, shape: tuple[int, ...]) -> "ClientState":
+        """The same, tensors shared, of a client whose images have this shape."""
+        return ClientState(self.tensors, tuple(shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +129,14 @@ class Defense:
 
 
 def compose(*defenses: Defense) -> Defense:
-    """All of ``defenses`` in order: the hooks of the first run first."""
+    """All of ``defenses`` in order: the hooks of the first run first.
+
+    In ``public``, settings have the name of their defense in front, the second of the same name as ``NAME#2``.
+    """
+    names: list[str] = []
+    for d in defenses:
+        before = sum(name.partition("#")[0] == d.name for name in names)
+        names.append(f"{d.name}#{before + 1}" if before else d.name)
     return Defense(
         name="+".join(d.name for d in defenses) or "none",
         model=tuple(hook for d in defenses for hook in d.model),
@@ -136,5 +149,7 @@ def compose(*defenses: Defense) -> Defense:
         private=tuple(hook for d in defenses for hook in d.private),
         private_passes=max((d.private_passes for d in defenses), default=0),
         prepare=tuple(hook for d in defenses for hook in d.prepare),
-        public={f"{d.name}.{key}": value for d in defenses for key, value in d.public.items()},
+        public={
+            f"{name}.{key}": value for name, d in zip(names, defenses, strict=True) for key, value in d.public.items()
+        },
     )

@@ -22,7 +22,7 @@ def dp_noise(
     """Clip, then add independent noise to every element (Abadi et al. 2016 for a whole update; DLG section 5.1).
 
     ``scale`` is a scale, not a privacy budget: without ``clip_norm`` there is no guarantee whatever the scale;
-    with it, ``accounting.account`` says which.
+    with it, ``accounting.guarantee`` says which.
 
     Args:
         noise: distribution of each element.

@@ -17,6 +17,7 @@ from fl_privacy.defenses.split import Start, draw_own, keep_private, private_mod
 from fl_privacy.defenses.split_fed import split_fed
 from fl_privacy.errors import UserError
 from fl_privacy.models import Front
+from fl_privacy.rng import global_stream
 from fl_privacy.types import Batch, Tensors
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm)
@@ -57,16 +58,16 @@ def fdl_pp(
     choose = partial(_chosen, private=private)
     hook = keep_private(choose)
     draw = draw_own(hook)
-    image_shapes: list[tuple[int, ...]] = []
 
     def install(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
-        if not image_shapes:
-            raise UserError("FDL-PP expects to be told the images' shape, but was not; call its prepare hook first.")
+        if state.input_shape is None:
+            raise UserError(
+                "FDL-PP expects a client that knows the shape of its images, but got none; use ClientState.of_images."
+            )
         installed = draw(model, state, rng) if start == "own" else copy.deepcopy(model)
         convolutions = _private_convolutions(installed, choose(installed))
-        shapes = _input_shapes(installed, convolutions, image_shapes[-1])
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=rng)))
+        shapes = _input_shapes(installed, convolutions, state.input_shape)
+        with global_stream(rng):
             for name, convolution in convolutions.items():
                 width = hidden or max(1, convolution.out_channels // 2)
                 layer = PassportConv2d(convolution, shapes[name], hidden=width, stored=form == "penalized")
@@ -86,7 +87,6 @@ def fdl_pp(
         private=(hook,),
         model=(install,),
         loss=(tie,) if form == "penalized" else (),
-        prepare=(image_shapes.append,),
         public={**split.public, "form": form},
     )
 

@@ -89,11 +89,19 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
 
 
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
-    """(size, k) shares that add up to 1: softmax of normal draws, drawn again while one is above ``largest``."""
-    shares = torch.randn(size, k, generator=rng, device=rng.device).softmax(1)
+    """(size, k) shares |z| / sum |z| of normal draws z, drawn again while one is above ``largest``.
+
+    As in the authors' code; the paper (Algorithm 1) does not say how they are drawn.
+    """
+    shares = _shares(size, k, rng)
     while k > 1 and bool((over := shares.amax(1) > largest).any()):
-        shares[over] = torch.randn(int(over.sum()), k, generator=rng, device=rng.device).softmax(1)
+        shares[over] = _shares(int(over.sum()), k, rng)
     return shares
+
+
+def _shares(size: int, k: int, rng: torch.Generator) -> Tensor:
+    drawn = torch.randn(size, k, generator=rng, device=rng.device).abs()
+    return drawn / drawn.sum(1, keepdim=True)
 
 
 def distinct(taken: Tensor, number: int, population: int, rng: torch.Generator) -> Tensor:
@@ -119,7 +127,7 @@ def one_hot(labels: Tensor, num_classes: int) -> Tensor:
 
 def _expect_within_reach(k: int, largest: float) -> None:
     """Coefficients are drawn until they are within the bound, which is not to take for ever."""
-    trial = torch.randn(_TRIED, k, generator=derive_generator(0, "instahide", "trial")).softmax(1)
+    trial = _shares(_TRIED, k, derive_generator(0, "instahide", "trial"))
     if (trial.amax(1) <= largest).sum() < _WITHIN:
         raise UserError(
             f"defense.largest is expected well above 1 / k = {1 / k:.3g}, but {k} coefficients are hardly ever all"

@@ -3,8 +3,11 @@
 import math
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fl_privacy.rng import SecretGenerator
 
 Distribution = Literal["gaussian", "laplace"]
 
@@ -16,8 +19,10 @@ def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: to
         like: of any shape.
         distribution: of each element.
         scale: standard deviation of the Gaussian; the Laplace parameter b, whose standard deviation is sqrt(2) b.
-        rng: advanced by the draw.
+        rng: advanced by the draw; that of a client's secret gives cryptographic bits.
     """
+    if isinstance(rng, SecretGenerator):
+        return _secret_noise(like, distribution, scale, rng)
     noise = torch.empty(like.shape, dtype=like.dtype, device=rng.device)
     if distribution == "gaussian":
         noise.normal_(std=scale, generator=rng)
@@ -31,3 +36,12 @@ def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: to
 def noise_std(distribution: Distribution, scale: float) -> float:
     """Standard deviation of an element of ``sample_noise``."""
     return scale * (math.sqrt(2) if distribution == "laplace" else 1.0)
+
+
+def _secret_noise(like: Tensor, distribution: Distribution, scale: float, rng: SecretGenerator) -> Tensor:
+    """``sample_noise`` by the inverse distribution function of 52 bits and a sign, in double precision."""
+    bits = np.frombuffer(rng.next_bytes(8 * like.numel()), dtype="<u8")
+    share = torch.from_numpy(((bits >> np.uint64(12)) + 0.5) * 2.0**-52)
+    size = torch.erfinv(share).mul_(math.sqrt(2)) if distribution == "gaussian" else share.neg_().log1p_().neg_()
+    signed = torch.from_numpy(np.where(bits & np.uint64(1), 1.0, -1.0)).mul_(size).mul_(scale)
+    return signed.view(like.shape).to(like)

@@ -1,12 +1,15 @@
 """The evaluation network for the images at hand: the one given, or a small one for grey images."""
 
+import copy
 import importlib
 import logging
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fl_privacy.errors import UserError
@@ -49,10 +52,21 @@ def find_evaluator(
             " then set defense.evaluator=FILE."
         )
     file = user_cache_folder() / f"evaluator-digits-{height}x{width}-{DIGITS}.safetensors"
-    if not file.is_file():
-        logger.warning("Training a small evaluation network on digits once; it is kept in %s.", file.parent)
-        save_evaluator(train_evaluator(_digits(height, width), SMALL, seed=0), file, {"data": "mnist_mini"})
-    return load_evaluator(file, device)
+    if file.is_file():
+        return load_evaluator(file, device)
+    return copy.deepcopy(_small(height, width, file)).to(device)
+
+
+@cache
+def _small(height: int, width: int, file: Path) -> EvaluationNetwork:
+    """Trained on digits, frozen and, where the disk lets it, kept in ``file``."""
+    logger.warning("Training a small evaluation network on digits once; it is kept in %s.", file.parent)
+    network = train_evaluator(_digits(height, width), SMALL, seed=0)
+    try:
+        save_evaluator(network, file, {"data": "mnist_mini"})
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a disk that is full
+        logger.warning("It is not kept, %s can't be written: %s", file.parent, str(error).rstrip("."))
+    return network.requires_grad_(False).eval()
 
 
 class KeptEvaluator:

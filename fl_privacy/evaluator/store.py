@@ -17,6 +17,9 @@ from fl_privacy.evaluator.network import EvaluationNetwork
 
 REMEDY = "make one by `fl-privacy train-evaluator data=NAME out=FILE`"
 
+MOST_LAYERS, MOST_SIZE = 16, 1 << 24
+"""Of a network in a file, which is laid out before anything is allocated."""
+
 
 def save_evaluator(network: EvaluationNetwork, file: Path, about: Mapping[str, str]) -> None:
     """Write the weights and, as metadata, shape, widths and ``about``; a reader never sees half a file."""
@@ -60,17 +63,36 @@ def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluation
 @lru_cache(maxsize=8)
 def _load(file: Path, changed: int, device: torch.device) -> EvaluationNetwork:
     about, values = _read(file, tensors=True)
-    with torch.random.fork_rng(devices=[]):
-        network = EvaluationNetwork(input_shape=json.loads(about["input_shape"]), widths=json.loads(about["widths"]))
-    try:
-        network.load_state_dict(values)
-    except RuntimeError as error:
-        raise UserError(f"An evaluation network is expected in {file}, but its layers differ; {REMEDY}.") from error
+    shape, widths = (_sizes(about[key]) for key in ("input_shape", "widths"))
+    if len(shape) != 3 or not 1 <= len(widths) <= MOST_LAYERS:
+        raise UserError(f"An evaluation network is expected in {file}, but its shape or widths are none; {REMEDY}.")
+    with torch.device("meta"):
+        network = EvaluationNetwork(input_shape=shape, widths=widths)
+    wanted = {name: (value.shape, torch.float32) for name, value in network.state_dict().items()}
+    if wanted != {name: (value.shape, value.dtype) for name, value in values.items()}:
+        raise UserError(f"An evaluation network is expected in {file}, but its layers differ; {REMEDY}.")
+    if not all(value.isfinite().all() for value in values.values()):
+        raise UserError(
+            f"An evaluation network is expected in {file}, but some of its weights are no number; {REMEDY}."
+        )
+    network.load_state_dict(values, assign=True)
     return network.requires_grad_(False).eval().to(device)
+
+
+def _sizes(text: str) -> list[int]:
+    """Whole numbers from 1 in JSON; empty where it is something else."""
+    try:
+        sizes = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    whole = isinstance(sizes, list) and all(type(size) is int and 1 <= size <= MOST_SIZE for size in sizes)
+    return sizes if whole else []
 
 
 def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Metadata and, if wanted, weights."""
+    if not file.is_file():
+        raise _unreadable(file)
     try:
         with safe_open(file, framework="pt") as stored:
             about: dict[str, str] = stored.metadata() or {}

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from fl_privacy.federation.server import Failure
+from fl_privacy.federation.guard import Failure
 
 T = TypeVar("T")
 

@@ -70,6 +70,11 @@ def audited_rounds(chosen: str | int | Sequence[int], total: int) -> frozenset[i
                 f"intercept.rounds is expected to be one of {', '.join(names)} or round numbers, but got {chosen!r}."
             )
         return frozenset(names[chosen])
+    if not isinstance(chosen, int) and not chosen:
+        raise UserError(
+            "intercept.rounds is expected to name rounds, but got an empty list; take intercept.rounds=ends, or"
+            " attack=none to attack none."
+        )
     rounds = frozenset([chosen] if isinstance(chosen, int) else chosen)
     if wrong := [r for r in rounds if not 1 <= r <= total]:
         raise UserError(

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
@@ -33,6 +34,12 @@ from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tens
 
 _LATER = frozenset({"lr_decay", "lr_drops", "lr_drop_factor", "crop_padding", "flip", "augment_probes"})
 """Fields of a plan that captures of earlier versions lack; those had their defaults."""
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""What parameters and images may be of."""
+
+MOST_JSON, MOST_TENSORS = 1 << 20, 1 << 30
+"""Bytes of a description; of a file of tensors, beside sixteen times those of the model."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -114,14 +121,14 @@ class _Reader:
         tensors = self._tensors(self._digest(raw, "knowledge"))
         labels, images, guess = tensors.get(LABELS), tensors.get(PUBLIC_IMAGES), tensors.get(GUESS)
         classes = tensors.get(PUBLIC_LABELS)
-        if labels is not None and labels.dim() not in (1, 2):
-            self._refuse(f"has labels of shape {tuple(labels.shape)}")
-        if images is not None and images.dim() != 4:
-            self._refuse(f"has public images of shape {tuple(images.shape)}")
+        self._expect_images(images, "public images", raw)
+        self._expect_images(guess, "a guess", raw)
+        self._expect_classes(labels, "labels", raw)
+        self._expect_classes(classes, "classes of public images", raw)
         if classes is not None and (images is None or classes.shape != images.shape[:1]):
             self._refuse(f"has classes of public images of shape {tuple(classes.shape)}")
-        if guess is not None and guess.dim() != 4:
-            self._refuse(f"has a guess of shape {tuple(guess.shape)}")
+        if (features := tensors.get(FEATURES)) is not None and features.dtype not in FLOATS:
+            self._refuse(f"has features of type {features.dtype}")
         defense = raw.get("defense")
         if not isinstance(defense, dict | None):
             self._refuse(f"has the defense {defense!r}")
@@ -145,9 +152,29 @@ class _Reader:
             guess=guess,
             private=self._private(tensors),
             colluder=colluder,
-            features=tensors.get(FEATURES),
+            features=features,
             features_at=features_at,
         )
+
+    def _expect_images(self, images: Tensor | None, what: str, raw: Mapping[str, Any]) -> None:
+        if images is None:
+            return
+        if images.shape[1:] != self._shape(raw.get("input_shape")) or images.dtype not in FLOATS:
+            self._refuse(f"has {what} of shape {tuple(images.shape)} and type {images.dtype}")
+        if images.numel() and not (images.min() >= 0 and images.max() <= 1):
+            self._refuse(f"has {what} beyond 0..1")
+
+    def _expect_classes(self, classes: Tensor | None, what: str, raw: Mapping[str, Any]) -> None:
+        """(B,) indices within 0..K-1 or (B, K) probabilities."""
+        if classes is None:
+            return
+        count = self._count(raw, "num_classes")
+        indices = classes.dim() == 1 and classes.dtype == torch.int64
+        mixed = classes.dim() == 2 and classes.shape[1] == count and classes.dtype in FLOATS
+        if not indices and not mixed:
+            self._refuse(f"has {what} of shape {tuple(classes.shape)} and type {classes.dtype}")
+        if classes.numel() and not (classes.min() >= 0 and classes.max() <= (count - 1 if indices else 1)):
+            self._refuse(f"has {what} beyond the {count} classes")
 
     def _private(self, tensors: Tensors) -> ModelState | None:
         def below(prefix: str) -> dict[str, Tensor]:
@@ -195,6 +222,9 @@ class _Reader:
         for name, tensor in tensors.items():
             if name not in known:
                 self._refuse(f"holds a {what} {name}, which the model given lacks")
+            exact = what == "buffer" and not known[name].is_floating_point()
+            if tensor.dtype not in ((known[name].dtype,) if exact else FLOATS):
+                self._refuse(f"holds {name} of type {str(tensor.dtype).removeprefix('torch.')}")
             if tensor.shape != known[name].shape:
                 shapes = f"{tuple(tensor.shape)} where the model given has {tuple(known[name].shape)}"
                 self._refuse(f"holds {name} of shape {shapes}")
@@ -211,25 +241,33 @@ class _Reader:
 
     def _tensors(self, digest: str) -> dict[str, Tensor]:
         path = tensor_file(self.folder, digest)
-        data = self._read(path)
+        data = self._read(path, MOST_TENSORS + 16 * sum(t.nbytes for t in self.model.state_dict().values()))
         if sha256(data).hexdigest() != digest:
             self._refuse(f"has damaged tensors in {path.name}")
         try:
-            return load(data)
-        except SafetensorError:
-            self._refuse(f"has tensors in {path.name} that are no safetensors")
+            tensors = load(data)
+        except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, AttributeError):
+            self._refuse(f"has tensors in {path.name} that are no safetensors of PyTorch's types")
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not tensor.isfinite().all():
+                self._refuse(f"holds {name} with values that are not finite")
+        return tensors
 
     def _json(self) -> dict[str, Any]:
         try:
-            raw = json.loads(self._read(self.path))
-        except (UnicodeDecodeError, json.JSONDecodeError):
+            raw = json.loads(self._read(self.path, MOST_JSON))
+        except (ValueError, RecursionError):
             self._refuse("is no JSON")
         if not isinstance(raw, dict):
             self._refuse("describes no observation")
         return raw
 
-    def _read(self, path: Path) -> bytes:
+    def _read(self, path: Path, most: int) -> bytes:
         try:
+            if not path.is_file():
+                self._refuse(f"{path.name} is no file")
+            if path.stat().st_size > most:
+                self._refuse(f"{path.name} is larger than any such file ({most >> 20} MiB)")
             return path.read_bytes()
         except OSError as error:
             self._refuse(f"can't be read in whole ({path.name}: {error.strerror})")
@@ -242,4 +280,4 @@ class _Reader:
 
 
 def _natural(path: Path) -> list[str | int]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.as_posix())]
+    return [int(part) if k % 2 else part for k, part in enumerate(re.split(r"([0-9]+)", path.as_posix()))]

@@ -12,11 +12,12 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation.attempt import attempt
 from fl_privacy.federation.ckks import Adder, KeyHolder
+from fl_privacy.federation.guard import Failure, fault, unrounded
 from fl_privacy.federation.local_update import LocalResult
 from fl_privacy.federation.loop import RoundReport, settle, settled
 from fl_privacy.federation.packing import Packing
 from fl_privacy.federation.participant import Participant
-from fl_privacy.federation.server import Failure, Server
+from fl_privacy.federation.server import Server
 from fl_privacy.progress import counted
 from fl_privacy.types import Tensors, Upload
 
@@ -88,7 +89,8 @@ def _usable(
 ) -> tuple[dict[int, LocalResult], dict[int, str]]:
     """The replies that count, by client, and why others don't: each client checks its own before it encrypts it."""
     uploads = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
-    excluded = {c: reason for c, upload in uploads.items() if (reason := server.fault(upload))}
+    faults = {c: u.reason if isinstance(u, Failure) else fault(u, server.state) for c, u in uploads.items()}
+    excluded = {c: reason for c, reason in faults.items() if reason}
     layouts = {c: _layout(u) for c, u in uploads.items() if c not in excluded and isinstance(u, Upload)}
     if not layouts:
         raise UserError("At least one usable update is expected in a round, but all clients failed; fix them.")
@@ -128,4 +130,4 @@ def _shaped(values: Tensor, like: Upload, num_examples: int) -> Upload:
         found = {name: next(pieces).view_as(t) for name, t in tensors.items()}
         return {n: (v if tensors[n].is_floating_point() else v.round()).to(tensors[n].dtype) for n, v in found.items()}
 
-    return Upload(tensors=shaped(like.tensors), buffers=shaped(like.buffers), num_examples=num_examples)
+    return Upload(tensors=shaped(like.tensors), buffers=unrounded(shaped(like.buffers)), num_examples=num_examples)

@@ -90,7 +90,7 @@ def local_update(
     """
     started, timed = time.perf_counter(), Stopwatch()
     for model_hook in defense.model:
-        model = timed(model_hook, model, state, private_rng)
+        model = timed(model_hook, model, state.of_images(tuple(batches[0].inputs.shape[1:])), private_rng)
     values = join_private(model, sent, state)
     shares_gradient = plan.shares == "gradient"
     still = sent.parameters if shares_gradient else ()

@@ -11,10 +11,11 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.federation.attempt import attempt
 from fl_privacy.federation.audit import Audit
 from fl_privacy.federation.evaluation import Evaluation, mean_evaluation
+from fl_privacy.federation.guard import Failure
 from fl_privacy.federation.interception import Interceptor
 from fl_privacy.federation.local_update import LocalResult
 from fl_privacy.federation.participant import Participant, Settled
-from fl_privacy.federation.server import Failure, Server, upload_bytes
+from fl_privacy.federation.server import Server, upload_bytes
 from fl_privacy.progress import counted
 
 logger = logging.getLogger(__name__)

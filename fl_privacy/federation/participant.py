@@ -1,5 +1,6 @@
 """A simulated client: its examples, its model, its defense."""
 
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ from fl_privacy.federation.local_update import LocalResult, local_update
 from fl_privacy.federation.own_examples import OwnExamples
 from fl_privacy.federation.private_part import join_private, private_names, private_values
 from fl_privacy.federation.private_pass import train_private
-from fl_privacy.rng import derive_generator, derive_seed
+from fl_privacy.rng import Secret, derive_generator, seeded_globally
+from fl_privacy.threads import cpu_threads
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 
@@ -46,7 +48,11 @@ class Participant:
         model: architecture; its values are not used.
         plan: how it trains.
         defense: what it does to its update.
-        seed: of the whole run; this client's streams derive from it and ``id``.
+        seed: what this client's random streams derive from, with ``id``. A number makes it a simulation: who knows the
+            number repeats every draw, and removes the noise. By default a secret is drawn, as a deployed client needs;
+            one that is kept (``flower.node_secret``) outlives the process. Streams that one upload uses up are then
+            new for each upload, also where a server asks for the same round twice.
+        audit_seed: of a deployed client that is audited: the public number which decides what batches are probed.
         device: where it computes.
         threads: CPU threads it computes with; part of the result's last bits, hence the same for every backend.
         test: examples that a client with a private part tests its own model on; ``None`` are its own.
@@ -58,7 +64,8 @@ class Participant:
     model: nn.Module
     plan: LocalPlan
     defense: Defense = field(default_factory=Defense)
-    seed: int = 0
+    seed: int | Secret = field(default_factory=Secret.draw)
+    audit_seed: int | None = None
     device: torch.device | str = "cpu"
     threads: int = 1
     test: Examples | None = None
@@ -66,7 +73,7 @@ class Participant:
     def update(self, sent: ModelState, state: ClientState, *, round: int) -> LocalResult:
         """Train in ``round`` on the client's own examples and upload."""
         own = self._own(state)
-        order = local_batches(own.number, self.plan, self._rng("order", round))
+        order = local_batches(own.number, self.plan, self._once("order", round))
         batches = self._augmented([own.batch(i) for i in order], f"round-{round}")
         examples = len(torch.cat(order).unique())
         plan = self.plan.in_round(round)
@@ -80,9 +87,9 @@ class Participant:
         if passes := self.defense.private_passes:
             own = self._own(state)
             plan = replace(self.plan.in_round(round), shares="delta", steps=None, epochs=passes)
-            order = local_batches(own.number, plan, self._rng("private-order", round))
+            order = local_batches(own.number, plan, self._once("private-order", round))
             batches = self._augmented([own.batch(i) for i in order], f"round-{round}/private")
-            with self._streams(f"round-{round}/private"):
+            with self._streams(self._once(f"round-{round}/private", "torch")):
                 train_private(
                     self._own_model(state),
                     sent.to(self.device),
@@ -90,7 +97,7 @@ class Participant:
                     plan=plan,
                     defense=self.defense,
                     state=state,
-                    rng=self._rng(f"round-{round}/private", "defense"),
+                    rng=self._once(f"round-{round}/private", "defense"),
                 )
         seconds = time.perf_counter() - started
         mine = self.examples.subset(self.indices) if self.test is None else self.test
@@ -102,7 +109,7 @@ class Participant:
         ``state`` is left as it was, but for what the defense makes of the client's examples once.
         """
         batch = self.victim_batch(victim, batch_size, state)
-        order = local_batches(batch_size, self.plan, self._rng("probe", round, victim))
+        order = local_batches(batch_size, self.plan, self._audited("probe", round, victim))
         batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
         scratch = ClientState(dict(state.tensors))
         plan, purpose = self.plan.in_round(round, probe=True), f"round-{round}/victim-{victim}"
@@ -117,7 +124,7 @@ class Participant:
                 f"Client {self.id} is expected to hold {(victim + 1) * batch_size} examples to be probed"
                 f" {victim + 1} times, but has {own.number}; ask for fewer victims or a smaller batch_size."
             )
-        order = torch.randperm(own.number, generator=self._rng("victims"))
+        order = torch.randperm(own.number, generator=self._audited("victims"))
         return own.batch(order[victim * batch_size : (victim + 1) * batch_size])
 
     @property
@@ -129,7 +136,8 @@ class Participant:
         return len(labels)
 
     def trained_batch(self, *, round: int, state: ClientState | None = None) -> Batch:
-        """The examples behind the update of ``round``, each once, in the order first visited."""
+        """The examples behind the update of ``round``, each once, in the order first visited; of a simulation only."""
+        self._expect_simulated()
         own = self._own(ClientState() if state is None else state)
         order = torch.cat(local_batches(own.number, self.plan, self._rng("order", round)))
         return own.batch(torch.tensor(list(dict.fromkeys(order.tolist()))))
@@ -137,16 +145,24 @@ class Participant:
     def transformed_victim(
         self, sent: ModelState, state: ClientState, *, round: int, victim: int, batch_size: int
     ) -> Batch:
-        """What augmentation and data hooks made of ``victim_batch`` for the probe of ``round``, in the same order."""
+        """What augmentation and data hooks made of ``victim_batch`` for the probe of ``round``, in the same order.
+
+        Of a simulation only.
+        """
+        self._expect_simulated()
         if not (self.plan.augment_probes or self.defense.data):
             return self.victim_batch(victim, batch_size, state)
         watched, seen = self._watched()
         watched.probe(sent, state, round=round, victim=victim, batch_size=batch_size)
-        order = torch.cat(local_batches(batch_size, self.plan, self._rng("probe", round, victim))).tolist()
+        order = torch.cat(local_batches(batch_size, self.plan, self._audited("probe", round, victim))).tolist()
         return _rows(seen, [order.index(example) for example in range(batch_size)])
 
     def transformed_batch(self, sent: ModelState, state: ClientState, *, round: int) -> Batch:
-        """What augmentation and data hooks first made of each example of ``trained_batch``, in the same order."""
+        """What augmentation and data hooks first made of each example of ``trained_batch``, in the same order.
+
+        Of a simulation only.
+        """
+        self._expect_simulated()
         if not (self.plan.augments or self.defense.data):
             return self.trained_batch(round=round, state=state)
         watched, seen = self._watched()
@@ -158,7 +174,7 @@ class Participant:
         """Accuracy of the model sent, joined with this client's private part, on ``examples``."""
         model = self._own_model(state)
         values = join_private(model, sent.to(self.device), state).to(self.device)
-        with _threads(self.threads):
+        with cpu_threads(self.threads):
             return evaluate_model(model, values, examples, device=self.device)
 
     def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
@@ -174,10 +190,17 @@ class Participant:
         """Whether some of the model's values are neither sent nor uploaded."""
         return bool(private_names(self.model, self.defense))
 
+    def _expect_simulated(self) -> None:
+        if isinstance(self.seed, Secret):
+            raise UserError(
+                f"Client {self.id} is expected to be simulated for its draws to be repeated, but has a secret of its"
+                " own; give it a number as seed."
+            )
+
     def _own_model(self, state: ClientState) -> nn.Module:
         model, rng = self.model.to(self.device), self._rng("private")
         for hook in self.defense.model:
-            model = hook(model, state, rng)
+            model = hook(model, state.of_images(self.examples.input_shape), rng)
         return model
 
     def _run(
@@ -190,7 +213,7 @@ class Participant:
         plan: LocalPlan,
         purpose: str,
     ) -> LocalResult:
-        with self._streams(purpose):
+        with self._streams(self._once(purpose, "torch")):
             result = local_update(
                 self.model.to(self.device),
                 sent.to(self.device),
@@ -199,20 +222,19 @@ class Participant:
                 plan=plan,
                 defense=self.defense,
                 state=state,
-                rng=self._rng(purpose, "defense"),
+                rng=self._once(purpose, "defense"),
                 private_rng=self._rng("private"),
             )
         return replace(result, upload=result.upload.to("cpu"))
 
     @contextmanager
-    def _streams(self, purpose: str) -> Iterator[None]:
-        """This client's threads, and PyTorch's global stream as that of ``purpose``."""
-        with _threads(self.threads), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.seed, "client", self.id, purpose, "torch"))
+    def _streams(self, rng: torch.Generator) -> Iterator[None]:
+        """This client's threads, and PyTorch's global streams as they start from ``rng``."""
+        with cpu_threads(self.threads), seeded_globally(rng, self.device):
             yield
 
     def _augmented(self, batches: list[Batch], purpose: str) -> list[Batch]:
-        rng = self._rng(purpose, "augmentation")
+        rng = self._once(purpose, "augmentation")
         return [augment(batch, self.plan, rng) for batch in batches] if self.plan.augments else batches
 
     def _own(self, state: ClientState) -> OwnExamples:
@@ -220,7 +242,7 @@ class Participant:
         if not self.defense.examples:
             return OwnExamples.of(self.examples, self.indices, self.device)
         data = LocalData(num_classes=self.examples.num_classes, state=state, rng=self._rng("examples"))
-        with self._streams("examples"):
+        with self._streams(self._rng("examples", "torch")):
             return OwnExamples.exchanged(self.examples.batch(self.indices, self.device), self.defense, data)
 
     def _watched(self) -> tuple["Participant", list[Batch]]:
@@ -234,19 +256,18 @@ class Participant:
         return replace(self, defense=replace(self.defense, data=(*self.defense.data, watch))), seen
 
     def _rng(self, *names: str | int) -> torch.Generator:
+        """The stream ``names``, the same at every call."""
         return derive_generator(self.seed, "client", self.id, *names)
+
+    def _once(self, *names: str | int) -> torch.Generator:
+        """The stream ``names`` of one upload; a deployed client's never comes again."""
+        return self._rng(*names, secrets.token_hex(16)) if isinstance(self.seed, Secret) else self._rng(*names)
+
+    def _audited(self, *names: str | int) -> torch.Generator:
+        """The stream ``names`` of a choice that the auditor knows."""
+        return self._rng(*names) if self.audit_seed is None else replace(self, seed=self.audit_seed)._rng(*names)
 
 
 def _rows(batches: list[Batch], chosen: list[int]) -> Batch:
     inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
     return Batch(inputs[chosen], labels[chosen])
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

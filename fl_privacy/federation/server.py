@@ -1,5 +1,6 @@
 """The server's side of a round: whom to ask, what to send, what to make of the replies."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,18 +10,14 @@ import torch
 
 from fl_privacy.defenses.encoding import encoded_bytes
 from fl_privacy.errors import UserError
+from fl_privacy.federation.guard import FACTOR, Failure, norm, sort_out
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
 
+logger = logging.getLogger(__name__)
+
 Tamper = Callable[[ModelState, int], ModelState]
 """(the global model, client id) -> what that client is sent; a malicious server's hand."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a client's reply does not count, in one line."""
-
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +28,14 @@ class ServerPlan:
         aggregation: ``mean`` of the replies weighted by examples, or ``round_robin``: one client a round, in turn.
         fraction: share of the clients asked in a round, in (0, 1]; at least one.
         lr: the server's step along the aggregated gradient (downhill) or delta.
+        norm_factor: of three or more replies, those are excluded whose norm is over so many times the median; a client
+            counts as at most so many times the median number of examples.
     """
 
     aggregation: Literal["mean", "round_robin"] = "mean"
     fraction: float = 1.0
     lr: float = 1.0
+    norm_factor: float = FACTOR
 
     def __post_init__(self) -> None:
         if self.aggregation not in ("mean", "round_robin"):
@@ -44,6 +44,10 @@ class ServerPlan:
             raise UserError(f"fraction is expected in (0, 1], but got {self.fraction}; use 1 to ask every client.")
         if not 0 < self.lr < math.inf:
             raise UserError(f"server lr is expected to be above 0 and finite, but got {self.lr}; try 1.")
+        if not self.norm_factor > 1:
+            raise UserError(
+                f"norm_factor is expected above 1, but got {self.norm_factor}; inf excludes no large update."
+            )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -92,19 +96,31 @@ class Server:
         Raises:
             UserError: no reply is usable.
         """
-        excluded = {c: reason for c, reply in sorted(replies.items()) if (reason := self.fault(reply))}
-        usable = {c: r for c, r in sorted(replies.items()) if c not in excluded and isinstance(r, Upload)}
-        if not usable:
-            reasons = "; ".join(f"client {c}: {reason}" for c, reason in list(excluded.items())[:3])
-            raise UserError(
-                f"At least one usable reply is expected in a round, but all {len(replies)} clients failed ({reasons});"
-                " fix the clients, or lower the learning rate if updates are not finite."
+        found = sort_out(replies, self.state, self.local_plan.shares, factor=self.plan.norm_factor)
+        usable, excluded = dict(found.usable), dict(found.excluded)
+        weights = dict(zip(usable, found.weights, strict=True))
+        for client, upload in usable.items():
+            if weights[client] < upload.num_examples:
+                text = "Client %d claims %d examples and counts as %d, %g times the median"
+                logger.warning(text, client, upload.num_examples, weights[client], self.plan.norm_factor)
+        while usable:
+            moved = self._after(list(usable.values()), [weights[c] for c in usable])
+            if all(torch.isfinite(t).all() for t in moved.parameters.values()):
+                self.state = moved
+                return dict(sorted(excluded.items()))
+            largest = max(usable, key=lambda c: norm(usable[c].tensors))
+            excluded[largest] = (
+                f"the model is not finite with its update of norm {norm(usable.pop(largest).tensors):.3g}"
             )
-        uploads = list(usable.values())
-        weights = [u.num_examples for u in uploads]
+        reasons = "; ".join(f"client {c}: {reason}" for c, reason in sorted(excluded.items())[:3])
+        raise UserError(
+            f"At least one usable reply is expected in a round, but all {len(replies)} clients failed ({reasons});"
+            " fix the clients, or lower the learning rate if updates are not finite."
+        )
+
+    def _after(self, uploads: Sequence[Upload], weights: Sequence[int]) -> ModelState:
         shared = weighted_mean([u.buffers for u in uploads], weights)
-        self.state = ModelState(self._moved([u.tensors for u in uploads], weights), {**self.state.buffers, **shared})
-        return excluded
+        return ModelState(self._moved([u.tensors for u in uploads], weights), {**self.state.buffers, **shared})
 
     def _moved(self, tensors: Sequence[Tensors], weights: Sequence[int]) -> Tensors:
         old = self.state.parameters
@@ -116,22 +132,6 @@ class Server:
                 return {n: p + self.plan.lr * mean[n] if n in mean else p for n, p in old.items()}
             case "weights":
                 return {n: p + self.plan.lr * (mean[n] - p) if n in mean else p for n, p in old.items()}
-
-    def fault(self, reply: Upload | Failure) -> str | None:
-        """Why ``reply`` does not count; ``None`` where it does."""
-        if isinstance(reply, Failure):
-            return reply.reason
-        if reply.num_examples < 1:
-            return f"expected at least 1 example, got {reply.num_examples}"
-        for held, known in ((reply.tensors, self.state.parameters), (reply.buffers, self.state.buffers)):
-            for name, tensor in held.items():
-                if name not in known:
-                    return f"unknown tensor {name}"
-                if tensor.shape != known[name].shape:
-                    return f"{name}: expected shape {tuple(known[name].shape)}, got {tuple(tensor.shape)}"
-                if not torch.isfinite(tensor).all():
-                    return f"{name}: not finite"
-        return None
 
 
 def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[str, torch.Tensor]:

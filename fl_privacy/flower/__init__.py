@@ -16,6 +16,8 @@ from fl_privacy.flower.defend import DefendedClient, defend
 from fl_privacy.flower.grid import LocalGrid
 from fl_privacy.flower.interception import HonestButCurious
 from fl_privacy.flower.local_dp_mod import local_dp_mod
+from fl_privacy.flower.node_secret import node_secret
+from fl_privacy.flower.sane import Sane
 from fl_privacy.flower.strategy import Federated
 
 __all__ = [
@@ -30,9 +32,11 @@ __all__ = [
     "PruningClient",
     "RefinerClient",
     "SPNClient",
+    "Sane",
     "SplitFedClient",
     "defend",
     "local_dp_mod",
+    "node_secret",
     "numpy_client_app",
     "participant_app",
     "run_in_process",

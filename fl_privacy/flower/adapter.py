@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Participant
 from fl_privacy.federation.attempt import attempt
-from fl_privacy.federation.server import Failure
+from fl_privacy.federation.guard import Failure
 from fl_privacy.flower.client import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.encoded import shortest
 from fl_privacy.flower.records import (
@@ -21,6 +21,7 @@ from fl_privacy.flower.records import (
     PARAMETERS,
     PARTITION,
     PARTITIONS,
+    SIMULATED,
     all_arrays,
 )
 
@@ -30,13 +31,22 @@ CLIENT_RAISED = 2
 MakeClient = Callable[[Context], NumPyClient]
 
 
-def numpy_client_app(make_client: MakeClient) -> ClientApp:
+def numpy_client_app(
+    make_client: MakeClient, *, audited: bool = False, simulated: Callable[[], bool] = lambda: False
+) -> ClientApp:
     """A ClientApp that answers with a ``NumPyClient``.
 
-    It knows the messages ``train``, ``train.probe``, ``evaluate``, ``evaluate.settle`` and ``query``.
+    It knows the messages ``train``, ``evaluate``, ``evaluate.settle`` and ``query``, and if ``audited`` also
+    ``train.probe``: an upload of a batch as small as the server likes, as often as it likes, is nothing that a client
+    with data to protect gives.
 
     The reply has the records of the request, so that stock strategies can read it; what the client raises becomes an
     error reply with that one line. Metrics that are no numbers stay on the node.
+
+    Args:
+        make_client: for the context of each message.
+        audited: whether probes are answered.
+        simulated: whether clients draw from a seed that the server knows, which ``query`` then tells.
     """
     app = ClientApp()
 
@@ -53,7 +63,7 @@ def numpy_client_app(make_client: MakeClient) -> ClientApp:
 
     @app.train("probe")
     def probe(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda client: _train(_prober(client), message.content))
+        return answer(message, context, lambda client: _train(_prober(client, audited), message.content))
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -65,7 +75,9 @@ def numpy_client_app(make_client: MakeClient) -> ClientApp:
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return Message(RecordDict({CLIENT: _identity(context)}), reply_to=message)
+        return Message(
+            RecordDict({CLIENT: ConfigRecord({**_identity(context), SIMULATED: int(simulated())})}), reply_to=message
+        )
 
     return app
 
@@ -76,7 +88,7 @@ def participant_app(participants: Mapping[int, Participant]) -> ClientApp:
     def make_client(context: Context) -> PrivacyClient:
         return PrivacyClient(participants[int(context.node_config[PARTITION])], context.state)
 
-    return numpy_client_app(make_client)
+    return numpy_client_app(make_client, audited=True, simulated=lambda: True)
 
 
 def _train(fit: Callable[[Arrays, Config], Reply], content: RecordDict) -> RecordDict:
@@ -126,7 +138,9 @@ def _fitter(client: NumPyClient, content: RecordDict) -> Callable[[Arrays, Confi
     return client.fit
 
 
-def _prober(client: NumPyClient) -> Callable[[Arrays, Config], Reply]:
+def _prober(client: NumPyClient, audited: bool) -> Callable[[Arrays, Config], Reply]:
+    if not audited:
+        raise UserError("A probe is expected by audited clients only, but this one is not; see numpy_client_app.")
     if not isinstance(client, PrivacyClient):
         raise UserError(f"A probed client is expected to be a PrivacyClient, but is a {type(client).__name__}.")
     return client.probe

@@ -23,17 +23,39 @@ OnRound = Callable[[RoundReport], None]
 
 
 def run_on_grid(
-    grid: Grid, server: Server, *, rounds: int, audit: Audit, interceptor: Interceptor, on_round: OnRound
+    grid: Grid,
+    server: Server,
+    *,
+    rounds: int,
+    audit: Audit,
+    interceptor: Interceptor,
+    on_round: OnRound,
+    timeout: float = 600.0,
+    bound: bool = False,
+    simulated: bool | None = None,
 ) -> None:
     """Train ``server.state`` for ``rounds`` rounds with the clients behind ``grid``.
+
+    Args:
+        grid: leads to the nodes.
+        server: selects, sends, aggregates.
+        rounds: how many.
+        audit: what is intercepted.
+        interceptor: makes observations of it.
+        on_round: told of each round.
+        timeout: seconds to wait for the replies of a round; who has not answered then is excluded from it.
+        bound: see ``Federated``, as ``simulated``.
+        simulated: whether the clients draw from a seed that the server knows.
 
     Raises:
         UserError: the nodes do not fit the server's clients, or all clients of a round failed.
     """
-    federated = Federated(server=server, audit=audit, on_round=on_round)
+    federated = Federated(
+        server=server, audit=audit, on_round=on_round, timeout=timeout, bound=bound, simulated=simulated
+    )
     curious = HonestButCurious(federated, interceptor, audit, states=_states(grid))
     with quiet_flower():
-        curious.start(grid, federated.arrays(), num_rounds=rounds)
+        curious.start(grid, federated.arrays(), num_rounds=rounds, timeout=timeout)
 
 
 def run_in_process(
@@ -62,6 +84,7 @@ def run_ray(
     num_cpus: float = 1,
     num_gpus: float = 0.0,
     actors: int | None = None,
+    timeout: float = 3600.0,
 ) -> dict[int, ClientState]:
     """``run_on_grid`` with the clients in processes that Ray manages; returns what each client kept.
 
@@ -74,13 +97,14 @@ def run_ray(
         num_cpus: CPUs set aside for a process.
         num_gpus: share of a GPU set aside for a process.
         actors: at most so many processes; ``None`` takes what the resources allow.
+        timeout: seconds that a process may work on one message; then it is ended, and its client excluded.
 
     Raises:
         UserError: no process fits into the machine; besides what ``run_on_grid`` raises.
     """
     from fl_privacy.flower.ray_grid import ray_grid  # noqa: PLC0415
 
-    with ray_grid(server.clients, source, num_cpus=num_cpus, num_gpus=num_gpus, actors=actors) as grid:
+    with ray_grid(server.clients, source, num_cpus=num_cpus, num_gpus=num_gpus, actors=actors, timeout=timeout) as grid:
         run_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)
         return _kept(grid)
 

@@ -41,6 +41,9 @@ class PrivacyClient(NumPyClient):
     Arrays come in the order of the model's ``state_dict``, unless ``config["names"]`` says otherwise; the reply names
     its arrays in ``metrics["names"]``. With ``plan.shares="weights"`` it works under any stock Flower strategy.
 
+    Its draws (noise, private layers, transformations) come from the participant's ``seed``: a secret, unless a
+    simulation gives it a number. ``node_secret(context)`` is one that outlives the process.
+
     Args:
         participant: whose data, model and plan it is.
         memory: ``context.state`` of the node, where the client keeps what never leaves it.
@@ -159,11 +162,7 @@ class RefinerClient(PrivacyClient):
 
 
 class SPNClient(PrivacyClient):
-    """Trains a private head beside the public model; ``settings`` are those of ``spn``.
-
-    Its head and codes are drawn from the participant's seed, which is 0 unless told: fit for simulations. Who deploys
-    it gives each client a seed of its own that nobody else knows (``secrets.randbits(63)``), the same in every round.
-    """
+    """Trains a private head beside the public model; ``settings`` are those of ``spn``."""
 
     make_defense = staticmethod(spn)
 

@@ -14,7 +14,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.flower.client import NAMES, Arrays, Config, NumPyClient, Reply
 from fl_privacy.flower.memory import load_state, save_state
 from fl_privacy.flower.records import ROUND, to_array, to_tensor
-from fl_privacy.rng import derive_generator
+from fl_privacy.rng import Secret, SecretGenerator, derive_generator
 from fl_privacy.types import Tensors
 
 
@@ -29,7 +29,8 @@ class DefendedClient(NumPyClient):
         inner: any Flower client.
         defense: with upload hooks only; the others need to be inside the training.
         names: of the arrays, in order; by default as the message names them, else "0", "1", ...
-        seed: of the hooks' randomness; ``None`` draws it from the operating system, as privacy demands.
+        seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system at each update, as
+            privacy demands.
         client: names the client's stream under ``seed``.
         memory: ``context.state``, where hooks keep what survives between rounds.
     """
@@ -93,9 +94,7 @@ class DefendedClient(NumPyClient):
 
     def _generator(self, config: Config) -> torch.Generator:
         if self.seed is None:
-            rng = torch.Generator()
-            rng.seed()
-            return rng
+            return SecretGenerator(Secret.draw())
         if ROUND not in config:
             raise UserError(
                 f"A seeded defense expects the number of the round as {ROUND!r} in the server's config, but it is"
@@ -153,7 +152,7 @@ def defend(
         client: a client, or a class of them: then the result takes the arguments of the class, and ``memory``.
         defense: with upload hooks only.
         names: of the arrays, in order; by default as the message names them, else "0", "1", ...
-        seed: of the hooks' randomness; ``None`` draws it from the operating system.
+        seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system.
         number: of the client, which names its stream under ``seed``.
         memory: ``context.state``, where hooks keep what survives between rounds.
     """

@@ -6,6 +6,8 @@ from flwr.app import Message
 
 from fl_privacy.federation import Failure
 
+SILENCE = Failure("no reply in time")
+
 
 def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | Failure]]:
     """Each message of ``sent``, in order, with what came back.
@@ -18,7 +20,7 @@ def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Mess
 
 def _content_or_failure(reply: Message | None) -> Message | Failure:
     if reply is None:
-        return Failure("no reply")
+        return SILENCE
     if reply.has_content():
         return reply
     lines = (reply.error.reason or "").strip().splitlines()

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, RecordDict
 from flwr.clientapp.mod import LocalDpMod
 
 from fl_privacy.defenses import ClientState, Defense, local_dp
+from fl_privacy.rng import SecretGenerator
 from fl_privacy.types import Tensors
 
 _ARRAYS = "arrays"
@@ -67,7 +68,10 @@ def _content(tensors: Tensors) -> RecordDict:
 @contextmanager
 def _numpy_stream(rng: torch.Generator) -> Iterator[None]:
     before = np.random.get_state()
-    np.random.seed(int(torch.randint(2**32, (), generator=rng, device=rng.device)))
+    if isinstance(rng, SecretGenerator):
+        np.random.seed(np.frombuffer(rng.next_bytes(4 * 624), dtype="<u4"))
+    else:
+        np.random.seed(int(torch.randint(2**32, (), generator=rng, device=rng.device)))
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -10,45 +11,60 @@ from flwr.serverapp import Grid
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure
 from fl_privacy.federation.attempt import attempt
-from fl_privacy.flower.exchange import pair
-from fl_privacy.flower.records import CLIENT, PARTITION, PARTITIONS
+from fl_privacy.flower.exchange import SILENCE, pair
+from fl_privacy.flower.records import CLIENT, PARTITION, PARTITIONS, SIMULATED
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 600.0
+TRIES = 3
+"""How often a node that fails is asked; one that is silent, once."""
 
 
 class Nodes:
-    """The nodes of the partitions ``clients``; node ids are random, so each node is asked once which it holds."""
+    """The nodes of the partitions ``clients``; node ids are random, so each node is asked once which it holds.
 
-    def __init__(self, clients: Sequence[int], *, patience: float) -> None:
+    A partition belongs to the first node that claims it; only when that node has left may another one take it. What a
+    node that is left aside answers ends no run.
+
+    Args:
+        clients: partitions.
+        patience: seconds to wait for all of them before the first round.
+        bound: nodes are authenticated, so that a node's id stands for its key: nobody else ever gets its partition.
+        simulated: what nodes are expected to say of their clients; ``None`` takes both.
+    """
+
+    def __init__(
+        self, clients: Sequence[int], *, patience: float, bound: bool = False, simulated: bool | None = None
+    ) -> None:
         self._clients = clients
         self._patience = patience
+        self._bound = bound
+        self._simulated = simulated
         self._node: dict[int, int] = {}
-        self._client: dict[int, int] = {}
+        self._claims: dict[int, int] = {}
+        self._aside: dict[int, str] = {}
+        self._tries: Counter[int] = Counter()
+        self._foreign: dict[int, int] = {}
         self._connected: set[int] = set()
 
     def refresh(self, grid: Grid) -> None:
         """Ask the nodes that are new: before the first round until all partitions are there, later once.
 
         Raises:
-            UserError: before the first round a node fails or holds no partition of this federation, or partitions have
-                no node. Later such a node is logged and left aside.
+            UserError: before the first round partitions have no node.
         """
-        if self._node:
+        if len(self._node) == len(self._clients):
             result = attempt(lambda: self._ask(grid))
             if isinstance(result, Failure):
-                logger.warning("A node that joined is left aside: %s", result.reason)
+                logger.warning("Nodes that joined could not be asked: %s", result.reason)
             return
         deadline = time.monotonic() + self._patience
         self._ask(grid)
         while len(self._node) < len(self._clients):
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"A node for each of {len(self._clients)} clients is expected, but {len(self._node)} are connected;"
-                    f" start more SuperNodes or set federation.clients={max(1, len(self._node))}."
-                )
+            if time.monotonic() > deadline or self._is_hopeless():
+                raise self._missing()
             time.sleep(POLL_SECONDS)
             self._ask(grid)
 
@@ -60,24 +76,69 @@ class Nodes:
 
     def _ask(self, grid: Grid) -> None:
         self._connected = set(grid.get_node_ids())
-        new = sorted(self._connected - self._client.keys())
+        done = {node for node in self._aside if self._tries[node] >= TRIES}
+        new = sorted(self._connected - self._claims.keys() - done)
         questions = [Message(RecordDict(), node, MessageType.QUERY) for node in new]
         replies = grid.send_and_receive(questions, timeout=ANSWER_SECONDS) if questions else ()
-        for _, reply in pair(questions, replies):
+        for node, (_, reply) in zip(new, pair(questions, replies), strict=True):
             if isinstance(reply, Failure):
-                raise UserError(f"A node is expected to say which partition it holds, but failed: {reply.reason}")
-            self._learn(reply)
+                self._tries[node] += TRIES if reply == SILENCE else 1
+                self._leave(node, f"A node is expected to say which partition it holds, but failed: {reply.reason}")
+                continue
+            claim = attempt(lambda: self._claimed(node, reply))  # noqa: B023
+            if isinstance(claim, Failure):
+                self._tries[node] = TRIES
+                self._leave(node, claim.reason.removeprefix("UserError: "))
+            else:
+                self._aside.pop(node, None)
+                self._claims[node] = claim
+        for node, client in self._claims.items():
+            self._give(client, node)
 
-    def _learn(self, reply: Message) -> None:
+    def _claimed(self, node: int, reply: Message) -> int:
         identity = reply.content.config_records[CLIENT]
         client, total = _integer(identity, PARTITION), _integer(identity, PARTITIONS)
         if client not in self._clients or total != len(self._clients):
+            self._foreign[node] = total
             raise UserError(
                 f"Partitions 0..{len(self._clients) - 1} are expected on the nodes, but one holds {client} of {total};"
                 f" set federation.clients={total}, or start {len(self._clients)} SuperNodes."
             )
-        self._node[client] = reply.metadata.src_node_id
-        self._client[reply.metadata.src_node_id] = client
+        if self._simulated is not None and bool(identity.get(SIMULATED, 0)) != self._simulated:
+            raise UserError(
+                f"Nodes are expected to be {'simulated' if self._simulated else 'deployed'}, but the one of partition"
+                f" {client} is not; set FL_PRIVACY_SIMULATION alike for server and nodes."
+            )
+        return client
+
+    def _give(self, client: int, node: int) -> None:
+        holder = self._node.get(client)
+        if holder == node or node not in self._connected:
+            return
+        if holder is None or (holder not in self._connected and not self._bound):
+            self._node[client] = node
+        elif node not in self._aside:
+            self._leave(node, f"partition {client}, which it claims, belongs to node {holder}")
+
+    def _leave(self, node: int, reason: str) -> None:
+        self._aside[node] = reason
+        logger.warning("Node %d is left aside: %s", node, reason)
+
+    def _is_hopeless(self) -> bool:
+        """None of as many as are expected fits, or all that are connected are the whole of another federation."""
+        nodes = self._connected
+        if len(nodes) >= len(self._clients) and all(self._tries[node] >= TRIES for node in nodes):
+            return True
+        return len(nodes) > 1 and {self._foreign.get(node) for node in nodes} == {len(nodes)}
+
+    def _missing(self) -> UserError:
+        reasons = [self._aside[node] for node in sorted(self._connected & self._aside.keys())]
+        if reasons:
+            return UserError(reasons[0])
+        return UserError(
+            f"A node for each of {len(self._clients)} clients is expected, but {len(self._node)} are connected;"
+            f" start more SuperNodes or set federation.clients={max(1, len(self._node))}."
+        )
 
 
 def _integer(record: ConfigRecord, key: str) -> int:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from fl_privacy.federation import Failure, Participant
 from fl_privacy.flower.adapter import participant_app
 from fl_privacy.flower.grid import LocalGrid, failed
 from fl_privacy.parallel.ray_cluster import expect_ray, joins_cluster, one_line, ray_cluster
+from fl_privacy.progress import counted
 
 Source = Callable[[], Mapping[int, Participant]]
 
@@ -50,25 +52,37 @@ class RayGrid(LocalGrid):
         clients: partitions, one node each.
         start: starts an actor.
         actors: how many; one that dies is replaced, and the message it had gets an error reply.
+        timeout: seconds for one message, after which its actor is ended and replaced.
     """
 
-    def __init__(self, clients: Sequence[int], start: Callable[[], Any], actors: int) -> None:
+    def __init__(self, clients: Sequence[int], start: Callable[[], Any], actors: int, *, timeout: float) -> None:
         super().__init__(clients)
         self._start = start
+        self._timeout = timeout
         self._idle = deque(start() for _ in range(actors))
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
         """Hand the messages to idle actors as these become free."""
         import ray  # noqa: PLC0415
 
-        waiting, working, replies = deque(messages), dict[Any, tuple[Any, Message]](), list[Message]()
+        waiting, working, replies = deque(messages), dict[Any, tuple[Any, Message, float]](), list[Message]()
+        progress = counted("reply of a client", messages)
+        next(progress, None)
         while waiting or working:
             while waiting and self._idle:
                 actor, message = self._idle.popleft(), waiting.popleft()
                 answer = actor.answer.remote(message, self.contexts[message.metadata.dst_node_id])
-                working[answer] = actor, message
-            (done, *_), _ = ray.wait(list(working))
-            actor, message = working.pop(done)
+                working[answer] = actor, message, time.monotonic() + self._timeout
+            oldest = min(working, key=lambda answer: working[answer][2])
+            ready, _ = ray.wait(list(working), timeout=max(0.0, working[oldest][2] - time.monotonic()))
+            done = ready[0] if ready else oldest
+            actor, message, _ = working.pop(done)
+            if not ready:
+                ray.kill(actor)
+                self._idle.append(self._start())
+                replies.append(failed(message, Failure(f"no reply within {self._timeout:g} s (backend.timeout)")))
+                next(progress, None)
+                continue
             try:
                 reply, self.contexts[message.metadata.dst_node_id] = ray.get(done)
             except ray.exceptions.RayError as error:
@@ -77,21 +91,24 @@ class RayGrid(LocalGrid):
                     actor = self._start()
             self._idle.append(actor)
             replies.append(reply)
+            next(progress, None)
         return replies
 
 
 @contextmanager
 def ray_grid(
-    clients: Sequence[int], source: Source, *, num_cpus: float, num_gpus: float, actors: int | None
+    clients: Sequence[int], source: Source, *, num_cpus: float, num_gpus: float, actors: int | None, timeout: float
 ) -> Iterator[RayGrid]:
     """A grid on a Ray cluster, joined or started, with as many actors as fit; see ``run_ray``."""
     _check_request(num_cpus, num_gpus, actors)
+    if not timeout > 0:
+        raise UserError(f"backend.timeout is expected to be seconds above 0, but got {timeout}; try 3600.")
     with ray_cluster():
         import ray  # noqa: PLC0415
 
         number = min(_capacity(num_cpus, num_gpus), len(clients), actors or len(clients))
         process = ray.remote(ClientProcess).options(num_cpus=num_cpus, num_gpus=num_gpus)
-        yield RayGrid(clients, partial(process.remote, [ray.put(source)]), number)
+        yield RayGrid(clients, partial(process.remote, [ray.put(source)]), number, timeout=timeout)
 
 
 def _check_request(num_cpus: float, num_gpus: float, actors: int | None) -> None:

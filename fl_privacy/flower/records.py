@@ -1,10 +1,11 @@
 """Tensors as Flower records and back, without loss; adds no mathematics."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import nn
 
 from fl_privacy.errors import UserError
@@ -22,6 +23,7 @@ CLIENT = "client"
 ROUND = "server-round"
 PARTITION = "partition-id"
 PARTITIONS = "num-partitions"
+SIMULATED = "simulated"
 NUM_EXAMPLES = "num-examples"
 TRAIN_LOSS = "train-loss"
 SECONDS = "seconds"
@@ -103,12 +105,31 @@ def read_upload(content: RecordDict, model: nn.Module) -> Upload:
     raise UserError(f"A reply is expected to hold a metric {NUM_EXAMPLES}, but has none; let the client report it.")
 
 
+def finite_number(metrics: MetricRecord, key: str) -> float:
+    """The metric ``key``.
+
+    Raises:
+        UserError: it is missing, no number, not finite, or seconds below zero.
+    """
+    value = metrics.get(key)
+    if not isinstance(value, int | float) or not math.isfinite(value) or (value < 0 and key.endswith(SECONDS)):
+        raise UserError(f"the metric {key} is expected to be a finite number, got {value!r}")
+    return float(value)
+
+
 def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
-    """The reply of a ``PrivacyClient`` to ``sent``."""
+    """The reply of a ``PrivacyClient`` to ``sent``.
+
+    Raises:
+        KeyError: a record is missing.
+        UserError: there are other arrays, or a metric makes no sense.
+    """
+    if more := sorted(content.array_records.keys() - {PARAMETERS, BUFFERS}):
+        raise UserError(f"arrays are expected in {PARAMETERS} and {BUFFERS}, got others in {more[0]}")
     metrics = content.metric_records[METRICS]
 
     def number(key: str) -> float:
-        return float(metrics[key])  # type: ignore[arg-type]
+        return finite_number(metrics, key)
 
     return LocalResult(
         upload=Upload(

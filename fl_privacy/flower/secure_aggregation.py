@@ -37,6 +37,7 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Participant, RoundReport, Server
+from fl_privacy.federation.guard import unrounded
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.backends import quiet_flower
 from fl_privacy.flower.client import NAMES
@@ -189,7 +190,8 @@ class _Summing(Strategy):
         parameters = self.server.state.parameters
         mean = Upload(
             tensors={n: t for n, t in tensors.items() if n in parameters},
-            buffers={n: t for n, t in tensors.items() if n not in parameters} | self._counts(replies.values()),
+            buffers=unrounded({n: t for n, t in tensors.items() if n not in parameters})
+            | self._counts(replies.values()),
             num_examples=sum(reply.num_examples for reply in replies.values()),
         )
         self.server.receive({min(replies): mean})

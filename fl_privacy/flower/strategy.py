@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fl_privacy.errors import UserError
 from fl_privacy.federation import (
     Audit,
     Evaluation,
@@ -35,6 +36,7 @@ from fl_privacy.flower.records import (
     TEST,
     TRAIN_LOSS,
     VICTIM,
+    finite_number,
     read_result,
     state_records,
 )
@@ -57,17 +59,22 @@ class Federated(Strategy):
         audit: which probes are sent.
         on_round: told of each round.
         patience: seconds to wait for the nodes before the first round.
-        timeout: seconds to wait for the replies to probes.
+        timeout: seconds to wait for the replies to probes; ``start`` takes those for the others.
+        bound: nodes are authenticated: a partition is the first holder's, by its key, for the whole run.
+        simulated: whether the nodes' clients draw from a seed that the server knows; refused where nodes say otherwise.
+            ``None`` takes both.
     """
 
     server: Server
     audit: Audit = field(default_factory=Audit)
     on_round: Callable[[RoundReport], None] = lambda report: None
     patience: float = 60.0
-    timeout: float = 3600.0
+    timeout: float = 600.0
+    bound: bool = False
+    simulated: bool | None = None
 
     def __post_init__(self) -> None:
-        self._nodes = Nodes(self.server.clients, patience=self.patience)
+        self._nodes = Nodes(self.server.clients, patience=self.patience, bound=self.bound, simulated=self.simulated)
         self._started = 0.0
         self._asked: list[int] = []
         self._absent: list[int] = []
@@ -165,9 +172,12 @@ def _read(reply: Message, sent: ModelState) -> LocalResult | Failure:
 
 def _read_end(reply: Message) -> Settled | Failure:
     def read() -> Settled:
-        metrics = {key: float(value) for key, value in reply.content.metric_records[METRICS].items()}  # type: ignore[arg-type]
+        record = reply.content.metric_records[METRICS]
+        metrics = {key: finite_number(record, key) for key in record}
         tested = metrics.get("accuracy")
         number = int(metrics[NUM_EXAMPLES])
+        if tested is not None and not (0 <= tested <= 1 and number > 0):
+            raise UserError(f"accuracy is expected in [0, 1] of at least 1 example, got {tested} of {number}")
         evaluation = None if tested is None else Evaluation(tested, metrics["loss"], number)
         return Settled(seconds=metrics[SECONDS], evaluation=evaluation)
 

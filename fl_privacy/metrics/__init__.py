@@ -1,6 +1,6 @@
 """How much of an image a reconstruction shows; the only place where guess and truth meet."""
 
-from fl_privacy.metrics.aggregate import Statistic, aggregate, pmm
+from fl_privacy.metrics.aggregate import FEW, Statistic, aggregate, pmm, share_at_most
 from fl_privacy.metrics.bayesian_privacy import bayesian_privacy_loss
 from fl_privacy.metrics.evaluate import ImageScore, VictimScore, evaluate, evaluate_all
 from fl_privacy.metrics.noise_ratio import noise_ratio
@@ -8,6 +8,7 @@ from fl_privacy.metrics.registry import METRICS, Metric, MetricFunction
 from fl_privacy.metrics.thresholds import THRESHOLDS, Threshold
 
 __all__ = [
+    "FEW",
     "METRICS",
     "THRESHOLDS",
     "ImageScore",
@@ -22,4 +23,5 @@ __all__ = [
     "evaluate_all",
     "noise_ratio",
     "pmm",
+    "share_at_most",
 ]

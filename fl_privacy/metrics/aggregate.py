@@ -1,12 +1,19 @@
 """From many values to what a table shows."""
 
+import importlib
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 
 from fl_privacy.errors import UserError
+
+ANY_VALUE = (-math.inf, math.inf)
+
+FEW = 5
+"""Below so many independent groups an interval says little: Student's factor is 2.8 with five and 12.7 with two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +22,10 @@ class Statistic:
 
     Attributes:
         mean: arithmetic mean.
-        ci95: 95 % confidence interval of the mean by Student's t; ``None`` for a single or an infinite value.
+        ci95: 95 % confidence interval of the mean within what the values can be; ``None`` for a single group or an
+            infinite value.
         n: size of the sample.
+        groups: how many of its parts are independent of each other.
         median: the middle.
         min: the smallest.
         max: the largest.
@@ -25,26 +34,46 @@ class Statistic:
     mean: float
     ci95: tuple[float, float] | None
     n: int
+    groups: int
     median: float
     min: float
     max: float
 
 
-def aggregate(values: Sequence[float]) -> Statistic | None:
+def aggregate(
+    values: Sequence[float],
+    *,
+    groups: Sequence[Hashable] | None = None,
+    within: tuple[float, float] = ANY_VALUE,
+) -> Statistic | None:
     """The statistic of ``values``, NaN left out; ``None`` where nothing is left.
+
+    The interval is Student's t. Values of one group, as the images of one upload or one image in several rounds, are
+    not independent: with groups it is the cluster-robust t interval of G groups (Liang and Zeger 1986; Cameron and
+    Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference", eq. 11 with the factor G / (G - 1)): the variance
+    of the mean is G / (G - 1) times the sum over the groups of their squared sums of deviations, over n^2, with G - 1
+    degrees of freedom. With a group for each value this is the plain interval.
+
+    Args:
+        values: the sample.
+        groups: for each value the group that it belongs to; ``None`` if all are independent.
+        within: the least and the largest that a value can be; the interval is cut there.
 
     Raises:
         UserError: scipy is not installed.
     """
     sample = np.asarray(values, dtype=np.float64)
-    sample = sample[~np.isnan(sample)]
-    if not sample.size:
+    known = ~np.isnan(sample)
+    if not known.any():
         return None
+    labels = np.arange(sample.size) if groups is None else _numbered(groups)
+    sample, labels = sample[known], np.unique(labels[known], return_inverse=True)[1]
     mean = float(sample.mean())
     return Statistic(
         mean=mean,
-        ci95=_interval(sample, mean),
+        ci95=_interval(sample, labels, mean, within),
         n=int(sample.size),
+        groups=int(labels.max()) + 1,
         median=float(np.median(sample)),
         min=float(sample.min()),
         max=float(sample.max()),
@@ -56,12 +85,44 @@ def pmm(accuracy: float, undefended_accuracy: float) -> float:
     return 100 * accuracy / undefended_accuracy if undefended_accuracy > 0 else math.nan
 
 
-def _interval(sample: np.ndarray, mean: float) -> tuple[float, float] | None:
-    if sample.size < 2 or not math.isfinite(mean):
+def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
+    """Upper end, with 95 % confidence, of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
+
+    Args:
+        count: of those seen.
+        n: how many were looked at.
+        groups: how many of them are independent; fewer than ``n`` count as that many, of which the share is rounded up.
+
+    Raises:
+        UserError: scipy is not installed.
+    """
+    number = n if groups is None else min(n, groups)
+    seen = math.ceil(count * number / n)
+    if seen >= number:
+        return 1.0
+    return float(_special().betaincinv(seen + 1, number - seen, 0.95))
+
+
+def _numbered(groups: Sequence[Hashable]) -> np.ndarray:
+    numbers: dict[Hashable, int] = {}
+    return np.asarray([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)
+
+
+def _interval(
+    sample: np.ndarray, labels: np.ndarray, mean: float, within: tuple[float, float]
+) -> tuple[float, float] | None:
+    """Of groups numbered from 0 in ``labels``."""
+    number = int(labels.max()) + 1
+    if number < 2 or not math.isfinite(mean):
         return None
+    deviations = np.bincount(labels, weights=sample - mean)
+    variance = number / (number - 1) * float(np.square(deviations).sum()) / sample.size**2
+    half = float(_special().stdtrit(number - 1, 0.975)) * math.sqrt(variance)
+    return max(mean - half, within[0]), min(mean + half, within[1])
+
+
+def _special() -> ModuleType:
     try:
-        from scipy.special import stdtrit  # noqa: PLC0415
+        return importlib.import_module("scipy.special")
     except ImportError as error:
         raise UserError("Intervals need scipy, which is not installed; run `pip install scipy`.") from error
-    half = float(stdtrit(sample.size - 1, 0.975) * sample.std(ddof=1) / math.sqrt(sample.size))
-    return mean - half, mean + half

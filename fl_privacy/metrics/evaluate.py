@@ -78,7 +78,8 @@ def evaluate_all(
 
     Guesses are clamped to [0, 1] first: every attacker knows the range of a pixel. The guesses of a batch are
     matched to the truths with the least total squared error. An image whose victim failed, or whose guess has a
-    pixel that is not finite, gets a ``failure`` in place of values.
+    pixel that is not finite, gets a ``failure`` in place of values. Metrics whose package is not installed are
+    left out.
 
     Args:
         reconstructions: one for each victim.
@@ -88,7 +89,7 @@ def evaluate_all(
             them apart. Without it the metrics of transformed images are left out.
 
     Raises:
-        UserError: lengths or image shapes differ, or a package that a metric needs is not installed.
+        UserError: lengths or image shapes differ, or batches are to be matched and scipy is not installed.
     """
     if len(reconstructions) != len(truths):
         raise UserError(
@@ -130,7 +131,7 @@ def _measure(
     columns = {}
     for name, metric in METRICS.items():
         function = given.get(name) or metric.function
-        if function is None or metric.of not in compared:
+        if function is None or metric.of not in compared or not metric.available:
             continue
         guesses, truths = compared[metric.of]
         chunks = zip(torch.split(guesses, CHUNK), torch.split(truths, CHUNK), strict=True)

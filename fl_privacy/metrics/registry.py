@@ -1,7 +1,9 @@
 """Every metric by name: what the catalog, the tables and the reports show."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 from torch import Tensor
@@ -24,17 +26,26 @@ class Metric:
             give it.
         of: what it compares: images with the originals, labels, or images with what a defense made of the originals.
         leaks: whether high or low values mean that more leaked.
+        range: the least and the largest value that there can be.
         title: for a table's head.
         unit: empty where there is none.
         description: one line.
+        package: that it needs beyond those of the core; without it the metric is left out.
     """
 
     function: MetricFunction | None
     of: Literal["images", "labels", "transformed"] = "images"
     leaks: Literal["high", "low"]
+    range: tuple[float, float] = (0.0, math.inf)
     title: str
     unit: str = ""
     description: str
+    package: str | None = None
+
+    @property
+    def available(self) -> bool:
+        """Whether the package that it needs is installed."""
+        return self.package is None or find_spec(self.package) is not None
 
 
 METRICS: dict[str, Metric] = {
@@ -42,12 +53,27 @@ METRICS: dict[str, Metric] = {
         function=psnr, leaks="high", title="PSNR", unit="dB", description="Peak signal-to-noise ratio on [0, 1]."
     ),
     "ssim": Metric(
-        function=ssim, leaks="high", title="SSIM", description="Structural similarity, Gaussian window of 11 pixels."
+        function=ssim,
+        leaks="high",
+        range=(-1.0, 1.0),
+        title="SSIM",
+        description="Structural similarity, Gaussian window of 11 pixels.",
+        package="torchmetrics",
     ),
     "lpips": Metric(
-        function=lpips, leaks="low", title="LPIPS", description="Perceptual distance in the features of AlexNet."
+        function=lpips,
+        leaks="low",
+        title="LPIPS",
+        description="Perceptual distance in the features of AlexNet.",
+        package="lpips",
     ),
-    "mse": Metric(function=mse, leaks="low", title="MSE", description="Mean squared error of the pixels (BPMSE)."),
+    "mse": Metric(
+        function=mse,
+        leaks="low",
+        range=(0.0, 1.0),
+        title="MSE",
+        description="Mean squared error of the pixels (BPMSE).",
+    ),
     "bpki": Metric(
         function=bpki,
         leaks="high",
@@ -61,6 +87,7 @@ METRICS: dict[str, Metric] = {
     "noise_ratio": Metric(
         function=None,
         leaks="low",
+        range=(0.0, 1.0),
         title="Noise ratio",
         description="Share of noise that Refiner's evaluation network sees in the guess; needs evaluator=FILE.",
     ),
@@ -76,13 +103,16 @@ METRICS: dict[str, Metric] = {
         function=ssim,
         of="transformed",
         leaks="high",
+        range=(-1.0, 1.0),
         title="SSIM to transformed",
         description="Structural similarity to the image that the defense put in place of the original.",
+        package="torchmetrics",
     ),
     "label_correct": Metric(
         function=label_correct,
         of="labels",
         leaks="high",
+        range=(0.0, 1.0),
         title="Label accuracy",
         description="Share of the labels recovered; in a batch, each guessed label counts once.",
     ),

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.models.initialize import initialize
 
 
 def build_model(
@@ -28,7 +29,8 @@ def build_model(
         seed: of the initial values.
         in_channels, image_size, num_classes: passed on where ``factory`` names such an argument and was not
             already given it.
-        options: further arguments of ``factory``; unknown ones raise.
+        options: further arguments of ``factory``; unknown ones raise. ``init`` names an initialization (see
+            ``initialize``) also of a model that does not know the names.
 
     Raises:
         UserError: an argument is unknown or missing, or the result is not a module.
@@ -40,15 +42,18 @@ def build_model(
     signature = inspect.signature(factory)
     offered = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
     options = {name: value for name, value in offered.items() if name in signature.parameters} | options
+    init = None if "init" in signature.parameters else options.pop("init", None)
     name = getattr(factory, "__name__", str(factory))
     try:
         signature.bind(*arguments, **options)
     except TypeError as error:
         allowed = ", ".join(p for p in signature.parameters if p not in offered) or "none"
         raise UserError(f"Model {name}: {error}; its options are: {allowed}.") from error
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), blamed_on(f"Model {name}"):
         torch.default_generator.manual_seed(seed)
         model = factory(*arguments, **options)
+        if init is not None and isinstance(model, nn.Module):
+            initialize(model, init)
     if not isinstance(model, nn.Module):
         raise UserError(
             f"Model {name} is expected to return a torch.nn.Module, but got {type(model).__name__};"
@@ -69,20 +74,20 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int
         UserError: the model can't take such inputs or doesn't return logits (B, K).
     """
     name = type(model).__name__
-    trial = copy.deepcopy(model).eval()
-    values = next(trial.parameters(), torch.empty(0))
-    inputs = torch.zeros(2, *input_shape, device=values.device, dtype=values.dtype)
     shape = "x".join(map(str, input_shape))
-    try:
-        with torch.no_grad():
+    with torch.no_grad(), blamed_on(f"Model {name}, shown two images of {shape},"):
+        trial = copy.deepcopy(model).eval()
+        values = next(trial.parameters(), torch.empty(0))
+        inputs = torch.zeros(2, *input_shape, device=values.device, dtype=values.dtype)
+        try:
             logits = trial(inputs)
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"Model {name} does not fit images of {shape}: {reason.rstrip('.')};"
-            " set data.image_size and data.channels to what the model takes."
-        ) from error
-    got = tuple(getattr(logits, "shape", ())) or type(logits).__name__
+        except (RuntimeError, ValueError, TypeError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(
+                f"Model {name} does not fit images of {shape}: {reason.rstrip('.')};"
+                " set data.image_size and data.channels to what the model takes."
+            ) from error
+    got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if got != (2, num_classes):
         raise UserError(
             f"Model {name} is expected to return logits of shape (2, {num_classes}) for 2 images of {shape},"

@@ -11,7 +11,7 @@ import torch
 
 from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
 from fl_privacy.errors import UserError
-from fl_privacy.parallel.ray_cluster import cause_of, expect_ray, one_line, ray_cluster
+from fl_privacy.parallel.ray_cluster import cause_of, expect_answer, expect_ray, one_line, ray_cluster
 from fl_privacy.parallel.shard import attack_part, cut
 from fl_privacy.parallel.tally import Tally
 from fl_privacy.types import Observation, Reconstruction
@@ -26,24 +26,27 @@ class ShardedAttack:
     """``attack`` in Ray tasks, each on a part of the victims, on this machine or the cluster that RAY_ADDRESS names.
 
     Each victim draws from its own random stream, so that its result is that of the attack in one process, up to the
-    last bits of sums that other batch sizes and threads take in another order. On a CPU the tasks share the threads.
+    last bits of sums that other batch sizes take in another order.
     The victims of a task that fails are failures; the others go on.
 
     Attributes:
         attack: what each task runs; can be pickled.
         shards: the number of parts, where there are as many victims.
+        threads: CPU threads of each task.
         device: of the attack; where it is a GPU, each task gets one or a share.
 
     Raises:
-        UserError: Ray is not installed.
+        UserError: Ray is not installed, or the cluster does not answer.
     """
 
     attack: ReconstructionAttack
     shards: int
+    threads: int
     device: torch.device
 
     def __post_init__(self) -> None:
         expect_ray(f"attack.shards={self.shards}")
+        expect_answer()
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
@@ -68,10 +71,11 @@ class ShardedAttack:
         tally = ray.remote(Tally).options(num_cpus=0).remote()
         options = {"max_retries": 1, "scheduling_strategy": "SPREAD", **self._share(len(parts))}
         start = ray.remote(_attack_shard).options(**options)
-        threads = max(1, int(ray.cluster_resources().get("CPU", 1)) // len(parts))
         attack = ray.put(self.attack)
         tasks = {
-            start.remote(attack, [o for _, o in part], seed=seed, threads=threads, tally=tally, number=number): part
+            start.remote(
+                attack, [o for _, o in part], seed=seed, threads=self.threads, tally=tally, number=number
+            ): part
             for number, part in enumerate(parts)
         }
         found: dict[int, Reconstruction] = {}

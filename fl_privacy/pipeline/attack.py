@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig
 
 from fl_privacy.config import build_attack, build_federation
 from fl_privacy.config.build import (
@@ -18,8 +18,7 @@ from fl_privacy.config.build import (
     prepare_defense,
     resolve_device,
 )
-from fl_privacy.config.check import check_settings, expect_readable_updates
-from fl_privacy.config.foreign import recorded_parts, trusted
+from fl_privacy.config.check import expect_readable_updates
 from fl_privacy.data import Examples
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
@@ -28,38 +27,20 @@ from fl_privacy.federation.captured import load_observations
 from fl_privacy.metrics import MetricFunction
 from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.calibrate import calibrated
+from fl_privacy.pipeline.captured import as_captured, captures_of, expect_of
 from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.guesses import guesses_of
 from fl_privacy.pipeline.informed import informed_attacker, insider_of
 from fl_privacy.pipeline.label import finished_before, open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.public import public_examples
-from fl_privacy.pipeline.run import CAPTURES
 from fl_privacy.pipeline.threat_model import threat_model
 from fl_privacy.pipeline.tracing import tracer_of
 from fl_privacy.pipeline.truth import ClientStates, fresh_states, trains_on_others, transformed_of, truth_of
 from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.progress import counted
 from fl_privacy.report import write_report
-from fl_privacy.results.read import read_identity
 from fl_privacy.types import Observation
-
-CONFIG, IDENTITY = "config.yaml", "run.json"
-OF_THE_RUN = (
-    "data",
-    "partition",
-    "model",
-    "federation",
-    "defense",
-    "seed",
-    "batch_size",
-    "intercept",
-    "victims",
-    "colluder",
-    "knows_features",
-    "features_at",
-)
-"""Configuration keys that a captured update takes from the run that made it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,12 +67,12 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     """
     expect_readable_updates(config, "The command attack")
     config = calibrated(config)
+    config = as_captured(config) if config.captured else config
+    if (done := finished_before(config, "attack", monitor)) is not None:
+        return done
     attack = build_attack(config)
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
-    config = _as_captured(config) if config.captured else config
-    if (done := finished_before(config, "attack", monitor)) is not None:
-        return done
     monitor.say(
         f"Preparing what {config.captured} holds"
         if config.captured
@@ -113,6 +94,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 folder=folder,
                 seed=config.seed,
                 knows_labels=config.knows_labels,
+                threads=positive(config.attack_threads, "attack_threads"),
                 monitor=monitor,
                 public=public_examples(config, found.unattacked),
                 disturbance=disturbance_of(*behind) if defense.public and not defense.private else None,
@@ -193,11 +175,13 @@ def _captured(config: DictConfig) -> _Intercepted:
     """What a run captured; its own configuration says what the truth was."""
     federation = build_federation(config)
     inside = None if config.colluder is None else federation.participants[config.colluder].architecture()
-    observations = load_observations(_captures(config), federation.model, inside=inside)
+    observations = load_observations(captures_of(config), federation.model, inside=inside)
     if not observations:
         raise UserError(
             f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."
         )
+    for observation in observations:
+        expect_of(federation, observation, config)
     threats = threat_model(config, federation.model, federation.server.local_plan, federation.audit, federation.defense)
     return _Intercepted(
         observations=observations,
@@ -207,42 +191,3 @@ def _captured(config: DictConfig) -> _Intercepted:
         threats=threats,
         functions=build_functions(config, federation.dataset),
     )
-
-
-def _captures(config: DictConfig) -> Path:
-    folder = Path(config.captured)
-    return folder / CAPTURES if (folder / CONFIG).is_file() else folder
-
-
-def _as_captured(config: DictConfig) -> DictConfig:
-    """``config`` with data, model and clients of the run that captured the updates."""
-    folder = Path(config.captured)
-    run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
-    if run is None:
-        raise UserError(
-            f"captured is expected to be a run's folder with {CONFIG}, but got {config.captured}; name the folder that"
-            " `fl-privacy run intercept.save=true` printed."
-        )
-    made_by = recorded_parts(run / CONFIG, OF_THE_RUN, trusted(config))
-    _expect_unchanged(made_by, run)
-    merged = config.copy()
-    with open_dict(merged):
-        for key in OF_THE_RUN:
-            merged[key] = made_by[key]
-        merged.choices.update(made_by.choices)
-    check_settings(merged)
-    return merged
-
-
-def _expect_unchanged(made_by: DictConfig, run: Path) -> None:
-    """Refuse a configuration that is not the one in ``run.json``: the truth would be that of other data or models."""
-    if not (run / IDENTITY).is_file():
-        return
-    recorded = read_identity(run / IDENTITY).config
-    settings = OmegaConf.to_container(made_by)
-    assert isinstance(settings, dict)
-    if changed := [key for key in OF_THE_RUN if recorded.get(key) != settings[key]]:
-        raise UserError(
-            f"{run / CONFIG} is expected to be as the run wrote it, but its {changed[0]} is not the one in {IDENTITY};"
-            " one of the two was changed, get the folder anew."
-        )

@@ -20,6 +20,7 @@ from fl_privacy.pipeline.tracing import Tracer
 from fl_privacy.pipeline.truth import Transformed, Truth
 from fl_privacy.progress import counted
 from fl_privacy.results import Attacker, RunFolder
+from fl_privacy.threads import cpu_threads
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class AttackStage:
         seed: of the attack's random streams.
         knows_labels: hand the attacker the labels of the client's loss first, mixed where the defense mixed them.
         public: images with their classes, handed to the attacker as well, where there are any.
+        threads: of the CPU that attack and measurement take; part of their last bits, hence of the configuration.
         monitor: told of the progress.
         disturbance: measures what the defense did to an update; ``None`` where there is no defense.
         functions: of metrics that have none of their own.
@@ -56,6 +58,7 @@ class AttackStage:
     folder: RunFolder
     seed: int
     knows_labels: bool
+    threads: int
     monitor: Monitor
     public: Batch | None = None
     disturbance: Disturbance | None = None
@@ -68,6 +71,10 @@ class AttackStage:
 
     def __call__(self, observations: Sequence[Observation]) -> None:
         """Attack ``observations``, round by round."""
+        with cpu_threads(self.threads):
+            self._attack_all(observations)
+
+    def _attack_all(self, observations: Sequence[Observation]) -> None:
         for round, of_round in groupby(observations, key=lambda o: parse_observation_id(o.id)[0]):
             waiting = [self._told(o) for o in of_round]
             plain: list[VictimScore] = []
@@ -120,7 +127,9 @@ class AttackStage:
         everything = [*earlier, *observations]
         who = f"{which}, {attacker} attacker" if self.informed else which
         with self.monitor.attacking(who) as progress:
-            found = attempt(lambda: self.attack(everything, seed=self.seed, progress=progress))
+            found = attempt(
+                lambda: _expect_answers(self.attack(everything, seed=self.seed, progress=progress), everything)
+            )
         if isinstance(found, Failure):
             logger.warning("The %s attack on round %d failed: %s", attacker, round, found.reason)
             result = [Reconstruction(id=o.id, batch=None, failure=found.reason) for o in observations]
@@ -175,3 +184,14 @@ def _in_words(round: int, start: int, number: int, total: int) -> str:
 def _batch_norm(observation: Observation) -> str | None:
     """The mode in which the client ran batch norm; ``None`` for a model without."""
     return observation.plan.batch_norm if has_batch_norm(observation.model) else None
+
+
+def _expect_answers(found: object, asked: Sequence[Observation]) -> list[Reconstruction]:
+    """What an attack, which may be somebody else's code, returned for ``asked``; ``TypeError`` if it is no answer."""
+    if not isinstance(found, Sequence) or not all(isinstance(each, Reconstruction) for each in found):
+        kinds = sorted({type(each).__name__ for each in found}) if isinstance(found, list | tuple) else []
+        got = f"{type(found).__name__} of {', '.join(kinds)}" if kinds else type(found).__name__
+        raise TypeError(f"an attack is expected to return a list of Reconstruction, but returned {got}")
+    if [each.id for each in found] != [observation.id for observation in asked]:
+        raise TypeError(f"an attack is expected to return one Reconstruction for each of {len(asked)} observations")
+    return list(found)

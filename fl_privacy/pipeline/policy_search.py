@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.config import positive, to_yaml
+from fl_privacy.config.check import expect_seed
 from fl_privacy.config.instantiate import check_arguments, expect_type, plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
@@ -71,6 +72,7 @@ class _Plans:
             ("out", str),
         ):  # fmt: skip
             expect_type(name, settings[name], annotation)
+        expect_seed(settings["seed"])
         for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together"):
             positive(settings[name], name)
         training = dict(settings["training"])

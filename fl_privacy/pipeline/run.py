@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import build_attack, build_federation, participants_of, to_yaml
-from fl_privacy.config.build import Federation, build_functions
+from fl_privacy.config.build import Federation, build_functions, positive
 from fl_privacy.data import partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Evaluation, Interceptor, RoundReport, evaluate_model
@@ -22,7 +22,7 @@ from fl_privacy.pipeline.label import finished_before, open_folder
 from fl_privacy.pipeline.monitor import Monitor
 from fl_privacy.pipeline.privacy import privacy_of
 from fl_privacy.pipeline.public import public_examples
-from fl_privacy.pipeline.threat_model import threat_model
+from fl_privacy.pipeline.threat_model import threat_model, who_draws
 from fl_privacy.pipeline.tracing import tracer_of
 from fl_privacy.pipeline.truth import fresh_states, trains_on_others, transformed_of, truth_of
 from fl_privacy.pipeline.twin import twin_config, undefended_accuracy
@@ -35,8 +35,14 @@ CAPTURES = "captures"
 """Folder of the intercepted updates within a run's folder."""
 
 
-def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor) -> Path:
+def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor, *, simulated: bool = True) -> Path:
     """Run ``config``, or find that it has been run; returns its folder.
+
+    Args:
+        config: of the run.
+        backend: carries its messages.
+        monitor: told of the progress.
+        simulated: whether clients draw from the run's seed; deployed ones draw from secrets of their own.
 
     Raises:
         UserError: a setting is wrong, parts do not fit, or all clients of a round failed.
@@ -54,7 +60,7 @@ def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor) -> Pa
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
-            _run(config, federation, attack, folder, backend=backend, monitor=monitor)
+            _run(config, federation, attack, folder, backend=backend, monitor=monitor, simulated=simulated)
             folder.finish(undefended_accuracy=undefended_accuracy(config) if _wants_twin(config) else None)
         write_report([folder.path])
     return folder.path
@@ -88,14 +94,14 @@ def _run(
     *,
     backend: Backend,
     monitor: Monitor,
+    simulated: bool,
 ) -> None:
     plan, audit, dataset = federation.server.local_plan, federation.audit, federation.dataset
     folder.write_environment(seed=config.seed)
     delta, accountant = config.privacy.delta, config.privacy.accountant
     privacy = privacy_of(federation, delta=delta, accountant=accountant)
-    folder.write_threat_model(
-        [*threat_model(config, federation.model, plan, audit, federation.defense), privacy.statement]
-    )
+    lines = threat_model(config, federation.model, plan, audit, federation.defense)
+    folder.write_threat_model([*lines, who_draws(simulated), privacy.statement])
     folder.add_privacy(delta=delta, accountant=accountant, missing=privacy.missing)
     table = partition_table(dataset.train, [p.indices for p in federation.participants.values()])
     folder.write_partition(table.tolist(), dataset.train.class_names)
@@ -107,6 +113,7 @@ def _run(
             folder=folder,
             seed=config.seed,
             knows_labels=config.knows_labels,
+            threads=positive(config.attack_threads, "attack_threads"),
             monitor=monitor,
             public=public_examples(config, dataset.test),
             disturbance=disturbance_of(federation.participants, config.batch_size, states)

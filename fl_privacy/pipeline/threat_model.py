@@ -60,15 +60,24 @@ def threat_model(config: DictConfig, model: nn.Module, plan: LocalPlan, audit: A
         known.append(
             f"The attacker sees what enters {config.features_at or 'the first public layer'} of a victim's model."
         )
-    known = known or Knowledge().describe()
     if config.knows_defense and defense.public:
         joins = "" if defense.changes_images else ", and which updates of different rounds come from the same examples"
-        known = [
-            *(line for line in known if "nothing" not in line),
+        known.append(
             f"The attacker knows the defense and its settings ({_in_words(defense.description)}){joins}: the adaptive"
-            " attacker. Beside it a plain one that knows nothing of this attacks the same victims.",
-        ]
+            " attacker. Beside it a plain one that knows nothing of this attacks the same victims."
+        )
+    known = known or Knowledge().describe()
     return lines + known + [_describe_defense(defense.name, defense.public)]
+
+
+def who_draws(simulated: bool) -> str:
+    """Where the clients' randomness comes from, in a sentence."""
+    if simulated:
+        return (
+            "This is a simulation: all that clients draw at random, noise too, derives from the run's seed, which the"
+            " attacker is not told. Deployed clients draw it from secrets of their own."
+        )
+    return "Clients are deployed: what they draw at random derives from secrets that stay on their nodes."
 
 
 def _batch_norm(plan: LocalPlan, target: str) -> str:

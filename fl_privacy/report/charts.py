@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,8 @@ _STYLE: dict[Any, Any] = {
     "legend.labelcolor": INK,
     "lines.linewidth": 1.8,
 }
+EXACT = "(exact)"
+"""Beside a point whose PSNR is infinite."""
 _LINES = ("-", "--", ":", "-.")
 _numbers = itertools.count()
 
@@ -118,22 +121,28 @@ def line_chart(
 def scatter_chart(
     points: Sequence[Point], *, x: str, y: str, alt: str, bound: float | None = None, bound_label: str = ""
 ) -> Markup:
-    """Runs as labelled points with error bars; ``bound`` draws a dashed line across."""
+    """Runs as labelled points with error bars; ``bound`` draws a dashed line across.
+
+    Infinite values stand above all others as triangles.
+    """
+    top = top_of([point.y for point in points], bound)
 
     def draw(axes: Axes) -> None:
         for number, point in enumerate(points):
+            height, exact = min(point.y, top), math.isinf(point.y)
             axes.errorbar(
                 [point.x],
-                [point.y],
+                [height],
                 xerr=reach(point.x, point.x_range),
-                yerr=reach(point.y, point.y_range),
-                fmt="o",
+                yerr=reach(height, point.y_range),
+                fmt="^" if exact else "o",
                 markersize=6,
                 color=SERIES[number % len(SERIES)],
                 elinewidth=1.2,
                 capsize=2.5,
             )
-            axes.annotate(point.label, (point.x, point.y), xytext=(6, 5), textcoords="offset points", fontweight="bold")
+            label = f"{point.label} {EXACT}" if exact else point.label
+            axes.annotate(label, (point.x, height), xytext=(6, 5), textcoords="offset points", fontweight="bold")
         axes.margins(0.15)
         if bound is not None:
             axes.axhline(bound, color=MUTED, linestyle="--", linewidth=1.0)
@@ -164,6 +173,11 @@ def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str],
             axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.02), handlelength=1.0, reverse=True)
 
     return draw_svg(draw, alt)
+
+
+def top_of(values: Sequence[float], bound: float | None) -> float:
+    """Where infinite ones among ``values`` are drawn: above the finite ones and the ``bound``."""
+    return 1.25 * max([value for value in values if math.isfinite(value)] + [bound or 1.0])
 
 
 def reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:

@@ -1,8 +1,7 @@
 """The page of many runs."""
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -10,12 +9,13 @@ from typing import Any
 from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS, THRESHOLDS, aggregate, pmm
-from fl_privacy.report.answer import Candidate, answer
+from fl_privacy.report.answer import Candidate, answer, candidate_of
 from fl_privacy.report.charts import Curve, Point, line_chart, scatter_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric, percent
-from fl_privacy.report.page import render
+from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc_view import PpcView
+from fl_privacy.report.readings import Reading, Tone, most_recognized, readings, tone_of, worst_by
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
 from fl_privacy.results import Run
 from fl_privacy.results.identity import attacked_hash
@@ -32,7 +32,7 @@ class Row:
         run: all that it recorded.
         name: the options that tell it from the others.
         differences: ``key=value`` of the settings that the runs don't share.
-        bound: how many images are recognizable by PSNR.
+        readings: what each attacker read in each round.
         pmm: in percent.
         link: to its own page.
     """
@@ -41,7 +41,7 @@ class Row:
     run: Run
     name: str
     differences: list[str]
-    bound: Mapping[str, Any] | None
+    readings: Sequence[Reading]
     pmm: float | None
     link: str | None
 
@@ -57,10 +57,34 @@ class Row:
         return found or {"epsilon": None}
 
     @property
-    def adaptive(self) -> Mapping[str, Any] | None:
-        """The part of the summary on the adaptive attacker; ``None`` if there was none."""
-        found: Mapping[str, Any] | None = self.run.summary.get("adaptive")
-        return found
+    def recognized(self) -> Reading | None:
+        """The one that recognized the largest share of the images."""
+        return most_recognized(self.readings)
+
+    @property
+    def tone(self) -> Tone:
+        """Of all attackers and rounds."""
+        return tone_of(self.readings)
+
+    @property
+    def attacked(self) -> bool:
+        """Whether any image was."""
+        return bool(self.readings)
+
+    @property
+    def unaware(self) -> bool:
+        """Whether it was defended, but attacked by no one who knows the defense."""
+        return self.attacked and not self.run.identity.undefended and all(r.attacker == "plain" for r in self.readings)
+
+    def worst(self, name: str) -> Reading | None:
+        """The one that read most by the mean of the metric ``name``."""
+        return worst_by(name, self.readings)
+
+    def mean(self, name: str) -> float | None:
+        """Of that one."""
+        worst = self.worst(name)
+        statistic = worst and worst.statistic(name)
+        return statistic["mean"] if statistic else None
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc: PpcView | None = None) -> str:
@@ -75,13 +99,13 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
             run=run,
             name=name,
             differences=difference,
-            bound=next((t for t in run.summary["thresholds"] if t["metric"] == "psnr"), None),
+            readings=readings(run.summary),
             pmm=pmm_of(run, runs),
-            link=_link(run, out),
+            link=link_to(run.path, out),
         )
         for run, letter, name, difference in zip(runs, _letters(len(runs)), own, differences(runs), strict=True)
     ]
-    shown = [name for name in METRICS if any(name in run.summary["metrics"] for run in runs)]
+    shown = [name for name in METRICS if any(row.worst(name) for row in rows)]
     return render(
         "comparison.html.j2",
         rows=rows,
@@ -95,8 +119,10 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
         ppc=ppc,
         unfinished=[row.letter for row in rows if not row.run.finished],
         has_epsilon=any(row.privacy["epsilon"] is not None for row in rows),
-        has_bound=any(row.bound for row in rows),
-        has_adaptive=any(row.adaptive for row in rows),
+        has_bound=any(row.recognized for row in rows),
+        has_adaptive=any(reading.attacker == "adaptive" for row in rows for reading in row.readings),
+        has_rounds=any(len({reading.round for reading in row.readings}) > 1 for row in rows),
+        unaware=[row.letter for row in rows if row.unaware],
     )
 
 
@@ -148,22 +174,23 @@ def _charts(rows: Sequence[Row]) -> dict[str, Markup]:
 
 
 def _points(rows: Sequence[Row], name: str, *, use_pmm: bool) -> list[Point]:
-    """A point for each run; runs that differ in the seed alone make one, with the intervals over the seeds."""
-    groups: dict[str, list[Row]] = {}
+    """A point for each run, of who read most; runs that differ in the seed alone make one, with intervals over them."""
+    groups: dict[str, list[tuple[Row, Mapping[str, Any]]]] = {}
     for row in rows:
-        if name in row.summary["metrics"]:
-            groups.setdefault(row.run.identity.repeat, []).append(row)
-    points = []
+        worst = row.worst(name)
+        if worst is not None and (statistic := worst.statistic(name)) is not None:
+            groups.setdefault(row.run.identity.repeat, []).append((row, statistic))
+    points, within = [], METRICS[name].range
     for group in groups.values():
-        x = aggregate([_utility(row, use_pmm=use_pmm) for row in group])
-        y = aggregate([row.summary["metrics"][name]["mean"] for row in group])
-        own = group[0].run.summary["metrics"][name]["ci95"]
-        if x is not None and y is not None and y.max < float("inf"):
+        x = aggregate([_utility(row, use_pmm=use_pmm) for row, _ in group], within=(0.0, float("inf")))
+        y = aggregate([statistic["mean"] for _, statistic in group], within=within)
+        own = group[0][1]["ci95"]
+        if x is not None and y is not None:
             points.append(
                 Point(
                     x=x.mean,
                     y=y.mean,
-                    label=", ".join(row.letter for row in group),
+                    label=", ".join(row.letter for row, _ in group),
                     x_range=x.ci95,
                     y_range=y.ci95 if len(group) > 1 else tuple(own) if own else None,
                 )
@@ -179,13 +206,15 @@ def _utility(row: Row, *, use_pmm: bool) -> float:
 
 
 def _lede(rows: Sequence[Row], psnr_below: float) -> str:
-    attacked = [row for row in rows if "psnr" in row.summary["metrics"]]
+    attacked = [(row, mean) for row in rows if (mean := row.mean("psnr")) is not None]
     trained = [row for row in rows if row.summary["final_accuracy"] is not None]
     sentences = []
     if attacked:
-        least = min(attacked, key=lambda row: row.summary["metrics"]["psnr"]["mean"])
-        shown = metric(least.summary["metrics"]["psnr"]["mean"], "psnr")
-        sentences.append(f"Least leaks from {least.letter} (mean PSNR {shown}).")
+        least, mean = min(attacked, key=lambda pair: pair[1])
+        worst = least.worst("psnr")
+        by = worst.among(least.readings) if worst else ""
+        told = ", ".join(filter(None, [f"mean PSNR {metric(mean, 'psnr')}", by]))
+        sentences.append(f"Least leaks from {least.letter} ({told}).")
     if trained:
         best = max(trained, key=lambda row: row.summary["final_accuracy"])
         shown = percent(best.summary["final_accuracy"])
@@ -194,23 +223,21 @@ def _lede(rows: Sequence[Row], psnr_below: float) -> str:
 
 
 def _candidates(rows: Sequence[Row]) -> list[Candidate]:
-    """Of runs that differ in the attack alone, the one that leaks most counts."""
-    groups: dict[str, list[Candidate]] = {}
+    """One for each training: runs that differ in the attack alone are judged by all of them together."""
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        attackers = (row.summary, row.adaptive or {"metrics": {}})
-        found = [s["metrics"]["psnr"]["mean"] for s in attackers if "psnr" in s["metrics"]]
-        accuracy = row.summary["final_accuracy"]
-        if found and accuracy is not None:
-            candidate = Candidate(name=f"{row.letter}, {row.name}", accuracy=accuracy, pmm=row.pmm, psnr=max(found))
-            groups.setdefault(attacked_hash(row.run.identity.config), []).append(candidate)
-    return [max(group, key=lambda c: c.psnr) for group in groups.values()]
+        groups.setdefault(attacked_hash(row.run.identity.config), []).append(row)
+    found = []
+    for group in groups.values():
+        several = len(group) > 1
+        all_readings = [replace(r, attack=row.letter if several else "") for row in group for r in row.readings]
+        first = next((row for row in group if row.summary["final_accuracy"] is not None), group[0])
+        name = f"{', '.join(row.letter for row in group)}, {first.name}"
+        accuracy = first.summary["final_accuracy"]
+        found.append(candidate_of(all_readings, name=name, accuracy=accuracy, pmm=first.pmm))
+    return [candidate for candidate in found if candidate is not None]
 
 
 def _letters(count: int) -> list[str]:
     """A to Z, then A1 to Z1 and so on."""
     return [ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "") for k in range(count)]
-
-
-def _link(run: Run, out: Path) -> str | None:
-    page = run.path / "report.html"
-    return Path(os.path.relpath(page, out.resolve().parent)).as_posix() if page.is_file() else None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fl_privacy.metrics import FEW
 from fl_privacy.report.numbers import MISSING, percent, ratio, seconds, size
 
 
@@ -41,6 +42,11 @@ class Figure:
         if not statistic or not statistic["ci95"]:
             return MISSING
         return "[{}, {}]".format(*map(self.show, statistic["ci95"]))
+
+    def few(self, summary: Mapping[str, Any]) -> str:
+        """A warning where there are too few of them for an interval that means much; else empty."""
+        statistic = self.statistic(summary)
+        return f"only {statistic['groups']}" if statistic and statistic["groups"] < FEW else ""
 
     def number(self, summary: Mapping[str, Any]) -> int:
         """How many updates it is of."""

@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
+from fl_privacy.files import make_private_folder, write_private
+
 PAIRS_IN_A_ROW = 4
 _LETTERS_IN_AN_INCH = 17.5
 
@@ -31,7 +33,7 @@ def grid_picture(
     adaptive: Sequence[Tensor | None] | None = None,
     transformed: Sequence[Tensor | None] | None = None,
 ) -> None:
-    """Write a PNG with original and reconstruction side by side, a caption over each pair.
+    """Write a PNG with original and reconstruction side by side, a caption over each pair, for its owner alone.
 
     Args:
         originals: (C, H, W) uint8 each.
@@ -56,8 +58,10 @@ def grid_picture(
         cell.imshow(_pixels(torch.cat([original, *shown], dim=2)).numpy(), cmap="gray", vmin=0, vmax=255)
         title = textwrap.fill(caption, round(_LETTERS_IN_AN_INCH * width))
         cell.set_title(title, fontsize=8, parse_math=False)
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path)
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    make_private_folder(path.parent, path.parent)
+    write_private(path, file.getvalue())
 
 
 def _pixels(image: Tensor) -> Tensor:

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from fl_privacy.report.ppc import Sample, sample_of
+from fl_privacy.report.ppc import Sample, sample_of, with_worst
+from fl_privacy.report.readings import readings
 from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, telling_settings
 from fl_privacy.report.trade_off import Versus
-from fl_privacy.results import Run
+from fl_privacy.results import Attacker, Run
 from fl_privacy.results.identity import DEFENSE_KEYS
 
 STRENGTHS = ("alpha2", "scale", "noise_multiplier", "rate")
@@ -25,18 +26,19 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     found = []
     for run in defended:
         mechanism, strength = names[run.path.as_posix()]
-        for attacker in ("plain", "adaptive"):
-            leakage = run.summary if attacker == "plain" else run.summary.get("adaptive")
-            sample = leakage and sample_of(
-                leakage,
+        attackers: tuple[Attacker, ...] = ("plain", "adaptive")
+        for attacker in attackers:
+            sample = sample_of(
+                [reading.leakage for reading in readings(run.summary) if reading.attacker == attacker],
                 mechanism=mechanism,
                 strength=strength,
-                versus=Versus(_attack(run, defended), "plain" if attacker == "plain" else "adaptive"),
+                versus=Versus(_attack(run, defended), attacker),
                 accuracy=run.summary["final_accuracy"],
                 perturbation=run.summary.get("perturbation") or {},
+                training=run.path.as_posix(),
             )
             found += [sample] if sample else []
-    return found
+    return with_worst(found)
 
 
 def _mechanisms(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:

@@ -1,10 +1,18 @@
 """Templates to a page that needs nothing besides itself."""
 
+import os
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fl_privacy.report import numbers
+from fl_privacy.report import numbers, readings
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
+"""Of every page: its own styles and pictures inside it, no scripts, nothing from elsewhere."""
 
 
 class _Templates(PackageLoader):
@@ -32,5 +40,17 @@ def render(template: str, **values: Any) -> str:
         "ratio": numbers.ratio,
         "interval": numbers.interval,
         "title_of": numbers.title,
+        "few": readings.few,
     }
-    return environment.get_template(template).render(**values)
+    return environment.get_template(template).render(content_security_policy=CONTENT_SECURITY_POLICY, **values)
+
+
+def link_to(folder: Path, out: Path) -> str | None:
+    """Address of the page of the run in ``folder`` within the page ``out``; ``None`` if it has none.
+
+    It starts with ``./`` and is percent-encoded, so that no folder's name is read as a scheme, a query or a fragment.
+    """
+    page = folder / "report.html"
+    if not page.is_file():
+        return None
+    return "./" + quote(Path(os.path.relpath(page.resolve(), out.resolve().parent)).as_posix())

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fl_privacy.metrics.tradeoff import PpcPoint, cap
@@ -27,6 +27,7 @@ class Sample:
         accuracy: of the training, in [0, 1].
         ratio: ||B|| / ||E||, mean over the attacked updates; infinite where the defense changed nothing.
         distances: by name in ``DISTANCES``, as far as they were measured.
+        training: names what was trained; samples of the same one differ in who attacked.
     """
 
     mechanism: str
@@ -35,6 +36,7 @@ class Sample:
     accuracy: float
     ratio: float
     distances: Mapping[str, float]
+    training: str
 
     def point(self, distance: str) -> PpcPoint | None:
         """On the curve of ``distance``; ``None`` if that was not measured."""
@@ -68,35 +70,58 @@ def samples_of_rows(rows: Sequence[Row]) -> list[Sample]:
     for row in rows:
         for versus, leakage in row.leakage.items():
             plain = row.leakage.get(Versus(versus.attack, "plain"), leakage)
+            own = [r.leakage for r in row.readings if (r.attack, r.attacker) == (versus.attack, versus.attacker)]
             sample = sample_of(
-                leakage,
+                own,
                 mechanism=row.outcome.family,
                 strength=row.outcome.strength,
                 versus=versus,
                 accuracy=row.accuracy,
                 perturbation=plain.get("perturbation", {}),
+                training=row.outcome.training.as_posix(),
             )
             found += [sample] if sample and row.outcome.strength else []
-    return found
+    return with_worst(found)
 
 
 def sample_of(
-    leakage: Mapping[str, Any],
+    leakages: Sequence[Mapping[str, Any]],
     *,
     mechanism: str,
     strength: str,
     versus: Versus,
     accuracy: float | None,
     perturbation: Mapping[str, Any],
+    training: str,
 ) -> Sample | None:
-    """From one attacker's part of a summary; ``None`` where the accuracy or the perturbation is not known."""
+    """From what one attacker read in each round; ``None`` where the accuracy or the perturbation is not known."""
     ratio = (perturbation.get("signal_to_perturbation") or {}).get("mean")
-    distances = distances_of(leakage)
+    distances = _least([distances_of(leakage) for leakage in leakages])
     if accuracy is None or ratio is None or not distances:
         return None
     return Sample(
-        mechanism=mechanism, strength=strength, versus=versus, accuracy=accuracy, ratio=ratio, distances=distances
+        mechanism=mechanism,
+        strength=strength,
+        versus=versus,
+        accuracy=accuracy,
+        ratio=ratio,
+        distances=distances,
+        training=training,
     )
+
+
+def with_worst(samples: Sequence[Sample]) -> list[Sample]:
+    """``samples``, and for each training that several attackers met what the worse of them leaves of each distance."""
+    met: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        met.setdefault((sample.training, sample.versus.attack), []).append(sample)
+    found = []
+    for (_, attack), of_training in met.items():
+        found += of_training
+        if len({sample.versus.attacker for sample in of_training}) > 1:
+            distances = _least([sample.distances for sample in of_training])
+            found.append(replace(of_training[0], versus=Versus(attack, "worst"), distances=distances))
+    return found
 
 
 def distances_of(leakage: Mapping[str, Any]) -> dict[str, float]:
@@ -110,6 +135,13 @@ def distances_of(leakage: Mapping[str, Any]) -> dict[str, float]:
     if leakage.get("tracing"):
         found["tracing"] = leakage["tracing"]["mean"]
     return found
+
+
+def _least(distances: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The smallest of each kind: the attack that came nearest."""
+    return {
+        kind: min(d[kind] for d in distances if kind in d) for kind in DISTANCES if any(kind in d for d in distances)
+    }
 
 
 def caps(samples: Sequence[Sample]) -> list[Cap]:

@@ -51,7 +51,8 @@ def cap_chart(values: Mapping[str, Mapping[str, tuple[float, float | None]]], *,
     """Bars of CAP, as in SPN's Figure 25.
 
     Args:
-        values: mechanism -> distance -> CAP under the plain attacker and under the adaptive one, which is a line.
+        values: mechanism -> distance -> CAP under the attacker that came nearest, and under the plain one, which is a
+            line, where that is another.
         alt: the chart in words.
     """
     kinds = list(dict.fromkeys(kind for of_mechanism in values.values() for kind in of_mechanism))
@@ -61,10 +62,10 @@ def cap_chart(values: Mapping[str, Mapping[str, tuple[float, float | None]]], *,
         for number, (mechanism, of_kind) in enumerate(values.items()):
             color = SERIES[number % len(SERIES)]
             places = [kinds.index(kind) - 0.4 + width * (number + 0.5) for kind in of_kind]
-            axes.bar(places, [plain for plain, _ in of_kind.values()], width * 0.92, color=color, label=mechanism)
-            for place, (_, adaptive) in zip(places, of_kind.values(), strict=True):
-                if adaptive is not None:
-                    axes.hlines(adaptive, place - width / 2, place + width / 2, color=INK, linewidth=2.0)
+            axes.bar(places, [worst for worst, _ in of_kind.values()], width * 0.92, color=color, label=mechanism)
+            for place, (_, plain) in zip(places, of_kind.values(), strict=True):
+                if plain is not None:
+                    axes.hlines(plain, place - width / 2, place + width / 2, color=INK, linewidth=2.0)
         axes.set_xticks(range(len(kinds)), [kind.capitalize() for kind in kinds])
         axes.set(ylabel="CAP, higher is better")
         axes.grid(visible=False, axis="x")

@@ -46,14 +46,17 @@ def ppc_view(samples: Sequence[Sample]) -> PpcView | None:
 
 
 def _bars(found: Sequence[Cap], attack: str) -> Markup:
-    plain = [entry for entry in found if entry.versus == Versus(attack, "plain")]
-    other = {(e.mechanism, e.distance): e.value for e in found if e.versus == Versus(attack, "adaptive")}
+    """CAP under the attacker that came nearest, and a line for the plain one where that is another."""
+    worst = {(e.mechanism, e.distance): e.value for e in found if e.versus == Versus(attack, "worst")}
     values: dict[str, dict[str, tuple[float, float | None]]] = {}
-    for entry in plain:
-        adaptive = other.get((entry.mechanism, entry.distance))
-        values.setdefault(entry.mechanism, {})[entry.distance] = (entry.value, adaptive)
-    alt = "; ".join(f"{entry.mechanism}, {entry.distance} {entry.value:.2f}" for entry in plain)
-    return cap_chart(values, alt=f"CAP under {attack}: {alt}")
+    words = []
+    for entry in found:
+        if entry.versus == Versus(attack, "plain"):
+            value = worst.get((entry.mechanism, entry.distance))
+            shown = (entry.value, None) if value is None else (value, entry.value)
+            values.setdefault(entry.mechanism, {})[entry.distance] = shown
+            words.append(f"{entry.mechanism}, {entry.distance} {shown[0]:.2f}")
+    return cap_chart(values, alt=f"CAP under {attack}, of the attacker that came nearest: {'; '.join(words)}")
 
 
 def _curves(samples: Sequence[Sample], attack: str) -> dict[str, Markup]:

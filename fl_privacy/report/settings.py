@@ -11,6 +11,8 @@ GROUPS = ("data", "partition", "model", "federation", "defense", "attack")
 UNSAID = ("_target_", "name")
 """Settings that only repeat which option was chosen."""
 DIFFERENCES_SHOWN = 6
+CUSTOM = "custom"
+"""The option that stands for what a user wrote."""
 _BATCH_NORM = {
     "eval": "evaluation mode (by the running statistics that were sent, as published attacks assume)",
     "train": "training mode (by the statistics of the attacked batch, which hides much of a small one)",
@@ -18,11 +20,13 @@ _BATCH_NORM = {
 
 
 def chosen(run: Run, group: str) -> str:
-    """The option of the configuration group ``group`` that the run took."""
-    choices = run.identity.config.get("choices")
-    if isinstance(choices, Mapping) and choices.get(group):
-        return str(choices[group])
-    section = run.identity.config.get(group)
+    """The option of the configuration group ``group`` that the run took; what a user wrote goes by its own name."""
+    choices, section = run.identity.config.get("choices"), run.identity.config.get(group)
+    option = str(choices.get(group) or "") if isinstance(choices, Mapping) else ""
+    if option == CUSTOM and isinstance(section, Mapping) and section.get("_target_"):
+        return str(section["_target_"]).rpartition(".")[2]
+    if option:
+        return option
     return str(section.get("name", "")) if isinstance(section, Mapping) else str(section or "")
 
 

@@ -1,24 +1,28 @@
 """The page of one run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
-from fl_privacy.metrics import METRICS, aggregate
+from fl_privacy.metrics import METRICS
+from fl_privacy.report.attacked import assumptions
 from fl_privacy.report.charts import Curve, line_chart, partition_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.page import render
+from fl_privacy.report.readings import Reading, in_round, readings, tone, tone_of, worst_by
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.verdict import bound_in_words, verdict
-from fl_privacy.report.victims import SHOWN, view_all, view_extremes
-from fl_privacy.results import Attacker, Pair, Run
+from fl_privacy.report.victims import SHOWN, gallery_title, view_all, view_extremes
+from fl_privacy.results import Pair, Run
 
 CURVES_SHOWN = 100
 
 
 def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[str]) -> str:
     """The HTML of ``run`` with its pictures ``pairs``; ``problems`` are told in a banner."""
+    found = readings(run.summary)
+    last = in_round(found, max((reading.round for reading in found), default=0))
     return render(
         "run.html.j2",
         run=run,
@@ -27,13 +31,19 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
         verdict=verdict(run.summary),
         problems=problems,
         lede=_lede(run),
+        psnr_tiles=_psnr_tiles(found),
+        labels=worst_by("label_correct", last),
+        traced=min((r for r in found if _is_traced(r)), key=lambda r: r.leakage["tracing"]["mean"], default=None),
+        several=found,
+        last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
         extremes=view_extremes(run, pairs),
         victims=view_all(run, pairs),
-        victims_left_out=max(0, run.summary["images"] - SHOWN),
-        leakage=_leakage_rows(run),
-        tracing=_tracing_rows(run),
-        by_round=_round_rows(run),
+        victims_left_out=max(0, len(run.of_kind("victim")) - SHOWN),
+        gallery_title=gallery_title(run),
+        leakage=_leakage_rows(last),
+        tracing=[reading for reading in found if _is_traced(reading)],
+        by_round=_round_rows(found),
         charts=_charts(run),
         figures=figures_of(run.summary) if run.summary["perturbation"] else [],
         partition_picture=_partition(run),
@@ -44,7 +54,7 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
 
 
 def _lede(run: Run) -> str:
-    """What was done, in a sentence."""
+    """What was done and what was attacked, in a few sentences."""
     attack, defense = chosen(run, "attack"), chosen(run, "defense")
     clients = run.identity.config.get("federation", {}).get("clients")
     rounds = len(run.of_kind("round"))
@@ -53,58 +63,77 @@ def _lede(run: Run) -> str:
     guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"
     against = f", attacked by {attack}" if attack and attack != "none" else ""
     against += ", with and without knowledge of the defense" if run.summary.get("adaptive") else ""
-    return f"{trained}, trained{where}, {guarded}{against}." if rounds else f"{trained}, {guarded}{against}."
+    done = f"{trained}, trained{where}, {guarded}{against}." if rounds else f"{trained}, {guarded}{against}."
+    return f"{done} {assumptions(run)}".strip()
 
 
-def _leakage_rows(run: Run) -> list[dict[str, Any]]:
-    """A row for each metric and attacker, the ones with a bound judged by their mean."""
-    plain = _rows_of(run.summary, "plain")
-    adaptive = _rows_of(run.summary["adaptive"], "adaptive") if run.summary.get("adaptive") else []
-    order = list(dict.fromkeys(row["name"] for row in [*plain, *adaptive]))
-    return sorted([*plain, *adaptive], key=lambda row: order.index(row["name"]))
-
-
-def _rows_of(summary: Mapping[str, Any], attacker: Attacker) -> list[dict[str, Any]]:
-    order = sorted(summary["metrics"], key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
-    bounds = {bound["metric"]: bound for bound in summary["thresholds"]}
-    rows = []
-    for name in order:
-        statistic, bound = summary["metrics"][name], bounds.get(name)
-        above = bound is not None and statistic["mean"] >= bound["value"]
-        rows.append(
+def _psnr_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
+    """The last attacked round and the first, each by the attacker that read most, beside what the other read."""
+    rounds = sorted({reading.round for reading in found})
+    tiles = []
+    for round in dict.fromkeys([rounds[-1], rounds[0]]) if rounds else ():
+        of_round = in_round(found, round)
+        worst = worst_by("psnr", of_round)
+        if worst is None:
+            continue
+        others = [reading for reading in of_round if reading is not worst]
+        tiles.append(
             {
-                "name": name,
-                "attacker": attacker,
-                "description": METRICS[name].description if name in METRICS else "",
-                "statistic": statistic,
-                "bound": bound,
-                "bound_in_words": bound_in_words(bound) if bound else "",
-                "leaks": bound is not None and above == (bound["leaks"] == "above"),
+                "title": "Mean PSNR" + (f", round {round}" if len(rounds) > 1 else ""),
+                "statistic": worst.statistic("psnr"),
+                "who": worst.among(of_round),
+                "others": [(other.attacker, other.statistic("psnr")) for other in others],
             }
         )
-    return rows
+    return tiles
 
 
-def _tracing_rows(run: Run) -> list[dict[str, Any]]:
-    """A row for each attacker whose reconstructions were traced, if the summary also says what chance would."""
-    found = {"plain": run.summary, "adaptive": run.summary.get("adaptive") or {}}
-    rows = {attacker: summary.get("tracing") for attacker, summary in found.items()}
-    return [{"attacker": attacker, **row} for attacker, row in rows.items() if row and "chance" in row]
+def _is_traced(reading: Reading) -> bool:
+    """Whether its reconstructions were traced, and the summary also says what chance would."""
+    return "chance" in (reading.leakage.get("tracing") or {})
 
 
-def _round_rows(run: Run) -> list[dict[str, Any]]:
-    """Means by attacked round and attacker, where more than one round was attacked."""
-    rounds = sorted({victim["round"] for victim in run.of_kind("victim")})
-    attackers: tuple[Attacker, ...] = ("plain", "adaptive") if run.summary.get("adaptive") else ("plain",)
-    measured = [name for name in METRICS if name in run.summary["metrics"]]
+def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
+    """A row for each metric and attacker of one round, the one that read most first; those with a bound are judged."""
+    names = list(dict.fromkeys(name for reading in found for name in reading.leakage["metrics"]))
+    order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     rows = []
-    for round in rounds if len(rounds) > 1 else ():
-        for attacker in attackers:
-            victims = [v for v in run.of_kind("victim", attacker) if v["round"] == round and v["failure"] is None]
-            means = {name: aggregate([v[name] for v in victims if v.get(name) is not None]) for name in measured}
-            shown = {k: s.mean if s else None for k, s in means.items()}
-            rows.append({"round": round, "attacker": attacker, "n": len(victims), "means": shown})
+    for name in order:
+        worst = worst_by(name, found)
+        for reading in sorted(found, key=lambda reading: reading is not worst):
+            statistic, bound = reading.statistic(name), reading.bound(name)
+            if statistic is None:
+                continue
+            rows.append(
+                {
+                    "name": name,
+                    "attacker": reading.attacker,
+                    "description": METRICS[name].description if name in METRICS else "",
+                    "statistic": statistic,
+                    "bound": bound,
+                    "bound_in_words": bound_in_words(bound) if bound else "",
+                    "tone": tone(statistic, bound) if bound else "open",
+                }
+            )
     return rows
+
+
+def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
+    """Means by attacked round and attacker, where more than one round was attacked."""
+    if len({reading.round for reading in found}) < 2:
+        return []
+    measured = [name for name in METRICS if any(reading.statistic(name) for reading in found)]
+    return [
+        {
+            "round": reading.round,
+            "attacker": reading.attacker,
+            "n": reading.leakage["images"] - reading.leakage["failures"],
+            "bound": reading.bound(),
+            "tone": tone_of([reading]),
+            "means": {name: s["mean"] if (s := reading.statistic(name)) else None for name in measured},
+        }
+        for reading in found
+    ]
 
 
 def _charts(run: Run) -> dict[str, Markup]:

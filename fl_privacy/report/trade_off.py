@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fl_privacy.metrics import pmm
-from fl_privacy.report.answer import Candidate
+from fl_privacy.report.answer import Candidate, candidate_of
+from fl_privacy.report.readings import Reading, readings
 from fl_privacy.results import Attacker, read_summary
 
 SHOWN = ("psnr", "ssim", "lpips")
@@ -31,10 +32,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Versus:
-    """Who attacks."""
+    """Who attacks; ``worst`` is the one of the others that came nearest."""
 
     attack: str
-    attacker: Attacker
+    attacker: Attacker | Literal["worst"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +47,7 @@ class Row:
         training: summary of the run; ``None`` if it did not finish.
         pmm: in percent; ``None`` if the training or the undefended one did not finish.
         leakage: ``metrics``, ``thresholds``, ``images`` and ``failures`` by who attacked.
+        readings: the same as values, over all attacks.
         perturbation: of the attacked updates, as in a run's summary.
         attacks: summaries of the attacks that finished.
     """
@@ -54,6 +56,7 @@ class Row:
     training: Mapping[str, Any] | None
     pmm: float | None
     leakage: Mapping[Versus, Mapping[str, Any]]
+    readings: Sequence[Reading]
     perturbation: Mapping[str, Any]
     attacks: Sequence[Mapping[str, Any]] = ()
 
@@ -84,10 +87,9 @@ class Row:
 
     def candidate(self) -> Candidate | None:
         """For the choice of a defense; ``None`` unless it is complete and an attack gave images."""
-        found = [mean for versus in self.leakage if (mean := self.mean(versus, "psnr")) is not None]
-        if not found or self.accuracy is None or not self.complete:
+        if not self.complete:
             return None
-        return Candidate(name=self.name, accuracy=self.accuracy, pmm=self.pmm, psnr=max(found))
+        return candidate_of(self.readings, name=self.name, accuracy=self.accuracy, pmm=self.pmm)
 
 
 def read_rows(outcomes: Sequence[Outcome]) -> list[Row]:
@@ -128,6 +130,7 @@ def _row(outcome: Outcome, training: Mapping[str, Any] | None, undefended: float
         training=training,
         pmm=pmm(accuracy, undefended) if accuracy is not None and undefended else None,
         leakage=leakage,
+        readings=[reading for name, found in attacks.items() for reading in readings(found, name)],
         perturbation=next((found["perturbation"] for found in attacks.values() if found["perturbation"]), {}),
         attacks=tuple(attacks.values()),
     )

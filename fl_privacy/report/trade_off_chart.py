@@ -1,12 +1,13 @@
 """Leakage over utility as curves, one color for each family of defenses."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg, reach
+from fl_privacy.report.charts import EXACT, INK, MUTED, SERIES, draw_svg, reach, top_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ def trade_off_chart(
     bound_label: str,
     ring: tuple[float, float] | None,
 ) -> Markup:
-    """Curves with error bars.
+    """Curves with error bars; infinite values stand above all others, and are named.
 
     Args:
         curves: drawn in order.
@@ -55,12 +56,14 @@ def trade_off_chart(
         ring: around which point of the plane a circle is drawn.
     """
 
+    top = top_of([p.y for curve in curves for p in curve.points], bound)
+
     def draw(axes: Axes) -> None:
         for curve in curves:
             color = INK if curve.series is None else SERIES[curve.series % len(SERIES)]
             axes.errorbar(
                 [p.x for p in curve.points],
-                [p.y for p in curve.points],
+                [min(p.y, top) for p in curve.points],
                 yerr=_reaches(curve.points),
                 fmt="*" if curve.series is None else "--o" if curve.adaptive else "-o",
                 markersize=10 if curve.series is None else 4.5,
@@ -71,8 +74,19 @@ def trade_off_chart(
                 capsize=1.5,
                 zorder=4 if curve.series is None else 3,
             )
+            for point in curve.points:
+                if math.isinf(point.y):
+                    axes.annotate(EXACT, (point.x, top), xytext=(6, 5), textcoords="offset points", fontsize=9)
         if ring is not None:
-            axes.plot(*ring, "o", markersize=13, markerfacecolor="none", markeredgecolor=INK, markeredgewidth=1.3)
+            axes.plot(
+                ring[0],
+                min(ring[1], top),
+                "o",
+                markersize=13,
+                markerfacecolor="none",
+                markeredgecolor=INK,
+                markeredgewidth=1.3,
+            )
         axes.margins(0.06)
         axes.axhline(bound, color=MUTED, linestyle=":", linewidth=1.2)
         axes.annotate(

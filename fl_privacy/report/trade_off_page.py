@@ -1,6 +1,5 @@
 """The page of a sweep over defenses."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,9 +9,10 @@ from fl_privacy.metrics import METRICS, THRESHOLDS
 from fl_privacy.report.answer import answer, best_below
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric
-from fl_privacy.report.page import render
+from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view
+from fl_privacy.report.readings import worst_by
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import SHOWN, Row, Versus
 from fl_privacy.report.trade_off_chart import CurvePoint, FamilyCurve, trade_off_chart
@@ -39,8 +39,8 @@ def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> st
         has_adaptive=any(v.attacker == "adaptive" for v in versus),
         ppc=ppc_view(samples_of_rows(rows)),
         missing=[row.name for row in rows if not row.complete],
-        links={row.outcome.training: _link(row.outcome.training, out) for row in rows},
-        attack_links={path: _link(path, out) for row in rows for path in row.outcome.attacks.values()},
+        links={row.outcome.training: link_to(row.outcome.training, out) for row in rows},
+        attack_links={path: link_to(path, out) for row in rows for path in row.outcome.attacks.values()},
     )
 
 
@@ -92,17 +92,20 @@ def _point(row: Row, versus: Versus, name: str, *, use_pmm: bool) -> CurvePoint 
     statistic: Mapping[str, object] | None = row.leakage.get(versus, {}).get("metrics", {}).get(name)
     utility = row.pmm if use_pmm else None if row.accuracy is None else 100 * row.accuracy
     mean = row.mean(versus, name)
-    if statistic is None or mean is None or utility is None or mean == float("inf"):
+    if statistic is None or mean is None or utility is None:
         return None
     interval = statistic["ci95"]
     return CurvePoint(x=utility, y=mean, y_range=tuple(interval) if isinstance(interval, list) else None)
 
 
 def _in_words(rows: Sequence[Row], attack: str, name: str) -> str:
-    shown = ((row, row.mean(Versus(attack, "plain"), name)) for row in rows)
-    return "; ".join(f"{row.name} {metric(mean, name)}" for row, mean in shown if mean is not None)
-
-
-def _link(folder: Path, out: Path) -> str | None:
-    page = folder / "report.html"
-    return Path(os.path.relpath(page.resolve(), out.resolve().parent)).as_posix() if page.is_file() else None
+    """Each row by the attacker that read most."""
+    shown = []
+    for row in rows:
+        found = [reading for reading in row.readings if reading.attack == attack]
+        worst = worst_by(name, found)
+        statistic = worst and worst.statistic(name)
+        if worst and statistic:
+            by = worst.among(found)
+            shown.append(f"{row.name} {metric(statistic['mean'], name)}{f' ({by})' if by else ''}")
+    return "; ".join(shown)

@@ -1,12 +1,12 @@
 """What a run showed, in a sentence."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from fl_privacy.report.numbers import metric, title
-
-Tone = Literal["leak", "private", "open"]
+from fl_privacy.metrics import FEW, share_at_most
+from fl_privacy.report.numbers import metric, percent, title
+from fl_privacy.report.readings import Reading, Tone, in_round, most_recognized, readings, tone_of
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,9 @@ class Verdict:
 
     Attributes:
         text: how many images are recognizable.
-        basis: by which bound.
-        tone: ``leak`` if any is, ``private`` if none is, ``open`` if nothing can be said.
+        basis: by which bound, and what stays open.
+        tone: ``leak`` if any image is recognizable in any round to any attacker, ``private`` if none is and there are
+            enough of them to say so, ``open`` otherwise.
     """
 
     text: str
@@ -25,34 +26,24 @@ class Verdict:
 
 
 def verdict(summary: Mapping[str, Any]) -> Verdict:
-    """The headline of a run, by PSNR: what the plain attacker shows, and beside it the adaptive one."""
-    plain, adaptive = _verdict(summary), summary.get("adaptive")
-    if adaptive is None:
-        return plain
-    other = _verdict(adaptive)
-    tone: Tone = "leak" if "leak" in (plain.tone, other.tone) else plain.tone if other.tone == "open" else other.tone
-    told = f"{plain.text}; to an attacker that knows the defense: {other.text[0].lower()}{other.text[1:]}"
-    return Verdict(told, plain.basis or other.basis, tone)
-
-
-def _verdict(summary: Mapping[str, Any]) -> Verdict:
-    images, failures = summary["images"], summary["failures"]
-    if not images:
+    """The headline of a run, by PSNR: the last attacked round and the first, each by the attacker that read most."""
+    found = readings(summary)
+    if not found:
         return Verdict("No image was attacked", "", "open")
-    bound = next((t for t in summary["thresholds"] if t["metric"] == "psnr"), None)
-    if bound is None:
-        return Verdict(f"The attack failed on {_all(images)}", "", "open")
-    count, n = bound["recognizable"], bound["n"]
-    basis = f"Recognizable means {bound_in_words(bound)} ({bound['source']})."
-    if failures:
-        basis += f" The attack failed on {failures} more, which count as neither."
-    if n == 1:
+    most = most_recognized(found)
+    if most is None:
+        number = found[-1].leakage["images"]
         return Verdict(
-            f"The attacked image is {'' if count else 'not '}recognizable", basis, "leak" if count else "private"
+            f"The attack failed on {'the only image' if number == 1 else f'all {number} images'}", "", "open"
         )
-    if count:
-        return Verdict(f"{count} of {n} attacked images {'is' if count == 1 else 'are'} recognizable", basis, "leak")
-    return Verdict(f"None of the {n} attacked images is recognizable", basis, "private")
+    rounds = sorted({reading.round for reading in found})
+    worst = {round: reading for round in rounds if (reading := most_recognized(in_round(found, round))) is not None}
+    text = _count(worst[max(worst)]) + _to_whom(worst[max(worst)], found)
+    if len(rounds) > 1:
+        others = [round for round in dict.fromkeys((min(worst), most.round)) if round != max(worst)]
+        beside = "".join(f"; in round {round}, {_share(worst[round])}" for round in others)
+        text = f"In round {max(worst)}, {text[0].lower()}{text[1:]}{beside}"
+    return Verdict(text, _basis(found, worst), tone_of(found))
 
 
 def bound_in_words(bound: Mapping[str, Any]) -> str:
@@ -61,5 +52,48 @@ def bound_in_words(bound: Mapping[str, Any]) -> str:
     return f"{title(bound['metric'])} {sign} {metric(bound['value'], bound['metric'])}"
 
 
-def _all(images: int) -> str:
-    return "the only image" if images == 1 else f"all {images} images"
+def _count(reading: Reading) -> str:
+    count, n = _recognized(reading)
+    if n == 1:
+        return f"The attacked image is {'' if count else 'not '}recognizable"
+    if count:
+        return f"{count} of {n} attacked images {'is' if count == 1 else 'are'} recognizable"
+    return f"None of the {n} attacked images is recognizable"
+
+
+def _share(reading: Reading) -> str:
+    count, n = _recognized(reading)
+    return f"{count or 'none'} of {n}"
+
+
+def _to_whom(reading: Reading, found: Sequence[Reading]) -> str:
+    if len({other.attacker for other in found}) == 1 or not reading.recognized:
+        return ""
+    return f" to an attacker that {'knows' if reading.attacker == 'adaptive' else 'does not know'} the defense"
+
+
+def _recognized(reading: Reading) -> tuple[int, int]:
+    bound = reading.bound()
+    return (bound["recognizable"], bound["n"]) if bound else (0, 0)
+
+
+def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
+    """By which bound, what the other attacker read, what failed, and what so few images leave open."""
+    most = max(worst.values(), key=lambda reading: reading.recognized)
+    bound, statistic = most.bound(), most.statistic("psnr")
+    assert bound is not None and statistic is not None
+    sentences = [f"Recognizable means {bound_in_words(bound)} ({bound['source']})."]
+    others = [reading for reading in found if reading not in worst.values() and reading.bound()]
+    for attacker in dict.fromkeys(reading.attacker for reading in others):
+        own = [reading for reading in reversed(others) if reading.attacker == attacker]
+        told = ", ".join(
+            _share(r) + (f" in round {r.round}" if len(worst) > 1 else "") for r in own[:: max(1, len(own) - 1)]
+        )
+        sentences.append(f"To the {attacker} attacker: {told}.")
+    if failures := max(reading.leakage["failures"] for reading in found):
+        sentences.append(f"The attack failed on {failures} more, which count as neither.")
+    if not bound["recognizable"]:
+        share = percent(share_at_most(0, bound["n"], groups=statistic["groups"]))
+        too_few = ", too few to call them private" if statistic["groups"] < FEW else ""
+        sentences.append(f"From {bound['n']} alone{too_few}, up to {share} of all images could be (95 % confidence).")
+    return " ".join(sentences)

@@ -1,6 +1,6 @@
 """The attacked images of a run as a page shows them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ class VictimView:
     """One attacked image.
 
     Attributes:
-        rank: ``Best``, ``Median``, ``Worst`` or empty.
+        rank: ``Best``, ``Median``, ``Worst`` read, or empty.
         where: round, client and image in words.
         figures: its metrics in words.
         label: whether the class was found, in words.
@@ -56,8 +56,8 @@ def view_all(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[VictimView
 
 
 def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[VictimView]:
-    """Best, median and worst reconstruction of the plain attacker by PSNR, as far as there are that many."""
-    ranked = rank_by_psnr(run.of_kind("victim"))
+    """The image that was read best, the median and the worst by PSNR, as far as there are that many."""
+    ranked = rank_by_psnr(run)
     places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
     if len(ranked) < 3:
         places = dict(list({"Best": 0, "Worst": len(ranked) - 1}.items())[: len(ranked)])
@@ -65,10 +65,28 @@ def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[Victi
     return [_view(ranked[place], pairs, adaptive, rank) for rank, place in places.items()]
 
 
-def rank_by_psnr(victims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those that have one, the best reconstruction first."""
-    found = [v for v in victims if v.get("failure") is None and v.get("psnr") is not None]
-    return sorted(found, key=lambda v: -v["psnr"])
+def rank_by_psnr(run: Run) -> list[Mapping[str, Any]]:
+    """Attacked images that anyone read, each by the attacker that read it better, the one read best first."""
+    adaptive = _adaptive_victims(run)
+    ranked = []
+    for victim in run.of_kind("victim"):
+        both = (victim, adaptive.get((victim["id"], victim["image"]), {}))
+        found = [v["psnr"] for v in both if v.get("failure") is None and v.get("psnr") is not None]
+        if found:
+            ranked.append((max(found), victim))
+    return [victim for _, victim in sorted(ranked, key=lambda pair: -pair[0])]
+
+
+def gallery_title(run: Run) -> str:
+    """How many images were attacked, and in how many rounds; what is attacked twice is one image."""
+    victims = run.of_kind("victim")
+    rounds = sorted({victim["round"] for victim in victims})
+    images = {(str(v["id"]).removeprefix(f"round-{v['round']}/"), v["image"]) for v in victims}
+    if len(rounds) < 2 or not all("victim-" in str(v["id"]) for v in victims):
+        return f"All {len(victims)} attacked images"
+    if len(rounds) > 5:
+        return f"All {len(images)} attacked images, in {len(rounds)} rounds"
+    return f"All {len(images)} attacked images, in rounds {', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
 
 
 def caption(victim: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_privacy.errors import UserError
-from fl_privacy.files import write_whole
+from fl_privacy.files import write_private, write_whole
 from fl_privacy.report import ppc
 from fl_privacy.report.answer import RECOGNIZABLE
 from fl_privacy.report.comparison import render_comparison
@@ -26,7 +26,7 @@ PICTURED = 16
 def write_report(
     run_dirs: Sequence[Path], out: Path | None = None, *, psnr_below: float = RECOGNIZABLE, cap: bool = False
 ) -> Path:
-    """One self-contained HTML page over one or many runs, finished or not.
+    """One self-contained HTML page over one or many runs, finished or not; what shows images is for its owner alone.
 
     A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get a comparison
     ``comparison.html`` beside the first one.
@@ -58,7 +58,8 @@ def write_report(
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         if single:
-            write_whole(page, _single(single))
+            write = write_whole if single.shared == "figures" else write_private
+            write(page, _single(single))
         else:
             write_whole(page, render_comparison(runs, page, psnr_below=psnr_below, ppc=ppc_view(samples)))
         _write_caps(page, samples)
@@ -96,8 +97,8 @@ def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
 
 
 def _single(run: Run) -> str:
-    pairs, problems = run.read_pairs()
-    ranked = [v for v in rank_by_psnr(run.of_kind("victim")) if (v["id"], v["image"]) in pairs]
+    pairs, problems = run.read_pairs() if run.shared != "figures" else ({}, [])
+    ranked = [v for v in rank_by_psnr(run) if (v["id"], v["image"]) in pairs]
     chosen = (
         ranked
         if len(ranked) <= PICTURED

@@ -27,6 +27,7 @@ DEFENSE_KEYS = ("defense", "choices.defense", "knows_defense", "privacy")
 
 ATTACK_KEYS = (
     "attack",
+    "attack_threads",
     "choices.attack",
     "knows_labels",
     "public_images",
@@ -50,9 +51,14 @@ NULL_AS_ABSENT = ("evaluator", "tracing", "tracing_queries", "colluder", "featur
 """Settings that came later: where they are null, a run is the same as before."""
 
 
+PLAIN = {"federation.norm_factor": 100.0}
+"""Settings by their dotted key that leave a run the same where they have this value."""
+
+
 def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME_KEYS) -> str:
     """Eight hexadecimal digits that equal configurations share, the dotted keys in ``ignore`` left out."""
-    text = json.dumps(_without(config, ignore), sort_keys=True, default=str)
+    plain = [key for key, value in PLAIN.items() if _selected(config, key) == value]
+    text = json.dumps(_without(config, [*ignore, *plain]), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -69,6 +75,12 @@ def attacked_hash(config: Mapping[str, Any]) -> str:
 def repeat_hash(config: Mapping[str, Any]) -> str:
     """The same for all runs that differ in the seed alone."""
     return run_hash(config, (*RUNTIME_KEYS, "seed"))
+
+
+def _selected(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
 
 
 def _without(config: Mapping[str, Any], dropped: Collection[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``reconstructions/``: originals and guesses as bytes, a file a round."""
+"""``reconstructions/``: originals and guesses as bytes, a file a round, for their owner alone."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fl_privacy.files import write_whole
+from fl_privacy.annotations import fits
+from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.metrics import VictimScore
 from fl_privacy.results.records import Attacker
 
@@ -44,12 +45,14 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
     if len(replaced) == len(scores):
         tensors["transformed"] = torch.cat(replaced)
     ids = [[score.id, image.image] for score in scores for image in score.images]
-    folder.mkdir(exist_ok=True)
+    make_private_folder(folder, folder)
     name = f"round-{round:04d}" + ("" if attacker == "plain" else f"-{attacker}")
     path, number = folder / f"{name}.safetensors", 1
     while path.exists():
         path, number = folder / f"{name}-{number}.safetensors", number + 1
-    write_whole(path, save(tensors, metadata={"round": str(round), "attacker": attacker, "ids": json.dumps(ids)}))
+    told = {"round": round, "attacker": attacker, "ids": ids}
+    # one entry, since several come out in an order of chance: equal runs leave equal bytes
+    write_private(path, save(tensors, metadata={"told": json.dumps(told)}))
     return path
 
 
@@ -62,22 +65,33 @@ def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]
             for key, original, guess, attacker, transformed in _read(path):
                 pair = pairs.setdefault(key, Pair(original, None, transformed=transformed))
                 pairs[key] = replace(pair, adaptive=guess) if attacker == "adaptive" else replace(pair, guess=guess)
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            problems.append(f"{path.name} can't be read ({error})")
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
     return pairs, problems
 
 
 def _read(path: Path) -> Iterator[tuple[tuple[str, int], Tensor, Tensor | None, str, Tensor | None]]:
     """(victim id, image), original, guess, whose it is, and what the defense put in place of the original."""
     with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        ids = json.loads(metadata["ids"])
+        told = json.loads(file.metadata()["told"])
         originals, guesses, found = (file.get_tensor(n) for n in ("originals", "reconstructions", "found"))
         transformed = file.get_tensor("transformed") if "transformed" in file.keys() else None  # noqa: SIM118
+    ids, attacker = told["ids"], told["attacker"]
+    if not isinstance(ids, list) or not isinstance(attacker, str):
+        raise ValueError("its names are none")
     if not len(originals) == len(guesses) == len(found) == len(ids):
         raise ValueError(f"it names {len(ids)} images and holds {len(originals)}")
+    if guesses.shape != originals.shape or (transformed is not None and transformed.shape != originals.shape):
+        raise ValueError("its images are not of one shape")
+    for images in (originals, guesses) if transformed is None else (originals, guesses, transformed):
+        if images.dtype != torch.uint8 or images.dim() != 4 or len(images) != len(ids) or not images.numel():
+            raise ValueError(f"it holds images of shape {tuple(images.shape)} and type {images.dtype}")
+    if found.dtype != torch.bool or found.dim() != 1:
+        raise ValueError("it does not say which were found")
+    if not all(isinstance(id, list) and len(id) == 2 and fits(id[0], str) and fits(id[1], int) for id in ids):
+        raise ValueError("its names are none")
     for k, (victim, image) in enumerate(ids):
-        guess, attacker = guesses[k] if found[k] else None, metadata.get("attacker", "plain")
+        guess = guesses[k] if found[k] else None
         yield (victim, image), originals[k], guess, attacker, None if transformed is None else transformed[k]
 
 

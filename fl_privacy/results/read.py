@@ -1,15 +1,23 @@
 """A run's folder read back, finished or not."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.annotations import fits
 from fl_privacy.errors import UserError
 from fl_privacy.results.folder import FORMAT, Identity
 from fl_privacy.results.pictures import Pair, read_pairs
 from fl_privacy.results.records import Attacker, parse_json, read_records, records_of
+from fl_privacy.results.schema import ENVIRONMENT, SENTENCES, wrong_field, wrong_identity, wrong_partition
+from fl_privacy.results.share import Shared, shared_as
 from fl_privacy.results.summary import summarize
+
+MOST_BYTES = 1 << 26
+"""Of a file of a run beside its records and tensors."""
+
+_FIGURES = list[float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +43,7 @@ class Run:
         summary: as ``fl_privacy.results.summary`` defines it, also for a run that did not finish.
         finished: whether it came to its end.
         problems: what is damaged, a line each.
+        shared: what a copy made for others holds; ``None`` for the run itself.
     """
 
     path: Path
@@ -47,6 +56,7 @@ class Run:
     summary: Mapping[str, Any]
     finished: bool
     problems: tuple[str, ...]
+    shared: Shared | None = None
 
     @property
     def name(self) -> str:
@@ -77,27 +87,37 @@ def read_run(path: Path) -> Run:
             " `fl-privacy run` printed last."
         )
     records, problems = read_records(path / "metrics.jsonl")
-    summary = _read_json(path / "summary.json")
+    stored = _read_json(path / "summary.json")
+    summary = None if stored is None else _summary(path, stored, records)
     partition = _read_json(path / "partition.json")
-    config = path / "config.yaml"
+    environment = _read_json(path / "environment.json") or {}
+    threats = _read_json(path / "threat_model.json") or []
+    for name, wrong in (
+        ("partition.json", wrong_partition(partition) if partition else None),
+        ("environment.json", wrong_field(environment, ENVIRONMENT)),
+        ("threat_model.json", None if fits(threats, SENTENCES) else "it is no list of sentences"),
+    ):
+        if wrong:
+            raise _damaged(path / name, wrong)
     return Run(
         path=path,
         identity=read_identity(path / "run.json"),
-        config_text=config.read_text() if config.is_file() else "",
-        environment=_read_json(path / "environment.json") or {},
-        threat_model=tuple(_read_json(path / "threat_model.json") or ()),
+        config_text=_read_text(path / "config.yaml"),
+        environment=environment,
+        threat_model=tuple(threats),
         partition=_partition(partition) if partition else None,
         records=tuple(records),
         summary=summary or summarize(records, finished=False, undefended_accuracy=None, total_seconds=None),
         finished=summary is not None,
         problems=tuple(problems),
+        shared=shared_as(path),
     )
 
 
 def read_summary(path: Path) -> Mapping[str, Any] | None:
     """The summary of the run in folder ``path``; ``None`` if it has not finished."""
-    summary: Mapping[str, Any] | None = _read_json(path / "summary.json")
-    return summary
+    stored = _read_json(path / "summary.json")
+    return None if stored is None else _summary(path, stored, read_records(path / "metrics.jsonl")[0])
 
 
 def read_identity(path: Path) -> Identity:
@@ -111,6 +131,8 @@ def read_identity(path: Path) -> Identity:
         found = content.pop("format")
         if found != FORMAT:
             raise UserError(f"{path} is expected in format {FORMAT}, but is in format {found}; update fl-privacy.")
+        if wrong := wrong_identity(content):
+            raise _damaged(path, wrong)
         return Identity(**content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is expected to describe a run, but is damaged ({error}).") from error
@@ -120,9 +142,35 @@ def _read_json(path: Path) -> Any:
     if not path.is_file():
         return None
     try:
-        return parse_json(path.read_text())
+        return parse_json(_read_text(path))
     except ValueError as error:
         raise UserError(f"{path} is expected to hold JSON, but is damaged ({error}); remove it.") from error
+
+
+def _read_text(path: Path) -> str:
+    """Empty where there is no such file."""
+    if not path.is_file():
+        return ""
+    if path.stat().st_size > MOST_BYTES:
+        raise _damaged(path, f"it is larger than {MOST_BYTES >> 20} MiB")
+    try:
+        return path.read_text()
+    except UnicodeDecodeError as error:
+        raise _damaged(path, "it is no text") from error
+
+
+def _summary(path: Path, stored: object, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Of a finished run: what its records add up to, and the two figures that they do not have."""
+    seconds = stored.get("seconds") if isinstance(stored, Mapping) else None
+    accuracy = stored.get("undefended_accuracy") if isinstance(stored, Mapping) else None
+    total = seconds.get("total") if isinstance(seconds, Mapping) else None
+    if not isinstance(stored, Mapping) or not isinstance(seconds, Mapping) or not fits([accuracy, total], _FIGURES):
+        raise _damaged(path / "summary.json", "it is no summary")
+    return summarize(records, finished=True, undefended_accuracy=accuracy, total_seconds=total)
+
+
+def _damaged(path: Path, what: str) -> UserError:
+    return UserError(f"{path} is expected to be as `fl-privacy` wrote it, but is damaged: {what}; remove it.")
 
 
 def _partition(content: Mapping[str, Any]) -> Partition:

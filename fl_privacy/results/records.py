@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from fl_privacy.errors import UserError
+from fl_privacy.results.schema import wrong_record
 
 Attacker = Literal["plain", "adaptive"]
 """``plain`` knows nothing of the defense, ``adaptive`` its public description; both attack the same victims."""
@@ -68,7 +69,8 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         except ValueError as error:
             if number < len(lines):
                 raise UserError(
-                    f"{path} is expected to hold a JSON record a line, but line {number} is damaged; remove that line."
+                    f"{path} is expected to hold a JSON record a line, but line {number} is damaged ({error});"
+                    " remove that line."
                 ) from error
             return records, [f"the last line of {path.name} is cut off"]
     return records, []
@@ -83,6 +85,8 @@ def _record(line: bytes) -> dict[str, Any]:
     record = parse_json(line.decode())
     if not isinstance(record, dict) or "kind" not in record:
         raise ValueError("not a record")
+    if wrong := wrong_record(record):
+        raise ValueError(wrong)
     return record
 
 
@@ -93,7 +97,10 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
 
 def parse_json(text: str) -> Any:
     """What ``dump_json`` wrote, infinities restored; NaN comes back as ``None``."""
-    return _restored(json.loads(text))
+    try:
+        return _restored(json.loads(text))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def _standard(value: Any) -> Any:

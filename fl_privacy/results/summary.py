@@ -1,17 +1,24 @@
 """What the records of a run add up to; the same for a finished run and for the rest of a killed one."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fl_privacy.metrics import THRESHOLDS, Statistic, aggregate, pmm
+from fl_privacy.metrics import METRICS, THRESHOLDS, Statistic, aggregate, pmm
+from fl_privacy.metrics.aggregate import ANY_VALUE
 from fl_privacy.results.records import Attacker, records_of
 
 NOT_METRICS = frozenset(
     {"kind", "attacker", "id", "round", "client", "image", "label_source", "attack_loss", "failure"}
 )
 """Fields of a victim's record that are no metric; any other number is one."""
+
+_SHARE, _SIZE = (0.0, 1.0), (0.0, float("inf"))
+_RANGES = {"cosine": (-1.0, 1.0), "zeros": _SHARE, "solvable": _SHARE} | dict.fromkeys(
+    ("signal_to_perturbation", "contraction", "error_bound", "condition", "bytes", "defense_seconds", "distance"), _SIZE
+)
+"""What figures beside the metrics can be."""
 
 
 def summarize(
@@ -23,9 +30,11 @@ def summarize(
 ) -> dict[str, Any]:
     """The content of ``summary.json``.
 
-    ``adaptive`` is what the adaptive attacker achieved, ``None`` if there was none; ``upload`` is of one client's reply
-    in one round; ``batch_norm`` are its modes in the attacked uploads, none for models without; ``privacy`` is the
-    epsilon spent in all rounds, ``None`` where nothing was trained.
+    What leaked is of the last attacked round, by the plain attacker, and under ``adaptive`` by the adaptive one,
+    ``None`` if there was none; ``attacked`` has the same of every attacked round, never mixed: an image attacked in two
+    rounds is one image. ``upload`` is of one client's reply in one round; ``batch_norm`` are its modes in the attacked
+    uploads, none for models without; ``privacy`` is the epsilon spent in all rounds, ``None`` where nothing was
+    trained.
 
     Args:
         records: of ``metrics.jsonl``.
@@ -34,7 +43,7 @@ def summarize(
         total_seconds: of the whole run, wall time.
     """
     rounds = [r for r in records if r["kind"] == "round"]
-    changed = metric_columns(r for r in records if r["kind"] == "perturbation")
+    attacked = _attacked(records)
     replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
     upload = {
         "bytes": [r["bytes_up"] / number for r, number in replies],
@@ -48,11 +57,12 @@ def summarize(
     accuracy = tested[-1]["accuracy"] if tested else None
     return {
         "status": "finished" if finished else "interrupted",
-        **_leakage(records, "plain"),
-        "adaptive": _adaptive(records),
-        "batch_norm": sorted({a["batch_norm"] for a in records_of(records, "attack", "plain") if a["batch_norm"]}),
-        "perturbation": _statistics(changed),
-        "upload": _statistics(upload),
+        **next((entry["plain"] for entry in reversed(attacked) if entry["plain"]), _leakage([], [])),
+        "adaptive": _adaptive(records, attacked),
+        "attacked": attacked,
+        "batch_norm": sorted({a["batch_norm"] for a in records_of(records, "attack", "plain") if a.get("batch_norm")}),
+        "perturbation": _statistics([r for r in records if r["kind"] == "perturbation"], group=_batch),
+        "upload": {name: _plain(s) for name, values in upload.items() if (s := aggregate(values, within=_SIZE))},
         "privacy": _privacy(records, rounds),
         "rounds": tested,
         "final_accuracy": accuracy,
@@ -77,13 +87,27 @@ def _privacy(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str,
     return {"epsilon": spent, **{key: stated[key] for key in ("delta", "accountant", "missing")}}
 
 
-def _leakage(records: Sequence[Mapping[str, Any]], attacker: Attacker) -> dict[str, Any]:
-    """What ``attacker`` achieved; ``tracing`` is over the rounds."""
-    victims, traced = (records_of(records, kind, attacker) for kind in ("victim", "tracing"))
-    columns = metric_columns(victims)
+def _attacked(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What each attacker achieved in each attacked round, in order; ``None`` of one that did not attack it."""
+    attackers: tuple[Attacker, ...] = ("plain", "adaptive")
+    of_attacker = {a: tuple(records_of(records, kind, a) for kind in ("victim", "tracing")) for a in attackers}
+    rounds = sorted({victim["round"] for victims, _ in of_attacker.values() for victim in victims})
+    found: list[dict[str, Any]] = []
+    for round in rounds:
+        entry: dict[str, Any] = {"round": round}
+        for attacker, kinds in of_attacker.items():
+            victims, traced = ([r for r in kind if r["round"] == round] for kind in kinds)
+            entry[attacker] = _leakage(victims, traced) if victims else None
+        found.append(entry)
+    return found
+
+
+def _leakage(victims: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What an attacker achieved in a round; intervals are over uploads, whose images were attacked together."""
+    columns = {name: [value for _, value in pairs] for name, pairs in _columns(victims).items()}
     sources = Counter(v["label_source"] for v in victims if v.get("label_source") and not v["failure"])
     return {
-        "metrics": _statistics(columns),
+        "metrics": _statistics(victims, group=lambda victim: victim["id"]),
         "thresholds": [
             {
                 "metric": t.metric,
@@ -104,8 +128,8 @@ def _leakage(records: Sequence[Mapping[str, Any]], attacker: Attacker) -> dict[s
 
 
 def _tracing(traced: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Distance over the rounds, also of the attacked images alone, beside that of guessing."""
-    distance = aggregate([r["distance"] for r in traced])
+    """Distance, also of the attacked images alone, beside that of guessing."""
+    distance = aggregate([r["distance"] for r in traced], within=_SHARE)
     if distance is None:
         return None
     participants = [r["participants"] for r in traced]
@@ -118,30 +142,46 @@ def _tracing(traced: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def _adaptive(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    attacks = records_of(records, "attack", "adaptive")
-    if not records_of(records, "victim", "adaptive"):
+def _adaptive(records: Sequence[Mapping[str, Any]], attacked: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    last = next((entry["adaptive"] for entry in reversed(attacked) if entry["adaptive"]), None)
+    if last is None:
         return None
+    attacks = records_of(records, "attack", "adaptive")
     return {
-        **_leakage(records, "adaptive"),
+        **last,
         "countermeasures": list(dict.fromkeys(sentence for a in attacks for sentence in a["countermeasures"])),
         "seconds": _total(attacks, "seconds"),
     }
 
 
-def metric_columns(victims: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Metric -> its values over the images that did not fail, those that could not be computed left out."""
-    columns: dict[str, list[float]] = {}
-    for victim in victims:
-        if victim.get("failure") is None:
-            for name, value in victim.items():
+def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mapping[str, Any], float]]]:
+    """Figure -> its values with their records; those of failures and those that could not be computed left out."""
+    columns: dict[str, list[tuple[Mapping[str, Any], float]]] = {}
+    for record in records:
+        if record.get("failure") is None:
+            for name, value in record.items():
                 if name not in NOT_METRICS and isinstance(value, int | float):
-                    columns.setdefault(name, []).append(float(value))
+                    columns.setdefault(name, []).append((record, float(value)))
     return columns
 
 
-def _statistics(columns: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    return {name: _plain(s) for name, values in columns.items() if (s := aggregate(values)) is not None}
+def _statistics(
+    records: Iterable[Mapping[str, Any]], *, group: Callable[[Mapping[str, Any]], str]
+) -> dict[str, dict[str, Any]]:
+    """Of every figure in ``records``, where those of one ``group`` are not independent."""
+    found = {}
+    for name, pairs in _columns(records).items():
+        within = METRICS[name].range if name in METRICS else _RANGES.get(name, ANY_VALUE)
+        statistic = aggregate([v for _, v in pairs], groups=[group(record) for record, _ in pairs], within=within)
+        if statistic is not None:
+            found[name] = _plain(statistic)
+    return found
+
+
+def _batch(record: Mapping[str, Any]) -> str:
+    """The same for updates of several rounds that come from the same examples, or from the same client's."""
+    id = str(record["id"])
+    return id.removeprefix(f"round-{record['round']}/")
 
 
 def _plain(statistic: Statistic) -> dict[str, Any]:

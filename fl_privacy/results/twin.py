@@ -26,8 +26,14 @@ def find_twin(out: Path, config: Mapping[str, Any]) -> Twin | None:
         try:
             identity = read_identity(summary.with_name("run.json"))
             accuracy = parse_json(summary.read_text())["final_accuracy"]
-        except (UserError, OSError, ValueError, KeyError):  # no use as a twin, and no reason to stop another run
+        except (
+            UserError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ):  # no use as a twin, and no reason to stop another run
             continue
-        if identity.undefended and identity.training == wanted and accuracy is not None:
+        if identity.undefended and identity.training == wanted and isinstance(accuracy, float | int):
             return Twin(summary.parent, accuracy)
     return None

@@ -138,7 +138,7 @@ def _from_file(path: Path, source: str, table: Table | None) -> tuple[Policy, ..
         )
     try:
         content = json.loads(path.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"Policies are expected in {path}, but it is no JSON; {remedy}.") from error
     names = content.get("policies") if isinstance(content, dict) else None
     searched = content.get("table") if isinstance(content, dict) else None

@@ -17,7 +17,7 @@ from fl_privacy.attacks.problem import Problem
 from fl_privacy.attacks.workload import Workload
 from fl_privacy.errors import UserError
 from fl_privacy.types import Observation, Reconstruction
-from tests.attacks.victims import CLASSES, observations, smooth_net
+from tests.attacks.victims import CLASSES, SHAPE, examples, observations, smooth_net
 
 ATTACK = inverting_gradients(iterations=8, sign="none", dtype="float64")
 CPU = torch.device("cpu")
@@ -109,3 +109,31 @@ def test_large_work_pays_and_small_does_not(monkeypatch: pytest.MonkeyPatch) -> 
     assert Workload(idlg(iterations=10**7), group, 0).evaluate is Problem.evaluate
     assert pays(torch.device("cuda"), runs=20_000, written=1, tensors=1)
     assert not pays(torch.device("cuda"), runs=4_800, written=1e15, tensors=1)
+
+
+def near_the_truth(dtype: str) -> tuple[Problem, torch.Tensor]:
+    """The cosine of victims at images that are nearly theirs."""
+    attack = inverting_gradients(total_variation=0.0, dtype=dtype)  # type: ignore[arg-type]
+    victims = observations(smooth_net(), 3, told=True)
+    (group,) = group_victims(victims_of(list(enumerate(victims))))
+    workload = Workload(attack, group, 0)
+    images = examples(3).inputs + 3e-3 * torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(2)).double()
+    problem = workload.problem(workload.members, [0] * 3)
+    return problem, attack.space.to_variables(images).flatten(1).to(workload.start(workload.members, [0] * 3)[0])
+
+
+@pytest.mark.parametrize("how", ["eager", "traced", pytest.param("compiled", marks=pytest.mark.slow)])
+def test_the_cosine_near_zero_is_that_of_float64(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "compiled" and shutil.which("g++") is None:
+        pytest.skip("needs a C++ compiler")
+    if how == "traced":
+        monkeypatch.setattr(torch, "compile", as_traced)
+    evaluate = Problem.evaluate if how == "eager" else CompiledEvaluation(demanded=True)
+    expected = Problem.evaluate(*near_the_truth("float64"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        found = evaluate(*near_the_truth("float32"))
+    assert expected[0].max() < 1e-4
+    for ours, reference in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float32
+        assert float((ours.double() - reference).norm() / reference.norm()) < 1e-3

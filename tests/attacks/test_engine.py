@@ -60,6 +60,32 @@ def test_company_chunks_and_order_do_not_matter(attack: GradientInversion) -> No
     assert attack(victims, seed=8)[0].loss != together[0].loss
 
 
+@pytest.mark.parametrize(
+    "attack",
+    [
+        idlg(iterations=4, enough=1e-9),
+        idlg(iterations=2, restarts=2),
+        inverting_gradients(iterations=30),
+    ],
+)
+def test_one_at_a_time_the_company_does_not_matter_to_the_last_bit(attack: GradientInversion) -> None:
+    """In float32, through more moves of L-BFGS than rounding errors need to grow."""
+    victims = observations(smooth_net(), 3)
+    attack = replace(attack, most_victims=1)
+    together = attack(victims[::-1], seed=7)[::-1]
+    for victim, found in zip(victims, together, strict=True):
+        alone = attack([victim], seed=7)[0]
+        assert torch.equal(alone.batch.inputs, found.batch.inputs)
+        assert alone.loss == found.loss
+        assert alone.history == found.history
+
+
+def test_the_same_call_ends_in_the_same_bits() -> None:
+    victims = observations(smooth_net(), 4)
+    one, other = (idlg(iterations=4)(victims, seed=7) for _ in range(2))
+    assert all(torch.equal(a.batch.inputs, b.batch.inputs) for a, b in zip(one, other, strict=True))
+
+
 def test_restarts_batched_or_not_choose_the_same_attempt() -> None:
     victims = observations(smooth_net(), 3)
     attack = idlg(iterations=4, restarts=3, accept=1e-5, dtype="float64")

@@ -39,6 +39,26 @@ def test_each_row_is_the_formula_of_its_victim(row: int) -> None:
     )
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-5])
+def test_the_cosine_by_layer_is_that_of_the_published_code(size: float) -> None:
+    """The dot product over the greater of both lengths' product and 1e-10, as PyTorch's own had it then."""
+    guess, seen = GUESS["a.bias"] * size, SEEN["a.bias"] * 1e-7
+    leaf = guess.clone().requires_grad_()
+    found = Cosine(per_layer=True)({"a.bias": Explicit(leaf, Target.of(seen))})
+    expected = 1 - (guess * seen).sum(1) / (guess.norm(dim=1) * seen.norm(dim=1)).clamp_min(1e-10)
+    torch.testing.assert_close(found.detach(), expected)
+    assert (size == 1e-5) == bool((guess.norm(dim=1) * seen.norm(dim=1) < 1e-10).any())
+
+
+def test_rounding_errors_count_as_nothing_in_the_cosine_by_layer() -> None:
+    noise = torch.randn(2, 1, 6, generator=GENERATOR) * 1e-8
+    leaf = noise[0].clone().requires_grad_()
+    loss = Cosine(per_layer=True)({"bias": Explicit(leaf, Target.of(noise[1]))})
+    (slope,) = torch.autograd.grad(loss.sum(), leaf)
+    assert loss.item() == pytest.approx(1, abs=1e-5)
+    assert float(slope.norm()) * 1e-8 < 1e-5  # moving it by its own size changes nothing
+
+
 @pytest.mark.parametrize("form", ["literal", "normalized"])
 def test_gaussian_kernel(form) -> None:
     expected = 0.0

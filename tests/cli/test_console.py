@@ -41,6 +41,19 @@ def test_long_work_of_clients_says_which_client_is_at_which_step(monkeypatch: py
     assert any(re.fullmatch(r"Round 1/2: client 2/3, condensing images 11/20, about .* left", line) for line in lines)
 
 
+def test_a_step_that_lasts_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.2)
+    written = io.StringIO()
+
+    with console.RichMonitor(Console(file=written, width=200)).working("Making uploads"):
+        for _ in counted("victim", range(2)):
+            time.sleep(0.7)
+
+    lines = written.getvalue().splitlines()
+    assert "Making uploads: victim 1/2 (for 1 s)" in lines
+    assert any(line.startswith("Making uploads: victim 2/2") for line in lines)
+
+
 def test_a_terminal_sees_the_table_and_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     terminal = Console(file=written, force_terminal=True, width=100, height=30, color_system=None)

@@ -77,6 +77,17 @@ WRONG = {
     "mean in letters": (["run", "model.mean=[a]"], "model.mean"),
     "name with a slash": (["run", "name=a/b"], "name"),
     "report of nothing": (["report", "/nowhere/run"], "/nowhere/run"),
+    "no round to attack": (["run", "intercept.rounds=[]"], "intercept.rounds=ends"),
+    "no client to attack": (["run", "intercept.clients=[]"], "intercept.clients=all"),
+    "attack that goes uphill": (["run", "attack.lr=-1"], "attack.lr"),
+    "attack that stands still": (["run", "attack=sapag", "attack.lr=0"], "attack.lr"),
+    "L-BFGS that goes uphill": (["run", "attack=dlg", "attack.lr=-1"], "attack.lr"),
+    "negative seed": (["run", "seed=-1"], "at least 0"),
+    "negative seed of a search": (["search-policies", "seed=-1"], "at least 0"),
+    "name in other letters": (["run", "name=ünï"], "'name=\"ünï\"'"),
+    "weights for a training": (["run", "weights=/etc/passwd"], "fl-privacy attack"),
+    "captures for a training": (["run", "captured=/nowhere/run"], "fl-privacy attack"),
+    "threshold that is no number": (["trade-off", "tiny", "--psnr-below", "nan"], "finite"),
 }
 
 

@@ -40,6 +40,7 @@ def test_named_classes_keep_their_numbers():
     [
         ([["dog", "cat"], ["dog"]], ("cat", "dog"), [1, 0, 1]),
         ([[70, 5, 5], [9]], ("5", "9", "70"), [2, 0, 0, 1]),
+        ([[-1, 1], [1]], ("-1", "1"), [0, 1, 1]),
         ([[True, False], [True]], ("not Smiling", "Smiling"), [1, 0, 1]),
     ],
 )
@@ -57,6 +58,9 @@ def test_other_values_are_classes_alike_in_both_parts(parts, names, codes):
         ([[0, 2]], ["a", "b"], "but got 0..2"),
         ([["a", None]], None, "missing"),
         ([[1, 1]], None, "at least 2 classes"),
+        ([[0, 1, -1], [1]], None, "1 examples have -1, the usual mark"),
+        ([[0.0, 1.0], [float("nan")]], None, "1 examples have NaN"),
+        ([[0.0, 1.0], [float("nan")]], ["a", "b"], "1 examples have NaN"),
     ],
 )
 def test_labels_that_are_none(parts, names, words):

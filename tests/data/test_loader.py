@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 
 from fl_privacy.data import load_data, load_examples
 from fl_privacy.errors import UserError
@@ -166,6 +167,17 @@ def test_a_cache_that_can_not_be_written_is_done_without(root, tmp_path, monkeyp
     monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="not kept"):
         assert len(load_data("pets", root=str(root)).train) == 6
+
+
+def test_a_disk_that_is_full_is_done_without_too(root, tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("fl_privacy.data.cache.save_file", refuse)
+    with pytest.warns(UserWarning, match="not kept.*No space left"):
+        assert len(load_data("pets", root=str(root)).train) == 6
+    assert not list((tmp_path / "cache").iterdir())
 
 
 @pytest.mark.parametrize(

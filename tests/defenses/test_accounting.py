@@ -1,13 +1,14 @@
 import math
 import sys
+from pathlib import Path
 
 import pytest
 from opacus.accountants import RDPAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fl_privacy.defenses import compose, dp_noise, dp_sgd, none, pruning, quantization
-from fl_privacy.defenses.accounting import epsilon, guarantee
+from fl_privacy.defenses import Defense, compose, dp_noise, dp_sgd, local_dp, none, ppdl, pruning, quantization
+from fl_privacy.defenses.accounting import _MADE_UP, _NO_CALIBRATED_NOISE, epsilon, guarantee
 from fl_privacy.errors import UserError
 
 DELTA = 1e-5
@@ -79,6 +80,8 @@ def test_processing_the_noised_update_keeps_the_guarantee():
         (dp_noise(scale=0.0, clip_norm=1.0), "no noise"),
         (dp_sgd(noise_multiplier=0), "no noise"),
         (compose(dp_sgd(), dp_noise(clip_norm=1.0)), "do not cover"),
+        (Defense(name="shiver"), "none is known of shiver, whose noise, if it adds any"),
+        (compose(dp_sgd(), Defense(name="shiver")), "none is known of shiver"),
     ],
 )
 def test_no_guarantee_is_said_in_words(defense, reason):
@@ -86,6 +89,18 @@ def test_no_guarantee_is_said_in_words(defense, reason):
     assert found.epsilon(1) == math.inf
     assert reason in found.describe(1)
     assert "No differential privacy guarantee" in found.describe(1)
+
+
+def test_nothing_is_said_of_the_noise_of_a_defense_that_is_not_ours():
+    assert "adds no" not in guarantee(Defense(name="shiver"), sample_rate=0.1, delta=DELTA).describe(1)
+
+
+def test_every_defense_of_the_package_is_known_to_the_accountants():
+    known = {"dp_sgd", "dp_noise", *_MADE_UP, *_NO_CALIBRATED_NOISE}
+    composed = {"local_dp", "local_dp_mod", "ppdl"}
+    options = {path.stem for path in (Path(__file__).parents[2] / "conf" / "defense").glob("*.yaml")}
+    assert options - {"custom"} - composed <= known
+    assert set(local_dp().name.split("+")) | set(ppdl().name.split("+")) <= known
 
 
 def test_uploaded_batch_norm_statistics_void_the_guarantee():

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fl_privacy.defenses import ClientState, dc, dm, dsa
-from fl_privacy.defenses.condensation.augmentation import siamese
+from fl_privacy.defenses.condensation.augmentation import siamese, siamese_by_class
 from fl_privacy.defenses.condensation.classes import Classes
 from fl_privacy.defenses.condensation.distribution_matching import mean_features
 from fl_privacy.defenses.condensation.gradient_matching import class_gradients, gradient_distance
@@ -184,3 +184,36 @@ def test_wrong_settings_are_one_line(settings):
     for make in (dm, dc, dsa):
         with pytest.raises(UserError):
             make(**settings)
+
+
+def test_they_start_as_published_noise_for_dc_and_own_images_for_dsa_and_dm():
+    assert [METHODS[name].public["start"] for name in ("dc", "dsa", "dm")] == ["noise", "real", "real"]
+
+
+@pytest.mark.parametrize("make", [dc, dsa, dm])
+def test_own_images_show_through_few_updates_and_noise_shows_none(make):
+    few = {"iterations": 3} if make is dm else {"networks": 1, "outer_steps": 2, "inner_steps": 1}
+    own = own_batch()
+    nearest = {}
+    for start in ("noise", "real"):
+        (hook,) = make(**SMALL, **few, start=start).examples
+        made = hook(own, local_data())
+        squares = (made.inputs[:, None] - own.inputs).square().flatten(2).mean(2)
+        nearest[start] = squares.masked_fill(made.labels[:, None] != own.labels, torch.inf).amin(1)
+    noise = torch.randn(20, 3, 16, 16, generator=derive_generator(1)) * 0.25 + 0.5
+    strangers = (noise.clamp(0, 1)[:, None] - own.inputs).square().flatten(2).mean(2).amin(1)
+    assert nearest["real"].max() < 0.2 * nearest["noise"].min()
+    assert nearest["noise"].mean() > 0.7 * strangers.mean()
+
+
+def test_each_class_is_augmented_by_a_draw_of_its_own():
+    images = torch.rand(1, 2, 3, 16, 16).expand(6, -1, -1, -1, -1)
+    changed = siamese_by_class(6, derive_generator(0))(images)
+    assert changed.shape == images.shape
+    assert len({round(float(of_class.sum()), 3) for of_class in changed}) > 3
+
+
+@pytest.mark.parametrize("make", [dc, dsa, dm])
+def test_an_unknown_start_is_one_line(make):
+    with pytest.raises(UserError, match=r"start.*noise, real"):
+        make(start="zeros")

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from PIL import Image
@@ -26,9 +28,17 @@ def prepare(input_shape, *, k, public):
 def test_coefficients_are_shares_below_the_bound():
     shares = coefficients(2000, 4, 0.65, derive_generator(0))
     assert torch.allclose(shares.sum(1), torch.ones(2000))
-    assert shares.min() > 0
-    assert 0.5 < shares.max() <= 0.65
+    assert shares.min() >= 0
+    assert 0.6 < shares.max() <= 0.65
     assert torch.allclose(shares.mean(0), torch.full((4,), 0.25), atol=0.02)
+
+
+def test_coefficients_are_those_of_the_published_code():
+    """|z| / sum |z|: of two, the first is below t where |z1| < s |z2| with s = t / (1 - t): chance 2/pi atan(s)."""
+    first = coefficients(20_000, 2, 1.0, derive_generator(1))[:, 0]
+    for bound in (0.05, 0.2, 0.5, 0.9):
+        expected = 2 / math.pi * math.atan(bound / (1 - bound))
+        assert float((first < bound).double().mean()) == pytest.approx(expected, abs=0.015)
 
 
 def test_alone_an_image_keeps_its_distance_from_the_middle():

@@ -9,13 +9,14 @@ import torch
 from scipy.signal import correlate2d
 from torch import nn
 
+from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, Defense, fdl_pp, split_fed
 from fl_privacy.defenses.passport import PassportConv2d, passport_layers
 from fl_privacy.errors import UserError
-from fl_privacy.federation import private_names
+from fl_privacy.federation import Participant, private_names
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import LeNet5, ResNet18
-from fl_privacy.types import Batch, ModelState
+from fl_privacy.types import Batch, LocalPlan, ModelState
 
 
 def passport_layer(*, stored: bool = False) -> PassportConv2d:
@@ -95,10 +96,8 @@ def test_the_penalty_is_the_squared_distance_of_what_is_stored() -> None:
 
 def installed(model: nn.Module, shape: tuple[int, ...], seed: int = 1, **settings: object) -> nn.Module:
     defense = fdl_pp(**settings)
-    for prepare in defense.prepare:
-        prepare(shape)
     for hook in defense.model:
-        model = hook(model, ClientState(), torch.Generator().manual_seed(seed))
+        model = hook(model, ClientState(input_shape=shape), torch.Generator().manual_seed(seed))
     return model
 
 
@@ -149,10 +148,29 @@ def test_the_penalized_form_adds_the_gradient_of_the_penalty() -> None:
 def test_wrong_uses_are_refused() -> None:
     with pytest.raises(UserError, match="expects a convolution among the private modules"):
         installed(lenet(), (1, 28, 28), private=["classifier"])
-    with pytest.raises(UserError, match="call its prepare hook first"):
+    with pytest.raises(UserError, match="knows the shape of its images"):
         fdl_pp().model[-1](lenet(), ClientState(), torch.Generator())
     with pytest.raises(UserError, match=r"defense\.form is expected to be one of functional, penalized"):
         fdl_pp(form="stored")
+
+
+def test_federations_that_share_a_defense_keep_their_own_shapes() -> None:
+    defense = fdl_pp()
+    shapes = {(1, 28, 28): 28, (1, 32, 32): 32}
+    clients = {
+        side: Participant(
+            id=0,
+            examples=Examples(torch.zeros(2, *shape, dtype=torch.uint8), torch.tensor([0, 1]), tuple("ab")),
+            indices=torch.arange(2),
+            model=nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)),
+            plan=LocalPlan(),
+            defense=defense,
+        )
+        for shape, side in shapes.items()
+    }
+    for side in (28, 32, 28):
+        (layer,) = passport_layers(clients[side].architecture()).values()
+        assert layer.passport_gamma.shape == (1, side, side)
 
 
 def test_by_default_the_normalization_behind_the_first_convolution_gives_way_too() -> None:

@@ -1,12 +1,13 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fl_privacy.defenses import compose, dp_sgd, jacobian, soteria
 from fl_privacy.defenses.representation import find_head, representation
-from fl_privacy.defenses.soteria import feature_mask, feature_scores, mask_agreement
+from fl_privacy.defenses.soteria import feature_mask, feature_scores, mask_agreement, published_mask
 from fl_privacy.errors import UserError
 from fl_privacy.types import Batch
 
@@ -102,7 +103,7 @@ def test_models_without_a_vector_before_a_linear_layer_are_refused():
         run(soteria(), {}, local_step())
 
 
-@pytest.mark.parametrize("options", [{"rate": 1}, {"scores": "x"}, {"directions": 0}, {"epsilon": 0}])
+@pytest.mark.parametrize("options", [{"rate": 1}, {"scores": "x"}, {"directions": 0}, {"epsilon": 0}, {"form": "x"}])
 def test_bad_options_are_one_line(options):
     with pytest.raises(UserError, match="expected") as error:
         soteria(**options)
@@ -111,3 +112,46 @@ def test_bad_options_are_one_line(options):
 
 def test_mask_drops_exactly_the_share():
     assert feature_mask(torch.zeros(10), 0.3).sum() == 7
+
+
+def as_the_scripts_do(step, head, percent):
+    """The authors' loop, feature by feature, and NumPy's percentile."""
+    x = step.batch.inputs.clone().requires_grad_()
+    r = representation(step.model, step.sent, x, head)
+    scores = np.zeros(r.shape[1])
+    for i in range(r.shape[1]):
+        (slope,) = torch.autograd.grad(r[:, i].sum(), x, retain_graph=True)
+        scores[i] = (slope.flatten(1).norm(dim=1) / (r[:, i].detach() + 0.1)).sum()
+    return np.abs(scores) >= np.percentile(scores, percent)
+
+
+def bounded():
+    """Features in (0, 1), which an epsilon of 0.1 is not little for."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 40), nn.Sigmoid(), nn.Linear(40, 5))
+    nn.init.uniform_(net[1].weight, -0.3, 0.3)
+    return net
+
+
+@pytest.mark.parametrize("model, head", [(bounded, "3"), (Headed, "out")])
+@pytest.mark.parametrize("rate", [0.01, 0.5, 0.8])
+def test_the_codes_form_withholds_what_the_published_scripts_do(model, head, rate):
+    step = local_step(model(), examples=3)
+    clean = clean_gradient(step)
+    kept = run(soteria(rate=rate, form="code"), clean, step)[f"{head}.weight"]
+    expected = torch.from_numpy(as_the_scripts_do(step, head, 100 * rate))
+    assert torch.equal(kept, clean[f"{head}.weight"] * expected)
+
+
+def test_the_forms_differ_where_features_are_bounded():
+    step = local_step(bounded())
+    paper = feature_mask(feature_scores(step, "3"), 0.5)
+    code = published_mask(feature_scores(step, "3", epsilon=0.1, form="code"), 0.5)
+    assert 0 < (paper != code).sum() < 20
+    assert soteria().public["epsilon"] == 1e-10
+    assert soteria(form="code").public["epsilon"] == 0.1
+
+
+def test_negative_features_are_judged_by_the_magnitude_of_their_score():
+    assert published_mask(torch.tensor([-9.0, -1, 2, 3]), 0.5).tolist() == [True, True, True, True]
+    assert published_mask(torch.tensor([1.0, 2, 3, 4]), 0.5).tolist() == [False, False, True, True]

@@ -1,12 +1,14 @@
 import pytest
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import (
     EvaluationNetwork,
     EvaluatorPlan,
     blend_with_noise,
+    find,
     find_evaluator,
     load_evaluator,
     noise_curve,
@@ -120,3 +122,26 @@ def test_grey_images_get_a_small_network_once(tmp_path, monkeypatch):
 def test_bad_plans_are_one_line(wrong):
     with pytest.raises(UserError, match="expected"):
         EvaluatorPlan(**wrong)
+
+
+@pytest.mark.parametrize("reason", ["read-only folder", "full disk"])
+def test_a_small_network_that_can_not_be_kept_judges_all_the_same(reason, tmp_path, monkeypatch, caplog):
+    small = EvaluationNetwork(input_shape=(1, 8, 8), widths=(2, 2, 2))
+    monkeypatch.setattr(find, "train_evaluator", lambda *arguments, **settings: small)
+    monkeypatch.setattr(find, "_digits", lambda height, width: torch.zeros(1, 1, height, width))
+    find._small.cache_clear()
+    if reason == "full disk":
+        monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path))
+        monkeypatch.setattr("fl_privacy.evaluator.store.save_file", _no_space)
+    else:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path / "file"))
+    network = find.find_evaluator(None, (1, 8, 8))
+    assert network(torch.rand(3, 1, 8, 8)).shape == (3,)
+    assert not any(p.requires_grad for p in network.parameters())
+    assert "not kept" in caplog.text
+    find._small.cache_clear()
+
+
+def _no_space(*arguments, **settings):
+    raise SafetensorError("I/O error: No space left on device (os error 28)")

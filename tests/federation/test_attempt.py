@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from fl_privacy.federation.attempt import attempt
-from fl_privacy.federation.server import Failure
+from fl_privacy.federation.guard import Failure
 
 
 def test_an_exception_becomes_one_line():

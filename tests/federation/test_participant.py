@@ -46,6 +46,16 @@ def test_the_global_random_state_and_threads_are_left_alone() -> None:
     assert torch.get_num_threads() == threads
 
 
+def test_the_streams_of_other_devices_are_not_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seeded(seed: int) -> None:
+        raise AssertionError("a client on the CPU seeds the GPUs")
+
+    client = harness.participants(defense=harness.HEAD)[0]
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded)
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeded)
+    client.update(SENT, ClientState(), round=1)
+
+
 def test_victims_are_disjoint_and_the_client_s_own() -> None:
     client = harness.participants()[2]
 

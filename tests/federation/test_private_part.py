@@ -28,15 +28,9 @@ ROUNDS = 2
 CONV = ["conv"]
 
 
-def prepared(defense: Defense) -> Defense:
-    for prepare in defense.prepare:
-        prepare((1, harness.SIDE, harness.SIDE))
-    return defense
-
-
 def participants(defense: Defense, plan: LocalPlan = harness.FEDAVG) -> dict[int, Participant]:
     test = harness.examples(8, seed=6)
-    return {i: replace(p, test=test) for i, p in harness.participants(plan, prepared(defense)).items()}
+    return {i: replace(p, test=test) for i, p in harness.participants(plan, defense).items()}
 
 
 def server(defense: Defense, plan: LocalPlan = harness.FEDAVG) -> Server:

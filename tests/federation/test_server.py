@@ -71,16 +71,6 @@ def test_buffers_are_averaged_and_counters_stay_whole() -> None:
     assert subject.state.buffers["n"].dtype == torch.int64
 
 
-def test_an_upload_of_another_precision_leaves_the_model_s_own() -> None:
-    subject = server()
-
-    subject.receive({0: Upload(tensors={"w": torch.tensor([1.0, 1.0], dtype=torch.float64)}, num_examples=1)})
-    subject.receive({0: Upload(tensors={"w": torch.tensor([1.0, 1.0], dtype=torch.float16)}, num_examples=1)})
-
-    assert subject.state.parameters["w"].dtype == torch.float32
-    assert subject.state.parameters["w"].tolist() == [3.0, 4.0]
-
-
 BAD = {
     "no reply": (Failure("no reply"), "no reply"),
     "no examples": (upload([1.0, 1.0], 0), "at least 1 example"),
@@ -88,7 +78,8 @@ BAD = {
     "a parameter as a buffer": (replace(upload([1.0, 1.0], 1), buffers={"w": torch.zeros(2)}), "unknown tensor w"),
     "shape": (upload([1.0], 1), "expected shape (2,), got (1,)"),
     "nan": (upload([1.0, float("nan")], 1), "w: not finite"),
-    "infinity": (replace(upload([1.0, 1.0], 1), buffers={"n": torch.tensor(float("inf"))}), "n: not finite"),
+    "infinity": (upload([1.0, 1.0], 1, b=torch.tensor([float("inf")])), "b: not finite"),
+    "precision": (upload([1.0, 1.0], 1, b=torch.zeros(1).double()), "b: expected float32 as sent, got float64"),
 }
 
 

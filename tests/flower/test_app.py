@@ -28,6 +28,17 @@ SMALL = (
 )
 
 
+@pytest.fixture(autouse=True)
+def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FL_PRIVACY_STATE", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FL_PRIVACY_SIMULATION", "1")
+
+
+@pytest.mark.usefixtures("simulation")
 def test_a_node_builds_only_what_is_registered_or_its_own_environment_trusts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,8 +51,8 @@ def test_a_node_builds_only_what_is_registered_or_its_own_environment_trusts(
     run_app(overrides, nodes=2)
 
 
-def run_app(overrides: str, nodes: int) -> None:
-    config = RunConfig({"overrides": overrides})
+def run_app(overrides: str, nodes: int, **settings: float | bool) -> None:
+    config = RunConfig({"overrides": overrides, "round-timeout": 600, "authenticated-nodes": False, **settings})
     grid = LocalGrid(range(nodes), client_app)
     for context in grid.contexts.values():
         context.run_config = config
@@ -64,6 +75,7 @@ def test_the_bundle_holds_all_of_the_package_and_its_configuration() -> None:
     assert len(bundle) < 2 * MEGABYTE
 
 
+@pytest.mark.usefixtures("simulation")
 def test_the_apps_run_an_experiment_as_the_plain_loop_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +93,62 @@ def test_the_apps_run_an_experiment_as_the_plain_loop_does(
     assert (flower / "report.html").stat().st_size > 1000
 
 
+PROBED = SMALL.replace("intercept.target=update", "intercept.target=probe victims=2") + " twin=false"
+
+
+def threat_model(out: Path) -> str:
+    (run,) = out.glob("*dp_noise*")
+    return (run / "threat_model.json").read_text()
+
+
+def test_deployed_clients_draw_from_their_own_secrets_and_the_page_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    run_app(f"{PROBED} out=deployed", nodes=2)
+    run_experiment(compose([*shlex.split(PROBED), "out=simulated"]), plain_loop, Monitor())
+
+    assert "Clients are deployed" in threat_model(tmp_path / "deployed/deployed")
+    assert "This is a simulation" in threat_model(tmp_path / "simulated")
+    assert (tmp_path / "state" / "node-secret").exists()
+    weights = [
+        next((tmp_path / out).glob("*dp_noise*/model.safetensors")) for out in ("deployed/deployed", "simulated")
+    ]
+    assert weights[0].read_bytes() != weights[1].read_bytes()
+
+
+@pytest.mark.parametrize("target", ["update", "probe"])
+def test_attacks_that_nobody_could_judge_are_refused(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = SMALL if target == "update" else PROBED.replace("dp_noise", "instahide")
+
+    with pytest.raises(UserError, match=r"deployed clients choose and transform .* FL_PRIVACY_SIMULATION=1"):
+        run_app(overrides, nodes=2)
+
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("server_says", ["0", "1"])
+def test_server_and_nodes_agree_on_what_is_simulated(
+    server_says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fl_privacy.cli.flower_app.is_simulation", lambda: server_says == "1")
+    monkeypatch.setenv("FL_PRIVACY_SIMULATION", "0" if server_says == "1" else "1")
+
+    with pytest.raises(UserError, match="set FL_PRIVACY_SIMULATION alike"):
+        run_app(PROBED, nodes=2)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), float("nan")])
+def test_a_timeout_that_is_none_is_refused(timeout: float) -> None:
+    with pytest.raises(UserError, match="round-timeout is expected to be seconds above 0"):
+        run_app(PROBED, nodes=2, **{"round-timeout": timeout})
+
+
 def captured(run: Path) -> dict[str, Any]:
     return {
         path.name + path.parent.name + path.parent.parent.name: json.loads(path.read_text())
@@ -88,6 +156,7 @@ def captured(run: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.usefixtures("simulation")
 def test_supernodes_that_do_not_fit_the_clients_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 

@@ -225,8 +225,8 @@ class Shrinking(NumPyClient):
         return [a.ravel()[:1] for a in parameters], 1, {}
 
 
-def ask(make_client: Any, kind: str, content: RecordDict) -> Message:
-    grid = LocalGrid(range(2), numpy_client_app(make_client))
+def ask(make_client: Any, kind: str, content: RecordDict, *, audited: bool = False) -> Message:
+    grid = LocalGrid(range(2), numpy_client_app(make_client, audited=audited))
     (reply,) = grid.send_and_receive([Message(content, grid.get_node_ids()[1], kind)])
     return reply
 
@@ -263,6 +263,6 @@ def test_a_client_of_deltas_does_not_join_a_stock_strategy() -> None:
 
 
 def test_a_foreign_client_can_not_be_probed() -> None:
-    reply = ask(lambda context: Doubler(), "train.probe", stock_content(Doubler()))
+    reply = ask(lambda context: Doubler(), "train.probe", stock_content(Doubler()), audited=True)
 
     assert "expected to be a PrivacyClient, but is a Doubler" in str(reply.error.reason)

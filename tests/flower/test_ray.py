@@ -1,6 +1,7 @@
 """Clients in Ray processes give the bits of the plain loop too."""
 
 import os
+import time
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,7 @@ def without_data() -> dict[int, Participant]:
     raise FileNotFoundError("no data on this machine")
 
 
-def run(*, source: Any, actors: int) -> harness.Recording:
+def run(*, source: Any, actors: int, timeout: float = 3600.0) -> harness.Recording:
     recording = harness.Recording()
     run_ray(
         harness.server(),
@@ -51,6 +52,7 @@ def run(*, source: Any, actors: int) -> harness.Recording:
         on_round=recording.reports.append,
         num_cpus=0.5,
         actors=actors,
+        timeout=timeout,
     )
     return recording
 
@@ -64,4 +66,24 @@ class Dying(Participant):
     def update(self, sent: Any, state: Any, *, round: int) -> Any:
         if round == 1:
             os._exit(1)
+        return super().update(sent, state, round=round)
+
+
+@pytest.mark.slow
+def test_a_process_that_never_answers_costs_one_reply_and_is_replaced() -> None:
+    recording = run(source=sleeping_in_round_one, actors=1, timeout=30.0)
+
+    assert [report.clients for report in recording.reports] == [(0, 2), (0, 1, 2), (0, 1, 2)]
+    assert recording.reports[0].excluded == {1: "no reply within 30 s (backend.timeout)"}
+
+
+def sleeping_in_round_one() -> dict[int, Participant]:
+    clients = harness.participants()
+    return clients | {1: Sleeping(**{name: getattr(clients[1], name) for name in clients[1].__dataclass_fields__})}
+
+
+class Sleeping(Participant):
+    def update(self, sent: Any, state: Any, *, round: int) -> Any:
+        if round == 1:
+            time.sleep(3600)
         return super().update(sent, state, round=round)

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Server, ServerPlan, run_rounds
-from fl_privacy.flower import Federated, LocalGrid, participant_app
+from fl_privacy.flower import Federated, LocalGrid, participant_app, run_on_grid
 from fl_privacy.flower.grid import FIRST_NODE
 from tests.federation import harness
 
@@ -74,7 +74,7 @@ def test_a_silent_client_is_excluded() -> None:
 
     _, recording = start(Lossy(range(harness.CLIENTS), participant_app(harness.participants())))
 
-    assert recording.reports[0].excluded == {0: "no reply"}
+    assert recording.reports[0].excluded == {0: "no reply in time"}
     assert recording.reports[0].clients == (1, 2)
 
 
@@ -190,5 +190,97 @@ def test_a_stranger_that_joins_later_is_left_aside(caplog: pytest.LogCaptureFixt
     strategy = Federated(server=harness.server(), on_round=on_round, patience=0.3)
     strategy.start(subject, strategy.arrays(), num_rounds=2)
 
-    assert "A node that joined is left aside" in caplog.text
+    assert "Node 1009 is left aside" in caplog.text
     assert "holds 9 of 1" in caplog.text
+
+
+def replace_after(round: int, subject: LocalGrid, *, keep: bool, seen: list[Any]) -> Any:
+    """After ``round`` another node, 77, claims the partition of the second one, which stays or leaves."""
+
+    def on_round(report: Any) -> None:
+        seen.append((report.clients, dict(report.excluded)))
+        if report.round == round:
+            old = subject.contexts[FIRST_NODE + 1]
+            if not keep:
+                del subject.contexts[FIRST_NODE + 1]
+            config, state = dict(old.node_config), RecordDict()
+            subject.contexts[77] = Context(run_id=1, node_id=77, node_config=config, state=state, run_config={})
+
+    return on_round
+
+
+@pytest.mark.parametrize(
+    ("keep", "bound", "last"),
+    [
+        (True, False, ((0, 1, 2), {})),
+        (True, True, ((0, 1, 2), {})),
+        (False, False, ((0, 1, 2), {})),
+        (False, True, ((0, 2), {1: "its node is not connected"})),
+    ],
+)
+def test_a_partition_belongs_to_the_node_that_claimed_it_first(
+    keep: bool, bound: bool, last: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another node takes it over only when that one has left, and never where nodes are told apart by their keys."""
+    asked: list[int] = []
+
+    class Watched(LocalGrid):
+        def deliver(self, messages: Sequence[Message]) -> list[Message]:
+            asked.extend(m.metadata.dst_node_id for m in messages if m.metadata.message_type == "train")
+            return super().deliver(messages)
+
+    subject, seen = Watched(range(harness.CLIENTS), participant_app(harness.participants())), list[Any]()
+    on_round = replace_after(1, subject, keep=keep, seen=seen)
+    strategy = Federated(server=harness.server(), on_round=on_round, patience=0.3, bound=bound)
+    strategy.start(subject, strategy.arrays(), num_rounds=3)
+
+    assert seen[-1] == last
+    assert (77 in asked) == (not keep and not bound)
+    assert ("Node 77 is left aside: partition 1, which it claims, belongs to node 1001" in caplog.text) != (77 in asked)
+
+
+def test_a_node_that_answers_nonsense_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    app = participant_app(harness.participants())
+
+    def answer(message: Message, context: Context) -> Message:
+        if context.node_id == 5:
+            return Message(RecordDict({"x": ConfigRecord({"y": 1})}), reply_to=message)
+        return app(message, context)
+
+    subject = LocalGrid(range(harness.CLIENTS), answer)  # type: ignore[arg-type]
+    subject.contexts = {
+        5: Context(run_id=1, node_id=5, node_config={}, state=RecordDict(), run_config={}),
+        **subject.contexts,
+    }
+
+    _, recording = start(subject)
+
+    assert [report.clients for report in recording.reports] == [(0, 1, 2)] * 2
+    assert "Node 5 is left aside" in caplog.text
+
+
+def test_nodes_that_do_not_agree_with_the_server_on_what_is_simulated_are_refused() -> None:
+    with pytest.raises(UserError, match="expected to be deployed, but the one of partition 0 is not"):
+        start(grid(), simulated=False)
+
+
+def test_the_time_of_a_round_is_handed_to_the_grid() -> None:
+    waited: list[float | None] = []
+
+    class Timed(LocalGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+            waited.append(timeout)
+            return super().send_and_receive(messages, timeout=timeout)
+
+    server, recording = harness.server(), harness.Recording()
+    run_on_grid(
+        Timed(range(harness.CLIENTS), participant_app(harness.participants())),
+        server,
+        rounds=1,
+        audit=harness.probes(1),
+        interceptor=recording.interceptor(),
+        on_round=recording.reports.append,
+        timeout=7.0,
+    )
+
+    assert set(waited[1:]) == {7.0}

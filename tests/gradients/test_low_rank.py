@@ -26,8 +26,10 @@ def test_products_are_the_statistics_of_the_gradient() -> None:
     target = Target.of(seen)
     ours = Products(deltas, inputs, factors, target.without_value())
     reference = Explicit(deltas @ inputs.mT, target)
-    for name in ("dot", "squared", "distance", "absolute"):
+    for name in ("squared", "distance", "absolute"):
         torch.testing.assert_close(getattr(ours, name), getattr(reference, name))
+    scales = torch.tensor([1.0, 2, -3]).double(), torch.tensor([0.5, 0, 4]).double()
+    torch.testing.assert_close(ours.apart(*scales), reference.apart(*scales))
 
 
 def test_one_victim_of_full_rank_forbids_factors() -> None:
@@ -60,3 +62,31 @@ def test_attacks_end_the_same_with_and_without_forming_gradients(defended: bool)
         assert ours.loss == pytest.approx(reference.loss, rel=1e-8)
         assert ours.batch is not None and reference.batch is not None
         torch.testing.assert_close(ours.batch.inputs, reference.batch.inputs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+@pytest.mark.parametrize("near", [1e-1, 1e-3, 1e-5])
+def test_the_cosine_keeps_its_digits_in_float32_near_zero(near: float, per_layer: bool) -> None:
+    """Loss and slope, of gradients that are formed and that are not, against float64 on the same numbers."""
+    seen_deltas, seen_inputs, off_deltas, off_inputs = (t.float() for t in _operands())
+    deltas, inputs = seen_deltas + near * off_deltas, seen_inputs + near * off_inputs
+    objective = Cosine(per_layer=per_layer)
+
+    def evaluated(dtype: torch.dtype, formed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf, others = deltas.to(dtype).requires_grad_(), inputs.to(dtype)
+        seen = seen_deltas.to(dtype) @ seen_inputs.to(dtype).mT
+        target = Target.of(seen)
+        if formed:
+            found = objective({"weight": Explicit(leaf @ others.mT, target)})
+        else:
+            factors = factorize(seen, 2)
+            assert factors is not None
+            found = objective({"weight": Products(leaf, others, factors, target.without_value())})
+        return found.detach(), torch.autograd.grad(found.sum(), leaf)[0]
+
+    loss, slope = evaluated(torch.float64, True)
+    assert 0 < loss.max() < near**2 * 10
+    for formed in (True, False):
+        for found, expected in zip(evaluated(torch.float32, formed), (loss, slope), strict=True):
+            error = (found.double() - expected).flatten(1 - (found.dim() == 1)).norm() / expected.norm()
+            assert error < max(1e-5, 1e-6 / near)

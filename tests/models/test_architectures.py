@@ -51,6 +51,8 @@ def test_published_parameter_counts():
     assert count(ResNet10(**cifar)) == 4_903_242
     assert count(ResNet20(**cifar, width=16)) == 272_474
     assert ConvNet(**cifar).classifier.in_features == 36 * 64
+    # ConvNet64 in the authors' code: convolutions with biases of 64, 128, 128 and five times 256 channels, batch norm.
+    assert count(ConvNet(**cifar)) == 2_904_970
     assert LeNet(in_channels=1, image_size=28, num_classes=10).classifier.in_features == 588
     # LeNet-5 for MNIST is known to have 61,706 parameters.
     assert count(LeNet5(in_channels=1, image_size=28, num_classes=10)) == 61_706

@@ -51,6 +51,18 @@ def test_own_module_gets_what_its_signature_accepts():
     assert isinstance(build_model(lambda: nn.Linear(2, 2), seed=0, **CIFAR), nn.Linear)
 
 
+def test_own_module_starts_from_a_named_initialization():
+    own, drawn = (
+        build_model(Own, seed=0, in_channels=3, image_size=8, num_classes=5, init=i) for i in ("default", "uniform_0.5")
+    )
+    assert torch.equal(values(own), values(build_model(Own, seed=0, in_channels=3, image_size=8, num_classes=5)))
+    assert 0.4 < values(drawn).abs().max() <= 0.5
+    again = build_model(Own, seed=0, in_channels=3, image_size=8, num_classes=5, init="uniform_0.5")
+    assert torch.equal(values(drawn), values(again))
+    with pytest.raises(UserError, match=r"model\.init.*kaiming_normal_fan_out.*'zeros'"):
+        build_model(Own, seed=0, in_channels=3, image_size=8, num_classes=5, init="zeros")
+
+
 def test_partial_keeps_the_users_own_choice():
     partial = functools.partial(Own, num_classes=7)
     assert build_model(partial, seed=0, **CIFAR).head.out_features == 7

@@ -1,6 +1,8 @@
 """Victims attacked in parts, in Ray tasks, fare as in one process."""
 
 import os
+import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 from fl_privacy.attacks import GradientInversion, Progress, idlg, no_progress
 from fl_privacy.config import build_attack, compose
 from fl_privacy.errors import UserError
+from fl_privacy.parallel.ray_cluster import expect_answer
 from fl_privacy.parallel.sharded import ShardedAttack
 from fl_privacy.types import Observation, Reconstruction
 from tests.attacks.victims import observations, smooth_net
@@ -17,7 +20,7 @@ from tests.pipeline.runs import TINY, run
 
 
 def halved(attack: Callable[..., list[Reconstruction]]) -> ShardedAttack:
-    return ShardedAttack(attack=attack, shards=2, device=torch.device("cpu"))
+    return ShardedAttack(attack=attack, shards=2, threads=1, device=torch.device("cpu"))
 
 
 @pytest.mark.ray
@@ -105,3 +108,33 @@ def test_every_attack_can_be_sharded() -> None:
     built = build_attack(compose(overrides))
     assert isinstance(built, ShardedAttack) and built.shards == 3
     assert isinstance(build_attack(compose(["attack=idlg"])), GradientInversion)
+
+
+def test_something_else_at_the_address_is_told_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{server.getsockname()[1]}")
+        started = time.monotonic()
+        with pytest.raises(UserError, match="no Ray"):
+            expect_answer()
+        assert time.monotonic() - started < 30
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_cluster_that_runs_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    expect_answer()
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"), [("127.0.0.1:9", "127.0.0.1:9"), ("nowhere", "no address"), ("ray://127.0.0.1:9", "refused")]
+)
+def test_a_cluster_that_does_not_answer_is_told_within_seconds(
+    address: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    started = time.monotonic()
+    with pytest.raises(UserError, match=hint):
+        expect_answer()
+    assert time.monotonic() - started < 20

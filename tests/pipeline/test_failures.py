@@ -42,7 +42,8 @@ def test_an_attack_that_raises_costs_its_victims_only_and_is_no_success(tmp_path
     assert len(victims) == 4
     assert all(victim["failure"] == "ArithmeticError: oh dear" for victim in victims)
     summary = failed.json("summary.json")
-    assert summary["failures"] == 4
+    assert [entry["plain"]["failures"] for entry in summary["attacked"]] == [2, 2]
+    assert summary["failures"] == 2
     assert summary["final_accuracy"] is not None
     assert "oh dear" in (failed.path / "report.html").read_text()
     assert run("run", *settings, out=tmp_path).status == 3  # finished already, and no better for it

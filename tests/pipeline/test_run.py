@@ -39,9 +39,12 @@ def test_what_was_measured_adds_up(undefended: Run) -> None:
     assert [(v["round"], v["client"]) for v in victims] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert summary["status"] == "finished"
     assert summary["final_accuracy"] == rounds[-1]["accuracy"]
-    assert summary["images"] == len(victims)
-    assert summary["metrics"]["psnr"]["n"] == len(victims)
-    assert summary["metrics"]["psnr"]["mean"] == pytest.approx(sum(v["psnr"] for v in victims) / len(victims))
+    assert [entry["round"] for entry in summary["attacked"]] == [1, 2], "two images, attacked in two rounds"
+    for entry in summary["attacked"]:
+        own = [v["psnr"] for v in victims if v["round"] == entry["round"]]
+        assert entry["plain"]["images"] == entry["plain"]["metrics"]["psnr"]["n"] == len(own) == 2
+        assert entry["plain"]["metrics"]["psnr"]["mean"] == pytest.approx(sum(own) / 2)
+    assert summary["metrics"] == summary["attacked"][-1]["plain"]["metrics"]
     for victim in victims:
         assert victim["psnr"] == pytest.approx(-10 * math.log10(victim["mse"]))
     assert sum(map(sum, undefended.json("partition.json")["counts"])) == 4000

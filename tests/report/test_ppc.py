@@ -11,12 +11,13 @@ from fl_privacy.report import write_report
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import caps, samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view
+from fl_privacy.report.readings import Reading
 from fl_privacy.report.trade_off import Outcome, Row, Versus
 from fl_privacy.results import read_run
 from tests.pipeline.runs import run
 from tests.results.runs import defended, record
 
-PLAIN, ADAPTIVE = Versus("DLG", "plain"), Versus("DLG", "adaptive")
+PLAIN, ADAPTIVE, WORST = (Versus("DLG", attacker) for attacker in ("plain", "adaptive", "worst"))
 
 
 def leakage(rmse: float, labels: float, tracing: float | None, ratio: float | None = None):
@@ -30,7 +31,8 @@ def leakage(rmse: float, labels: float, tracing: float | None, ratio: float | No
 def row(family: str, strength: str, accuracy: float | None, found) -> Row:
     outcome = Outcome(family=family, strength=strength, training=Path(f"{family}{strength}"), attacks={})
     training = None if accuracy is None else {"final_accuracy": accuracy}
-    return Row(outcome=outcome, training=training, pmm=None, leakage=found, perturbation={})
+    readings = [Reading(attack=v.attack, attacker=v.attacker, leakage=of_attacker) for v, of_attacker in found.items()]
+    return Row(outcome=outcome, training=training, pmm=None, leakage=found, readings=readings, perturbation={})
 
 
 ROWS = [
@@ -52,6 +54,9 @@ def test_cap_is_the_mean_of_accuracy_times_distance():
         ("DP", "reconstruction", ADAPTIVE): (0.5 * 1.0 + 0.8 * 0.1) / 2,
         ("DP", "label", ADAPTIVE): 0.5 * 0.5 / 2,
         ("DP", "tracing", ADAPTIVE): 0.5 * 0.6 / 2,
+        ("DP", "reconstruction", WORST): (0.5 * 1.0 + 0.8 * 0.1) / 2,
+        ("DP", "label", WORST): 0.5 * 0.5 / 2,
+        ("DP", "tracing", WORST): 0.5 * 0.6 / 2,
         ("SPN", "reconstruction", PLAIN): (0.85 * 0.9 + 0.9 * 0.3) / 2,
         ("SPN", "label", PLAIN): (0.85 * 0.2 + 0.9 * 0.2) / 2,
     }
@@ -62,6 +67,17 @@ def test_cap_is_the_mean_of_accuracy_times_distance():
 def test_the_adaptive_attacker_meets_the_same_perturbation():
     ratios = {(s.strength, s.versus.attacker): s.ratio for s in samples_of_rows(ROWS) if s.mechanism == "DP"}
     assert ratios["scale 1", "adaptive"] == ratios["scale 1", "plain"] == 0.3
+
+
+def test_the_worst_attacker_is_the_nearest_strength_by_strength():
+    rows = [
+        row("DP", "scale 1", 0.5, {PLAIN: leakage(0.4, 1.0, None, 0.3), ADAPTIVE: leakage(1.0, 1.0, None)}),
+        row("DP", "scale 2", 0.5, {PLAIN: leakage(1.0, 1.0, None, 0.3), ADAPTIVE: leakage(0.2, 1.0, None)}),
+    ]
+    found = {c.versus: c.value for c in caps(samples_of_rows(rows)) if c.distance == "reconstruction"}
+    assert found == pytest.approx({PLAIN: 0.5 * 0.7, ADAPTIVE: 0.5 * 0.6, WORST: 0.5 * 0.3})
+    label = str(ppc_view(samples_of_rows(rows)).bars["DLG"])
+    assert "attacker that came nearest: DP, reconstruction 0.15" in label
 
 
 def test_a_strength_that_changes_nothing_counts_but_has_no_place_in_the_chart():
@@ -121,7 +137,7 @@ def test_runs_are_sorted_into_mechanisms(tmp_path: Path):
     found = json.loads(page.with_name("comparison_cap.json").read_text())
     assert {(c["mechanism"], c["points"]) for c in found} == {("ppdl (share 0.05)", 3), ("ppdl (share 0.3)", 3)}
     assert {c["distance"] for c in found} == {"reconstruction", "label", "tracing"}
-    assert {c["attacker"] for c in found} == {"plain", "adaptive"}
+    assert {c["attacker"] for c in found} == {"plain", "adaptive", "worst"}
     assert "Privacy-preserving" not in write_report(folders).read_text()
 
 

@@ -31,7 +31,7 @@ def test_a_finished_run_reads_back_as_it_was_recorded(tmp_path):
     assert run.environment["seed"] == 0 and "torch" in run.environment["packages"]
     assert len(run.partition.counts) == 4
     summary = run.summary
-    assert summary["failures"] == 2 and summary["metrics"]["psnr"]["n"] == 10
+    assert summary["failures"] == 1 and summary["metrics"]["psnr"]["n"] == 5, "of the last round, not of both"
     assert summary["pmm"] == pytest.approx(100 * summary["final_accuracy"] / 0.8)
     assert summary["seconds"]["attack"] == 63 and summary["bytes_uploaded"] == 15_000_000
     low, high = summary["metrics"]["psnr"]["ci95"]
@@ -50,14 +50,16 @@ def test_reconstructions_read_back_to_a_byte(tmp_path):
 def test_the_adaptive_attacker_is_recorded_beside_the_plain_one(tmp_path):
     plain = read_run(record(tmp_path, label="plain", failures=1))
     both = read_run(record(tmp_path, label="both", failures=1, adaptive=0.01))
-    own = ("adaptive", "seconds")
+    own = ("adaptive", "attacked", "seconds")
     assert plain.summary["adaptive"] is None
     assert {k: v for k, v in both.summary.items() if k not in own} == {
         k: v for k, v in plain.summary.items() if k not in own
     }
+    assert [entry["plain"] for entry in both.summary["attacked"]] == [e["plain"] for e in plain.summary["attacked"]]
+    assert all(entry["adaptive"] is None for entry in plain.summary["attacked"])
     assert both.summary["seconds"]["attack"] == plain.summary["seconds"]["attack"]
     adaptive = both.summary["adaptive"]
-    assert adaptive["images"] == adaptive["metrics"]["psnr"]["n"] == 12 and adaptive["failures"] == 0
+    assert adaptive["images"] == adaptive["metrics"]["psnr"]["n"] == 6 and adaptive["failures"] == 0
     assert adaptive["metrics"]["psnr"]["mean"] > both.summary["metrics"]["psnr"]["mean"] + 10
     assert adaptive["seconds"] == 10
     assert adaptive["countermeasures"] == ["It looks twice.", "In round 1 thrice.", "In round 12 thrice."]
@@ -87,7 +89,7 @@ def test_infinite_and_missing_values_stay_standard_json(tmp_path):
     run = read_run(folder.path)
     assert run.of_kind("victim")[0]["psnr"] == math.inf and run.of_kind("round")[0]["train_loss"] is None
     assert run.summary["metrics"]["psnr"] == {
-        "mean": math.inf, "ci95": None, "n": 1, "median": math.inf, "min": math.inf, "max": math.inf
+        "mean": math.inf, "ci95": None, "n": 1, "groups": 1, "median": math.inf, "min": math.inf, "max": math.inf
     }  # fmt: skip
 
 

@@ -40,6 +40,27 @@ class Clip:
         return Clip(change(self.norms), self.scope)
 
 
+@dataclass(frozen=True, eq=False)
+class Clips:
+    """Guessed gradients scaled down by one clip after the other.
+
+    Attributes:
+        parts: in the order of the client's.
+    """
+
+    parts: tuple[Clip, ...]
+
+    def __call__(self, gradients: Tensors) -> Tensors:
+        """(V, *shape) by name."""
+        for clip in self.parts:
+            gradients = clip(gradients)
+        return gradients
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Clips":
+        """With its tensors changed."""
+        return Clips(tuple(clip.map(change) for clip in self.parts))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
     """How the clients clip, in the units of what is matched.

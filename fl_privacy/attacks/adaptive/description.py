@@ -17,10 +17,11 @@ def parts(description: Mapping[str, Any]) -> list[Part]:
     """The defenses in ``description``, in order.
 
     Args:
-        description: settings by ``NAME.SETTING``; of a composed defense the last two names of a longer path count.
+        description: settings by ``NAME.SETTING``; of a composed defense the last two names of a longer path count. The
+            second defense of a name is called ``NAME#2``.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
     for key, value in description.items():
         *path, setting = key.split(".")
-        found.setdefault(path[-1] if path else "", {})[setting] = value
-    return [Part(name, settings) for name, settings in found.items()]
+        found.setdefault(tuple(path), {})[setting] = value
+    return [Part(path[-1].partition("#")[0] if path else "", settings) for path, settings in found.items()]

@@ -42,6 +42,10 @@ class Measure:
 HIDDEN, BLURRED = 1e-3, 3e-3
 """Smoothness where the rest of the update is exact, and where all of it is noised; chosen on LeNet with CIFAR-10."""
 
+UNSCALED, UNTOLD = 1.0, 1.0
+"""What an attacker assumes that is not told SPN's weights: the cross entropy is as it would be without, and what is
+sent back into the features is as large as the head's weights."""
+
 
 def against_sparsity(settings: Settings, scene: Scene) -> list[Measure]:
     """Pruning and selective sharing."""
@@ -138,8 +142,9 @@ def against_spn(settings: Settings, scene: Scene) -> list[Measure]:
     at all; it is all that is matched where an update is of several steps, each with another q. In a batch q is free for
     each example, more than the attacker might know: as long as no output is beyond the margin, it is one per class.
     """
-    factor = settings.get("alpha1", 1.0)
-    strength = settings.get("alpha2", 0.1) * math.sqrt(settings.get("bits", 64)) / factor
+    factor = settings.get("alpha1", UNSCALED)
+    told = "alpha2" in settings and "bits" in settings
+    strength = settings["alpha2"] * math.sqrt(settings["bits"]) / factor if told else UNTOLD
     if strength == 0:
         sentence = "It weights the cross entropy as the clients do."
         return [] if factor == 1 else [Measure(sentence=sentence, loss_factor=factor)]

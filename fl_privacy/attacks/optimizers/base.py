@@ -1,8 +1,11 @@
 """What an optimizer of V independent victims is."""
 
+import math
 from typing import Protocol
 
 from torch import Tensor
+
+from fl_privacy.errors import UserError
 
 
 class OptimizerRun(Protocol):
@@ -57,3 +60,15 @@ class Optimizer(Protocol):
     def moments(self) -> int:
         """Values of state per variable."""
         ...
+
+
+def expect_rate(name: str, value: float) -> None:
+    """Raise ``UserError`` unless ``value`` is a learning rate: above 0 and finite."""
+    if not 0 < value < math.inf:
+        raise UserError(f"{name} is expected to be above 0 and finite, but got {value}; try 0.1.")
+
+
+def expect_share(name: str, *values: float) -> None:
+    """Raise ``UserError`` unless all ``values`` are in [0, 1)."""
+    if not all(0 <= value < 1 for value in values):
+        raise UserError(f"{name} is expected in [0, 1), but got {', '.join(map(str, values))}; try 0.9.")

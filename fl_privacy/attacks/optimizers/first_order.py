@@ -1,12 +1,15 @@
 """Adam, AdamW and gradient descent; elementwise, hence the same for one victim and for a thousand."""
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.optimizers.base import expect_rate, expect_share
 from fl_privacy.attacks.optimizers.schedules import ConstantRate, Schedule
+from fl_privacy.errors import UserError
 
 Sign = Literal["none", "hard", "soft"]
 """What is taken of the pixels' gradient: itself, its sign, or tanh(g s) / s with s falling from 1 to 0."""
@@ -42,6 +45,12 @@ class Adam:
     schedule: Schedule = field(default_factory=ConstantRate)
     moments: ClassVar[int] = 2
 
+    def __post_init__(self) -> None:
+        expect_rate("attack.lr", self.lr)
+        expect_share("attack.betas", *self.betas)
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(f"attack.weight_decay is expected to be at least 0, but got {self.weight_decay}; try 0.")
+
     def start(self, variables: Tensor, *, iterations: int, images: int) -> "_FirstOrderRun":
         """Begin."""
         return _FirstOrderRun(self, variables, iterations, images)
@@ -76,6 +85,10 @@ class GradientDescent:
     sign: Sign = "none"
     schedule: Schedule = field(default_factory=ConstantRate)
     moments: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        expect_rate("attack.lr", self.lr)
+        expect_share("attack.momentum", self.momentum)
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> "_FirstOrderRun":
         """Begin."""

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.optimizers.base import expect_rate
 from fl_privacy.attacks.optimizers.first_order import signed
 from fl_privacy.attacks.optimizers.history import History
 from fl_privacy.attacks.optimizers.line_search import StrongWolfe
@@ -39,6 +40,10 @@ class LBFGS:
     sign: Literal["none", "hard"] = "none"
 
     def __post_init__(self) -> None:
+        expect_rate("attack.lr", self.lr)
+        for name in ("inner", "history"):
+            if getattr(self, name) < 1:
+                raise UserError(f"attack.{name} is expected to be at least 1, but got {getattr(self, name)}; try 20.")
         if self.line_search not in ("none", "strong_wolfe"):
             raise UserError(f"line_search is expected to be none or strong_wolfe, but got {self.line_search!r}.")
         if self.sign != "none" and self.line_search != "none":

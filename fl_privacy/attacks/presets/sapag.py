@@ -43,7 +43,11 @@ def sapag(
     """
     if optimizer not in ("lbfgs", "adamw"):
         raise UserError(f"attack.optimizer is expected to be lbfgs or adamw, but got {optimizer!r}.")
-    engine: Optimizer = LBFGS(lr=lr or 1.0) if optimizer == "lbfgs" else Adam(lr=lr or 1e-3, weight_decay=0.01)
+    engine: Optimizer = (
+        LBFGS(lr=1.0 if lr is None else lr)
+        if optimizer == "lbfgs"
+        else Adam(lr=1e-3 if lr is None else lr, weight_decay=0.01)
+    )
     return GradientInversion(
         objective=GaussianKernel(form=form, bandwidth=bandwidth, depth=depth, last=last, layers=layers or {}),
         optimizer=engine,

@@ -19,6 +19,12 @@ def siamese(rng: torch.Generator) -> Augmentation:
     return lambda images: kinds[chosen](images, draws)
 
 
+def siamese_by_class(classes: int, rng: torch.Generator) -> Augmentation:
+    """``siamese`` with a draw for each of the ``classes`` in the first dimension, as in the authors' code."""
+    changes = [siamese(rng) for _ in range(classes)]
+    return lambda images: torch.stack([change(of_class) for change, of_class in zip(changes, images, strict=True)])
+
+
 def plain(images: Tensor) -> Tensor:
     """No change."""
     return images

@@ -1,6 +1,7 @@
 """A client's images class by class, and the images that stand for them."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,6 +11,10 @@ from fl_privacy.types import Batch
 
 MIDDLE, SPREAD = 0.5, 0.25
 """Condensed images are optimized normalized: pixels minus 0.5, over 0.25."""
+
+
+Start = Literal["noise", "real"]
+"""What condensed images start as: normal noise around the middle of the range, or images of the client."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +48,13 @@ class Classes:
         chance = torch.rand(len(self.present), number, generator=rng, device=rng.device).to(self.images.device)
         place = self.first.unsqueeze(1) + (chance * self.counts.unsqueeze(1)).long()
         return self.images[self.order[place]]
+
+    def start(self, number: int, how: Start, rng: torch.Generator) -> Tensor:
+        """(P, number, C, H, W): what the condensed images of each class start as."""
+        if how == "real":
+            return self.draw(number, rng)
+        shape = (len(self.present), number, *self.images.shape[1:])
+        return torch.randn(shape, generator=rng, device=rng.device).to(self.images)
 
     def finished(self, images: Tensor) -> Batch:
         """(P, I, C, H, W) normalized images as a batch of 256 levels in [0, 1]."""

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from fl_privacy.defenses.base import Defense, LocalData
 from fl_privacy.defenses.checks import expect_number, expect_one_of
-from fl_privacy.defenses.condensation.augmentation import plain, siamese
-from fl_privacy.defenses.condensation.classes import Classes
+from fl_privacy.defenses.condensation.augmentation import plain, siamese_by_class
+from fl_privacy.defenses.condensation.classes import Classes, Start
 from fl_privacy.defenses.condensation.kept import exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
 from fl_privacy.progress import counted
@@ -15,12 +15,13 @@ from fl_privacy.types import Batch
 
 def dm(
     *,
-    images_per_class: int = 50,
-    iterations: int = 200,
+    images_per_class: int = 10,
+    iterations: int = 15,
     lr: float = 1.0,
-    real_batch: int = 64,
+    real_batch: int = 32,
     width: int = 32,
     augment: bool = True,
+    start: Start = "real",
 ) -> Defense:
     """Train on condensed images made by distribution matching (Zhao and Bilen 2023), once on each client.
 
@@ -28,8 +29,8 @@ def dm(
     towards the mean of the real ones' features. The paper takes 20,000 iterations, 256 real images a class and a width
     of 128; the defaults are for CPUs.
 
-    Condensed images start as real ones of the client, to which few iterations leave them close: nothing but distance
-    hides these. What is read of one counts as an attempt at the client's nearest own image of its class.
+    The published images start as real ones of the client, to which few iterations leave them close: nothing but
+    distance hides these. What is read of one counts as an attempt at the client's nearest own image of its class.
 
     Args:
         images_per_class: for each class that the client holds.
@@ -37,21 +38,23 @@ def dm(
         lr: of the images, normalized to a deviation of 0.25, by SGD with momentum 0.5.
         real_batch: real images a class in each iteration.
         width: of the networks.
-        augment: siamese augmentation of both.
+        augment: siamese augmentation of both, drawn for each class.
+        start: of the condensed images: ``real`` ones of the client, as published, or ``noise``.
     """
     for name, value in (("images_per_class", images_per_class), ("real_batch", real_batch), ("width", width)):
         expect_number(f"defense.{name}", value, at_least=1, example=50)
     expect_number("defense.iterations", iterations, at_least=0, example=200)
     expect_number("defense.lr", lr, above=0, example=1.0)
     expect_one_of("defense.augment", augment, (True, False))
+    expect_one_of("defense.start", start, ("noise", "real"))
 
     def make(batch: Batch, data: LocalData) -> Batch:
         classes, rng = Classes.of(batch), data.rng
-        images = classes.draw(images_per_class, rng).requires_grad_()
+        images = classes.start(images_per_class, start, rng).requires_grad_()
         optimizer = torch.optim.SGD([images], lr=lr, momentum=0.5)
         for _ in counted("condensing images", range(iterations)):
             network = fresh_network(images, data.num_classes, width, rng).requires_grad_(False)
-            change = siamese(rng) if augment else plain
+            change = siamese_by_class(len(images), rng) if augment else plain
             real, made = change(classes.draw(real_batch, rng)), change(images)
             with torch.no_grad():
                 wanted = mean_features(network, real)
@@ -71,6 +74,7 @@ def dm(
             "real_batch": real_batch,
             "width": width,
             "augment": augment,
+            "start": start,
         },
     )
 

@@ -11,6 +11,7 @@ from fl_privacy.defenses.checks import expect_number
 from fl_privacy.defenses.condensation.generator import drawn_set, fresh_generator
 from fl_privacy.defenses.condensation.kept import exchanging, of_every_class
 from fl_privacy.defenses.epsilon import noise_multiplier_for
+from fl_privacy.defenses.noise import sample_noise
 from fl_privacy.metrics.labels import hard_labels
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
@@ -60,7 +61,7 @@ def dp_merf(
         frequencies = frequencies / (bandwidth * math.sqrt(pixels))
         labels = hard_labels(batch.labels)
         total = feature_sum(batch.inputs, labels, frequencies, data.num_classes)
-        noise = torch.randn(total.shape, generator=rng, device=rng.device).to(device)
+        noise = sample_noise(total, "gaussian", 1.0, rng)
         wanted = (total + multiplier * noise) / len(batch)
         network = fresh_generator(batch, data.num_classes, rng, width=width)
         optimizer = torch.optim.Adam(network.parameters(), lr=lr)

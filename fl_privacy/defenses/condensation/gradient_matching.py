@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fl_privacy.defenses.base import Defense, LocalData
-from fl_privacy.defenses.checks import expect_number
-from fl_privacy.defenses.condensation.augmentation import plain, siamese
-from fl_privacy.defenses.condensation.classes import Classes
+from fl_privacy.defenses.checks import expect_number, expect_one_of
+from fl_privacy.defenses.condensation.augmentation import Augmentation, plain, siamese_by_class
+from fl_privacy.defenses.condensation.classes import Classes, Start
 from fl_privacy.defenses.condensation.kept import exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
 from fl_privacy.progress import counted
@@ -20,13 +20,14 @@ from fl_privacy.types import Batch, Tensors
 
 def dc(
     *,
-    images_per_class: int = 50,
-    networks: int = 2,
-    outer_steps: int = 10,
+    images_per_class: int = 10,
+    networks: int = 1,
+    outer_steps: int = 3,
     inner_steps: int = 5,
     lr: float = 0.1,
-    real_batch: int = 32,
+    real_batch: int = 16,
     width: int = 32,
+    start: Start = "noise",
 ) -> Defense:
     """Train on condensed images made by gradient matching (Zhao et al. 2021), once on each client.
 
@@ -34,8 +35,9 @@ def dc(
     where that of the real images does. The paper takes 1,000 networks, for 50 images a class 50 outer and 10 inner
     steps, 256 real images a class and a width of 128; the defaults are for CPUs.
 
-    Condensed images start as real ones of the client, to which few updates leave them close: nothing but distance hides
-    these. What is read of one counts as an attempt at the client's nearest own image of its class.
+    Condensed images start as noise, as published. Those that start as real ones of the client stay close to these for
+    few updates: nothing but distance hides them. What is read of a condensed image counts as an attempt at the client's
+    nearest own image of its class.
 
     Args:
         images_per_class: for each class that the client holds.
@@ -45,6 +47,7 @@ def dc(
         lr: of the images, normalized to a deviation of 0.25, by SGD with momentum 0.5.
         real_batch: real images a class at each update.
         width: of the networks.
+        start: of the condensed images: ``noise``, as published, or ``real`` ones of the client.
     """
     return _matching(
         "dc",
@@ -57,21 +60,28 @@ def dc(
             lr=lr,
             real_batch=real_batch,
             width=width,
+            start=start,
         ),
     )
 
 
 def dsa(
     *,
-    images_per_class: int = 50,
-    networks: int = 2,
-    outer_steps: int = 10,
+    images_per_class: int = 10,
+    networks: int = 1,
+    outer_steps: int = 3,
     inner_steps: int = 5,
     lr: float = 0.1,
-    real_batch: int = 32,
+    real_batch: int = 16,
     width: int = 32,
+    start: Start = "real",
 ) -> Defense:
-    """``dc`` with differentiable siamese augmentation of real and condensed images (Zhao and Bilen 2021)."""
+    """``dc`` with differentiable siamese augmentation of real and condensed images (Zhao and Bilen 2021).
+
+    The published images start as real ones, by the authors' own commands; ``start="noise"`` hides these better. Each
+    class's images are augmented by one draw at each step, where the authors' code draws for each image that the network
+    is trained on.
+    """
     return _matching(
         "dsa",
         _Plan(
@@ -83,6 +93,7 @@ def dsa(
             lr=lr,
             real_batch=real_batch,
             width=width,
+            start=start,
         ),
     )
 
@@ -122,11 +133,13 @@ class _Plan:
     lr: float
     real_batch: int
     width: int
+    start: Start
     augment: bool
 
     def __post_init__(self) -> None:
         expect_number("defense.networks", self.networks, at_least=0, example=2)
         expect_number("defense.lr", self.lr, above=0, example=0.1)
+        expect_one_of("defense.start", self.start, ("noise", "real"))
         for name in ("images_per_class", "outer_steps", "inner_steps", "real_batch", "width"):
             expect_number(f"defense.{name}", getattr(self, name), at_least=1, example=10)
 
@@ -134,12 +147,16 @@ class _Plan:
 def _matching(name: str, plan: _Plan) -> Defense:
     def make(batch: Batch, data: LocalData) -> Batch:
         classes, rng = Classes.of(batch), data.rng
-        images = classes.draw(plan.images_per_class, rng).requires_grad_()
+        images = classes.start(plan.images_per_class, plan.start, rng).requires_grad_()
         optimizer = torch.optim.SGD([images], lr=plan.lr, momentum=0.5)
+
+        def draw() -> Augmentation:
+            return siamese_by_class(len(images), rng) if plan.augment else plain
+
         for _ in counted("network", range(plan.networks)):
             network = fresh_network(images, data.num_classes, plan.width, rng)
             for step in counted("condensing images", range(plan.outer_steps)):
-                change = siamese(rng) if plan.augment else plain
+                change = draw()
                 real = change(classes.draw(plan.real_batch, rng))
                 wanted = class_gradients(network, real, classes.present)
                 found = class_gradients(network, change(images), classes.present)
@@ -147,7 +164,7 @@ def _matching(name: str, plan: _Plan) -> Defense:
                 (images.grad,) = torch.autograd.grad(distance, images)
                 optimizer.step()
                 if step + 1 < plan.outer_steps:
-                    _train(network, images.detach(), classes.present, plan.inner_steps, change)
+                    _train(network, images.detach(), classes.present, plan.inner_steps, draw)
         return classes.finished(images)
 
     public = {key: value for key, value in asdict(plan).items() if key != "augment"}
@@ -155,12 +172,12 @@ def _matching(name: str, plan: _Plan) -> Defense:
 
 
 def _train(
-    network: CondensationNet, images: Tensor, present: Tensor, steps: int, change: Callable[[Tensor], Tensor]
+    network: CondensationNet, images: Tensor, present: Tensor, steps: int, draw: Callable[[], Augmentation]
 ) -> None:
     """On the condensed ``images`` (P, I, C, H, W)."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.5, weight_decay=5e-4)
-    inputs, labels = change(images).flatten(0, 1), present.repeat_interleave(images.shape[1])
+    labels = present.repeat_interleave(images.shape[1])
     for _ in range(steps):
         optimizer.zero_grad()
-        torch.autograd.backward(F.cross_entropy(network(inputs), labels))
+        torch.autograd.backward(F.cross_entropy(network(draw()(images).flatten(0, 1)), labels))
         optimizer.step()

@@ -11,6 +11,7 @@ from fl_privacy.defenses.condensation.critic import Critic
 from fl_privacy.defenses.condensation.generator import drawn_set, fresh_generator
 from fl_privacy.defenses.condensation.kept import exchanging, of_every_class
 from fl_privacy.defenses.epsilon import mixture_noise_multiplier
+from fl_privacy.defenses.noise import sample_noise
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
@@ -101,6 +102,6 @@ def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor
     deviation ``multiplier`` is relative to.
     """
     norms = slopes.flatten(1).norm(dim=1).clamp_min(1).view(-1, 1, 1, 1)
-    noise = torch.randn(slopes.shape, generator=rng, device=rng.device).to(slopes)
+    noise = sample_noise(slopes, "gaussian", 1.0, rng)
     noised: Tensor = slopes / norms + 2 * math.sqrt(len(slopes)) * multiplier * noise
     return noised

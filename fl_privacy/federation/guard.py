@@ -1,0 +1,154 @@
+"""What a server takes from its clients: each reply that could end or poison a run is excluded, for one reason."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.types import ModelState, Tensors, Upload
+
+FACTOR = 100.0
+"""Honest clients that train on other data, or more of it, stay far below so many times the median."""
+
+ENOUGH = 3
+"""Replies from which on a median says something of the others."""
+
+MOST_EXAMPLES = 2**53
+"""Whole numbers up to here are exact in double precision."""
+
+VARIANCE, COUNT = "running_var", "num_batches_tracked"
+"""Last names of batch norm's buffers that are never below zero."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client's reply does not count, in one line."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """The replies of a round.
+
+    Attributes:
+        usable: by client, in ascending order.
+        weights: number of examples that each counts as, in that order.
+        excluded: one reason for each of the others, by client.
+    """
+
+    usable: Mapping[int, Upload]
+    weights: tuple[int, ...]
+    excluded: Mapping[int, str]
+
+
+def sort_out(
+    replies: Mapping[int, Upload | Failure], state: ModelState, shares: str, *, factor: float = FACTOR
+) -> Sorted:
+    """Tell usable replies from others.
+
+    Each alone is looked at by ``fault``. Then, if three or more are left, those are excluded whose change of the
+    parameters, of floating-point or of whole-number buffers has a norm of over ``factor`` times the median. A client
+    counts as at most ``factor`` times the median number of examples, of two clients as ``factor`` times the lower.
+
+    Args:
+        replies: by client.
+        state: the model that was sent.
+        shares: ``gradient``, ``delta`` or ``weights``: what the tensors of an upload are.
+        factor: above 1.
+    """
+    excluded: dict[int, str] = {}
+    usable: dict[int, Upload] = {}
+    for client, reply in sorted(replies.items()):
+        if isinstance(reply, Failure):
+            excluded[client] = reply.reason
+        elif reason := fault(reply, state):
+            excluded[client] = reason
+        else:
+            usable[client] = reply
+    for kind, change in _changes(state, shares).items():
+        norms = {client: norm(change(upload)) for client, upload in usable.items()}
+        usual = _median(norms.values())
+        for client, size in norms.items():
+            if len(norms) >= ENOUGH and usual > 0 and size > factor * usual:
+                excluded[client] = (
+                    f"the norm of its {kind}, {size:.3g}, is over {factor:g} times the median {usual:.3g}"
+                )
+                del usable[client]
+    most = factor * _median(upload.num_examples for upload in usable.values())
+    return Sorted(usable, tuple(int(min(upload.num_examples, most)) for upload in usable.values()), excluded)
+
+
+def fault(upload: Upload, state: ModelState) -> str | None:
+    """Why ``upload``, an answer to ``state``, does not count whatever others reply; ``None`` where it does."""
+    number = upload.num_examples
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_EXAMPLES:
+        return f"expected at least 1 example and at most {MOST_EXAMPLES}, got {number}"
+    if state.parameters and not upload.tensors:
+        return "no parameter is in it"
+    for held, known in ((upload.tensors, state.parameters), (upload.buffers, state.buffers)):
+        for name, tensor in held.items():
+            if reason := _tensor_fault(name, tensor, known):
+                return reason
+    return None
+
+
+def norm(tensors: Tensors) -> float:
+    """l2 norm of all tensors together, in double precision."""
+    return math.sqrt(sum(float(torch.linalg.vector_norm(t.double())) ** 2 for t in tensors.values()))
+
+
+def unrounded(buffers: Tensors) -> dict[str, Tensor]:
+    """``buffers`` where those that can't be negative are zero if rounding within a secure sum took them below."""
+    return {n: t.clamp_min(0) if n.rpartition(".")[2] in (VARIANCE, COUNT) else t for n, t in buffers.items()}
+
+
+def _tensor_fault(name: str, tensor: Tensor, known: Tensors) -> str | None:
+    if name not in known:
+        return f"unknown tensor {name}"
+    like = known[name]
+    if tensor.dtype != like.dtype:
+        return f"{name}: expected {_spelled(like)} as sent, got {_spelled(tensor)}"
+    if tensor.shape != like.shape:
+        return f"{name}: expected shape {tuple(like.shape)}, got {tuple(tensor.shape)}"
+    return _value_fault(name, tensor)
+
+
+def _value_fault(name: str, tensor: Tensor) -> str | None:
+    if not torch.isfinite(tensor).all():
+        return f"{name}: not finite"
+    if tensor.is_floating_point() and tensor.numel():
+        widest = torch.promote_types(tensor.dtype, torch.float32)
+        if float(torch.linalg.vector_norm(tensor.double())) > math.sqrt(torch.finfo(widest).max):
+            return f"{name}: values up to {float(tensor.abs().max()):.3g} do not stay finite when squared"
+    if name.rpartition(".")[2] in (VARIANCE, COUNT) and (tensor < 0).any():
+        return f"{name}: expected at least 0, got {tensor.min().item():.3g}"
+    return None
+
+
+def _changes(state: ModelState, shares: str) -> dict[str, Callable[[Upload], Tensors]]:
+    """How far an upload would move the model, told apart by what can't be compared."""
+
+    def from_sent(held: Tensors, sent: Tensors, floating: bool) -> Tensors:
+        return {n: t.double() - sent[n].double() for n, t in held.items() if t.is_floating_point() == floating}
+
+    def update(upload: Upload) -> Tensors:
+        return from_sent(upload.tensors, state.parameters, True) if shares == "weights" else upload.tensors
+
+    return {
+        "update": update,
+        "buffers": lambda upload: from_sent(upload.buffers, state.buffers, True),
+        "counters": lambda upload: from_sent(upload.buffers, state.buffers, False),
+    }
+
+
+def _median(values: Iterable[float]) -> float:
+    """The lower median; 0 of nothing."""
+    ordered = sorted(values)
+    return float(ordered[(len(ordered) - 1) // 2]) if ordered else 0.0
+
+
+def _spelled(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

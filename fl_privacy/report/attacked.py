@@ -1,0 +1,69 @@
+"""What was attacked and what was not, in words: the assumption that decides how much leaks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fl_privacy.report.readings import readings
+from fl_privacy.results import Run
+
+
+def assumptions(run: Run) -> str:
+    """Sentences for the head of the page of ``run``; empty where nothing was attacked."""
+    found = readings(run.summary)
+    if not found:
+        return ""
+    config = run.identity.config
+    intercept, federation = _section(config, "intercept"), _section(config, "federation")
+    plan, trained = _section(federation, "plan"), bool(run.of_kind("round"))
+    target = intercept.get("target", "probe")
+    sentences = [_probed(run, plan, trained) if target == "probe" or not plan else _updates(run, plan)]
+    if not run.identity.undefended and all(reading.attacker == "plain" for reading in found):
+        sentences.append("No attacker knew of the defense; one that does may read more (knows_defense=true).")
+    return " ".join(sentences)
+
+
+def _probed(run: Run, plan: Mapping[str, Any], trained: bool) -> str:
+    number = int(run.identity.config.get("batch_size") or 1)
+    images = "one image each, the worst case" if number == 1 else f"{number} images each"
+    attacked = f"Attacked were uploads computed from {images}"
+    if not trained or not plan:
+        return f"{attacked}."
+    if plan.get("shares", "gradient") == "gradient":
+        return f"{attacked}; the training batches of {_batch(run, plan)} were not attacked."
+    return f"{attacked}; the training updates, each of {_local_training(run, plan)}, were not attacked."
+
+
+def _updates(run: Run, plan: Mapping[str, Any]) -> str:
+    if plan.get("shares", "gradient") == "gradient":
+        return f"Attacked were the training updates themselves, each the gradient of {_batch(run, plan)} images."
+    return f"Attacked were the training updates themselves, each of {_local_training(run, plan)}."
+
+
+def _batch(run: Run, plan: Mapping[str, Any]) -> str:
+    """Images in a training batch: as set, or all that a client has where that is less."""
+    sizes, size = _client_sizes(run), plan.get("batch_size")
+    if not sizes:
+        return str(size) if size else "all of a client's"
+    return _span([min(number, int(size)) if size else number for number in sizes])
+
+
+def _local_training(run: Run, plan: Mapping[str, Any]) -> str:
+    if plan.get("steps"):
+        return f"{plan['steps']} local step{'s' if plan['steps'] != 1 else ''} on batches of {_batch(run, plan)} images"
+    epochs, sizes = plan.get("epochs") or 1, _client_sizes(run)
+    images = f"the {_span(sizes)} images of a client" if sizes else "all images of a client"
+    return f"{epochs} epoch{'s' if epochs != 1 else ''} over {images} in batches of {_batch(run, plan)}"
+
+
+def _client_sizes(run: Run) -> list[int]:
+    return [n for row in run.partition.counts if (n := sum(row))] if run.partition else []
+
+
+def _span(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(high) if low == high else f"{low} to {high}"
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,115 @@
+"""Who read most: the one rule by which every page judges a run.
+
+A run is attacked by a plain attacker and perhaps by an adaptive one, in one round or several, a training of a sweep by
+several attacks. Whatever a page says of it, by a figure, a color, a point or a sentence, is of the one that read most,
+and names it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fl_privacy.metrics import FEW, METRICS
+from fl_privacy.results import Attacker
+
+Tone = Literal["leak", "private", "open"]
+"""``leak`` if any image is recognizable, ``private`` if none is and the interval says so too, ``open`` otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reading:
+    """What one attacker read in one round.
+
+    Attributes:
+        attacker: who.
+        leakage: ``metrics``, ``thresholds``, ``tracing``, ``images`` and ``failures`` as in a run's summary.
+        round: of the training that was attacked.
+        attack: name of the attack, where there are several.
+    """
+
+    attacker: Attacker
+    leakage: Mapping[str, Any]
+    round: int = 0
+    attack: str = ""
+
+    def statistic(self, metric: str) -> Mapping[str, Any] | None:
+        """Over the images of the round; ``None`` if it was not measured, or the attack failed on all of them."""
+        found: Mapping[str, Any] | None = self.leakage["metrics"].get(metric)
+        return found
+
+    def bound(self, metric: str = "psnr") -> Mapping[str, Any] | None:
+        """How many images are recognizable by ``metric``; likewise."""
+        return next((bound for bound in self.leakage["thresholds"] if bound["metric"] == metric), None)
+
+    @property
+    def recognized(self) -> float:
+        """Share of the images that are recognizable by PSNR, in [0, 1]; -1 where that is not known."""
+        bound = self.bound()
+        return bound["recognizable"] / bound["n"] if bound else -1.0
+
+    def among(self, others: "Sequence[Reading]") -> str:
+        """What tells it from ``others`` in words; empty if nothing does."""
+        words = [f"{self.attacker} attacker"] if len({other.attacker for other in others}) > 1 else []
+        words += [self.attack] if len({other.attack for other in others}) > 1 else []
+        words += [f"round {self.round}"] if len({other.round for other in others}) > 1 else []
+        return ", ".join(words)
+
+
+def readings(summary: Mapping[str, Any], attack: str = "") -> list[Reading]:
+    """All that a run's ``summary`` holds, round by round."""
+    attackers: tuple[Attacker, ...] = ("plain", "adaptive")
+    return [
+        Reading(attacker=attacker, leakage=entry[attacker], round=entry["round"], attack=attack)
+        for entry in summary["attacked"]
+        for attacker in attackers
+        if entry[attacker]
+    ]
+
+
+def worst_by(metric: str, found: Sequence[Reading]) -> Reading | None:
+    """The one that read most by the mean of ``metric``; of equals the first. ``None`` where it was not measured."""
+    measured = [(reading, s["mean"]) for reading in found if (s := reading.statistic(metric)) is not None]
+    sign = 1 if metric not in METRICS or METRICS[metric].leaks == "high" else -1
+    return max(measured, key=lambda pair: sign * pair[1])[0] if measured else None
+
+
+def most_recognized(found: Sequence[Reading]) -> Reading | None:
+    """The one with the largest share of images recognizable by PSNR, of equals the larger mean."""
+    known = [reading for reading in found if reading.bound() and reading.statistic("psnr")]
+    return max(known, key=lambda r: (r.recognized, r.leakage["metrics"]["psnr"]["mean"]), default=None)
+
+
+def in_round(found: Sequence[Reading], round: int) -> list[Reading]:
+    """Those of one round."""
+    return [reading for reading in found if reading.round == round]
+
+
+def tone(statistic: Mapping[str, Any], bound: Mapping[str, Any]) -> Tone:
+    """Whether a metric says that images leaked, that they did not, or neither.
+
+    Private takes more than a mean on the right side: no image beyond the bound, at least ``FEW`` independent ones, and
+    an interval that stays on that side as well.
+    """
+    if bound["recognizable"]:
+        return "leak"
+    if statistic["groups"] < FEW or statistic["ci95"] is None:
+        return "open"
+    low, high = statistic["ci95"]
+    return "private" if (high < bound["value"] if bound["leaks"] == "above" else low >= bound["value"]) else "open"
+
+
+def tone_of(found: Sequence[Reading], metric: str = "psnr") -> Tone:
+    """Of all readings together: a leak if any is one, private if all are."""
+    pairs = [(reading.statistic(metric), reading.bound(metric)) for reading in found]
+    tones = [tone(statistic, bound) for statistic, bound in pairs if statistic and bound]
+    if "leak" in tones:
+        return "leak"
+    return "private" if tones and set(tones) == {"private"} and len(tones) == len(found) else "open"
+
+
+def few(statistic: Mapping[str, Any]) -> str:
+    """A warning in words where there are too few images for an interval that means much; else empty."""
+    number, n = statistic["groups"], statistic["n"]
+    if number >= FEW:
+        return ""
+    return f"only {number} {'image' if number == n else 'upload'}{'' if number == 1 else 's'}"

@@ -1,0 +1,40 @@
+"""A small run with captures, from which copies to be damaged are made."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.config import compose
+from fl_privacy.pipeline.backend import plain_loop
+from fl_privacy.pipeline.monitor import Monitor
+from fl_privacy.pipeline.run import run_experiment
+
+SETTINGS = (
+    "model=mlp",
+    "model.widths=[8]",
+    "federation.clients=2",
+    "federation.rounds=2",
+    "evaluate_every=2",
+    "victims=2",
+    "attack=analytic",
+    "defense=dp_noise",
+    "defense.clip_norm=1.0",
+    "twin=false",
+    "knows_defense=true",
+    "intercept.save=true",
+)
+
+
+@pytest.fixture(scope="package")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run."""
+    out = tmp_path_factory.mktemp("fuzzed")
+    return run_experiment(compose([*SETTINGS, f"out={out}"]), plain_loop, Monitor()).resolve()
+
+
+@pytest.fixture
+def copied(recorded: Path, tmp_path: Path) -> Callable[[], Path]:
+    """Makes a copy of the run that a test may damage."""
+    return lambda: Path(shutil.copytree(recorded, tmp_path / "copied"))

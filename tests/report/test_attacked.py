@@ -1,0 +1,83 @@
+"""The head of a page says what was attacked and what was not."""
+
+import re
+
+import pytest
+
+from fl_privacy.report import write_report
+from fl_privacy.report.attacked import assumptions
+from fl_privacy.results import RunFolder, read_run
+from tests.results.runs import config, defended, record, score
+
+FEDSGD = {"shares": "gradient", "batch_size": 128, "batch_norm": "train"}
+FEDAVG = {"shares": "delta", "batch_size": 32, "epochs": 2, "steps": None, "batch_norm": "eval"}
+
+
+def settings(plan, *, target="probe", batch_size=1, **changes):
+    federation = {"clients": 2, "rounds": 12, "plan": plan}
+    return {"federation": federation, "intercept": {"target": target}, "batch_size": batch_size} | changes
+
+
+def trained(out, sizes=(300, 400), **options):
+    undefended = options.pop("undefended", True)
+    with RunFolder.open_or_create(
+        out, label="x", config=config(**settings(**options)), config_text="", undefended=undefended
+    ) as folder:
+        folder.write_partition([[size] for size in sizes], ["only"])
+        folder.add_round(
+            round=1, clients=[0, 1], excluded={}, train_loss=1.0, seconds=1.0, defense_seconds=0.0, bytes_up=1
+        )
+        folder.add_victim(score(1, 0, noise=0.1), round=1, client=0)
+        folder.finish()
+    return read_run(folder.path)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"plan": FEDSGD},
+            "Attacked were uploads computed from one image each, the worst case; the training batches of 128 were not"
+            " attacked.",
+        ),
+        (
+            {"plan": FEDSGD, "batch_size": 4, "sizes": (50, 400)},
+            "Attacked were uploads computed from 4 images each; the training batches of 50 to 128 were not attacked.",
+        ),
+        (
+            {"plan": FEDAVG},
+            "Attacked were uploads computed from one image each, the worst case; the training updates, each of 2 epochs"
+            " over the 300 to 400 images of a client in batches of 32, were not attacked.",
+        ),
+        (
+            {"plan": FEDSGD, "target": "update", "sizes": (400, 400)},
+            "Attacked were the training updates themselves, each the gradient of 128 images.",
+        ),
+        (
+            {"plan": FEDAVG | {"steps": 1, "epochs": None}, "target": "update"},
+            "Attacked were the training updates themselves, each of 1 local step on batches of 32 images.",
+        ),
+    ],
+)
+def test_the_decisive_assumption_is_said(tmp_path, options, expected):
+    run = trained(tmp_path, **options)
+    assert assumptions(run) == expected
+    assert expected in write_report([run.path]).read_text()
+
+
+def test_a_defense_that_met_no_adaptive_attacker_says_so(tmp_path):
+    text = assumptions(trained(tmp_path, plan=FEDSGD, undefended=False, **defended(scale=0.1)))
+    assert text.endswith("No attacker knew of the defense; one that does may read more (knows_defense=true).")
+    both = record(tmp_path, label="both", changes=settings(FEDSGD), adaptive=0.1)
+    assert "No attacker knew" not in assumptions(read_run(both))
+
+
+def test_custom_parts_go_by_their_own_names(tmp_path):
+    custom = {
+        "defense": {"_target_": "our.code.shiver"},
+        "model": {"_target_": "our.code.Net"},
+        "choices": {"defense": "custom", "model": "custom", "attack": "inverting_gradients"},
+    }
+    text = write_report([trained(tmp_path, plan=FEDSGD, undefended=False, **custom).path]).read_text()
+    assert "Net on cifar10" in text and "defended by shiver" in text
+    assert "custom" not in re.search(r'<p class="lede">.*?</p>', text, re.DOTALL)[0]

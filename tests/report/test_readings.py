@@ -1,0 +1,136 @@
+"""Every page judges a run by the attack that read most, and names it."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from fl_privacy.report import write_report, write_trade_off
+from fl_privacy.report.answer import candidate_of
+from fl_privacy.report.readings import few, most_recognized, readings, tone, tone_of, worst_by
+from fl_privacy.report.trade_off import Outcome
+from fl_privacy.report.verdict import verdict
+from fl_privacy.results import RunFolder, read_run
+from tests.results.runs import config, defended, record, score
+
+BOUND = {"metric": "psnr", "value": 15.0, "leaks": "above", "source": "Refiner", "recognizable": 0, "n": 8}
+
+
+@pytest.fixture(scope="module")
+def adaptive(tmp_path_factory):
+    """A run that looks private to the plain attacker, and is read by the adaptive one."""
+    out = tmp_path_factory.mktemp("runs")
+    return record(out, label="guarded", changes=defended(scale=0.1), noise=0.9, adaptive=0.02)
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    return record(out, label="silent", changes=defended(scale=0.9), noise=0.9, accuracy=0.3)
+
+
+def test_run_page_comparison_scatter_and_answer_agree(adaptive, silent):
+    summary = read_run(adaptive).summary
+    worst = worst_by("psnr", readings(summary))
+    mean = worst.statistic("psnr")["mean"]
+    assert worst.attacker == "adaptive" and mean > BOUND["value"] > summary["metrics"]["psnr"]["mean"]
+    assert verdict(summary).tone == "leak"
+    text = write_report([adaptive, silent]).read_text()
+    tags = re.findall(r'<span class="tag (\w+)">(\d+ of \d+)</span>', text)
+    assert tags == [("leak", "6 of 6"), ("private", "0 of 6")]
+    assert f"PSNR against accuracy: A at 100.0 %, {mean:.1f} dB" in re.sub(r"at [\d.]+ %, ", "at 100.0 %, ", text)
+    assert "Of 2, only B, silent" in text and "Least leaks from B" in text
+    assert text.count("adaptive attacker, round") >= 4, "it is named wherever its figure stands"
+    assert "B was attacked by the plain one alone" in text
+
+
+def test_the_trade_off_judges_likewise(adaptive, silent, tmp_path):
+    outcomes = [
+        Outcome(family=name, strength="1", training=path, attacks={"DLG": path})
+        for name, path in (("read", adaptive), ("silent", silent))
+    ]
+    text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
+    assert "silent (1) keeps every attacked image below 15.0 dB at the highest accuracy" in text
+    alone = write_trade_off(outcomes[:1], tmp_path / "trade_off.html").read_text()
+    assert "No defense is sure to keep every attacked image below 15.0 dB" in alone
+
+
+def test_an_early_round_that_leaks_is_not_forgotten(tmp_path):
+    with RunFolder.open_or_create(tmp_path, label="x", config=config(), config_text="") as folder:
+        for round, noise in ((1, 0.02), (12, 0.9)):
+            for victim in range(6):
+                folder.add_victim(score(round, victim, noise=noise), round=round, client=0)
+        folder.finish()
+    found = verdict(read_run(folder.path).summary)
+    assert found.text == "In round 12, none of the 6 attacked images is recognizable; in round 1, 6 of 6"
+    assert found.tone == "leak"
+    assert '<span class="tag leak">6 of 6</span>' in write_report([folder.path, record(tmp_path)]).read_text()
+
+
+def test_images_are_counted_once_and_rounds_kept_apart(adaptive):
+    summary = read_run(adaptive).summary
+    assert [entry["round"] for entry in summary["attacked"]] == [1, 12]
+    for entry in summary["attacked"]:
+        for attacker in ("plain", "adaptive"):
+            assert entry[attacker]["images"] == entry[attacker]["metrics"]["psnr"]["groups"] == 6
+    assert summary["metrics"] == summary["attacked"][-1]["plain"]["metrics"]
+
+
+def test_the_images_of_one_upload_are_one_group(tmp_path):
+    with RunFolder.open_or_create(tmp_path, label="x", config=config(), config_text="") as folder:
+        for victim in range(3):
+            first = score(1, victim, noise=0.3)
+            batch = tuple(replace(first.images[0], image=k) for k in range(4))
+            folder.add_victim(replace(first, images=batch), round=1, client=0)
+        psnr = folder.finish()["metrics"]["psnr"]
+    assert (psnr["n"], psnr["groups"]) == (12, 3)
+    assert few(psnr) == "only 3 uploads"
+    assert "3 uploads" in write_report([folder.path]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("ci95", "groups", "recognizable", "expected"),
+    [
+        ([8.0, 12.0], 8, 0, "private"),
+        ([8.0, 12.0], 8, 1, "leak"),
+        ([8.0, 15.0], 8, 0, "open"),
+        ([8.0, 12.0], 4, 0, "open"),
+        (None, 8, 0, "open"),
+    ],
+)
+def test_private_takes_more_than_a_low_mean(ci95, groups, recognizable, expected):
+    statistic = {"mean": 10.0, "ci95": ci95, "n": 8, "groups": groups}
+    assert tone(statistic, BOUND | {"recognizable": recognizable}) == expected
+
+
+def test_private_where_low_values_leak():
+    statistic = {"mean": 0.3, "n": 8, "groups": 8, "ci95": [0.06, 0.5]}
+    bound = BOUND | {"metric": "lpips", "value": 0.05, "leaks": "below"}
+    assert tone(statistic, bound) == "private"
+    assert tone(statistic | {"ci95": [0.04, 0.5]}, bound) == "open"
+
+
+def test_an_attack_that_failed_leaves_it_open(tmp_path):
+    failed = read_run(record(tmp_path, failures=6, noise=0.9))
+    assert most_recognized(readings(failed.summary)) is None and tone_of(readings(failed.summary)) == "open"
+    assert candidate_of(readings(failed.summary), name="a", accuracy=0.5, pmm=None) is None
+    assert verdict(failed.summary).text == "The attack failed on all 6 images"
+
+
+def test_an_exact_reconstruction_stays_in_the_charts(tmp_path):
+    runs = [record(tmp_path, label="a")]
+    with RunFolder.open_or_create(tmp_path, label="b", config=config(**defended(scale=1)), config_text="") as folder:
+        folder.add_round(
+            round=1,
+            clients=[0],
+            excluded={},
+            train_loss=1.0,
+            seconds=1.0,
+            defense_seconds=0.0,
+            bytes_up=1,
+            accuracy=0.5,
+        )
+        folder.add_victim(score(1, 0, noise=0.1, exact=True), round=1, client=0)
+        folder.finish()
+    text = write_report([*runs, folder.path]).read_text()
+    assert "(exact)" in text and "B at 50.0 %, &gt; 100 dB" in text
