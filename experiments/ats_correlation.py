@@ -10,8 +10,9 @@ between: the same command goes on.
 
 Printed are the PSNR to the transformed and to the original image, and over the random policies the correlation of their
 privacy scores with both. An image that was darkened or moved halfway out is easy to guess; therefore also with the PSNR
-of a plain image of the right mean, how far the attack exceeds it, and the part of the attack's PSNR that does not
-follow from it (least squares). The scores may be another search's of the same policies (`--scores`).
+of a plain image of the right mean and of the clamped noise that attacks start from, how far the attack exceeds them,
+and the part of its PSNR that does not follow from a plain image's (least squares). The scores may be another search's
+of the same policies (`--scores`).
 """
 
 import argparse
@@ -41,7 +42,7 @@ from fl_privacy.transformations import Policy, Table, transform
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload
 
 PLAN = LocalPlan(batch_norm="eval")
-FIGURES = ("transformed", "original", "plain")
+FIGURES = ("transformed", "original", "noise", "plain")
 
 
 def random_scores(search: Path) -> dict[str, float]:
@@ -62,6 +63,12 @@ def transformed_as(images: Tensor, name: str, table: Table) -> Tensor:
         return images
     policies = [Policy.parse(part, table) for part in name.split("+")]
     return transform(images, policies, derive_generator(1, "experiment", name))
+
+
+def start_like(images: Tensor) -> Tensor:
+    """Noise such as attacks on normalized images start from, clamped."""
+    noise = torch.randn(images.shape, generator=derive_generator(1, "experiment", "noise"))
+    return (0.5 + 0.25 * noise).clamp(0, 1)
 
 
 class Attacked:
@@ -111,7 +118,7 @@ class Attacked:
     def _record(self, name: str, guess: Tensor, goal: Tensor) -> dict[str, Any]:
         plain = goal.mean((2, 3), keepdim=True).expand_as(goal)
         shown = guess.clamp(0, 1)
-        pairs = ((shown, goal), (shown, self._batch.inputs), (plain, goal))
+        pairs = ((shown, goal), (shown, self._batch.inputs), (start_like(goal), goal), (plain, goal))
         return {"kind": "policy", "policy": name} | {
             key: psnr(*pair).tolist() for key, pair in zip(FIGURES, pairs, strict=True)
         }
@@ -154,10 +161,13 @@ def in_words(values: Sequence[float]) -> str:
 def correlate(scores: dict[str, float], records: Sequence[dict[str, Any]]) -> None:
     """Print how the scores of the policies in ``records`` go with what was read under them."""
     own = [scores[record["policy"]] for record in records]
-    transformed, original, plain = (torch.tensor([record[key] for record in records]).mean(1) for key in FIGURES)
+    figures = [torch.tensor([record[key] for record in records]).mean(1) for key in FIGURES]
+    transformed, original, noise, plain = figures
     for name, quality in (
         ("PSNR to the transformed", transformed),
         ("PSNR to the original", original),
+        ("PSNR of noise", noise),
+        ("PSNR beyond that of noise", transformed - noise),
         ("PSNR of a plain image", plain),
         ("PSNR beyond a plain image's", transformed - plain),
         ("PSNR that does not follow from a plain image's", transformed - predicted(transformed, plain)),
@@ -192,8 +202,10 @@ def main() -> None:
     found = attack_all([*arguments.named, *drawn], arguments)
     for name in arguments.named:
         if record := found.get(name):
-            transformed, original, plain = (in_words(record[key]) for key in FIGURES)
-            print(f"{name}: to the transformed {transformed}, to the original {original}, plain image {plain}")
+            transformed, original, noise, plain = (in_words(record[key]) for key in FIGURES)
+            print(
+                f"{name}: to the transformed {transformed} (noise {noise}, plain {plain}), to the original {original}"
+            )
     done = [found[name] for name in drawn if name in found]
     print(f"{len(done)} of {len(drawn)} random policies, {arguments.victims} images each")
     if len(done) > 3:

@@ -19,6 +19,7 @@ from fl_privacy.federation.local_update import LocalResult, local_update
 from fl_privacy.federation.own_examples import OwnExamples
 from fl_privacy.federation.private_part import join_private, private_names, private_values
 from fl_privacy.federation.private_pass import train_private
+from fl_privacy.models import has_batch_norm
 from fl_privacy.rng import Secret, derive_generator, seeded_globally
 from fl_privacy.threads import cpu_threads
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -107,6 +108,9 @@ class Participant:
         """The upload this client would make if ``victim_batch`` were all it had.
 
         ``state`` is left as it was, but for what the defense makes of the client's examples once.
+
+        Raises:
+            UserError: batch norm in training mode has but one value to normalize.
         """
         batch = self.victim_batch(victim, batch_size, state)
         order = local_batches(batch_size, self.plan, self._audited("probe", round, victim))
@@ -114,7 +118,15 @@ class Participant:
         scratch = ClientState(dict(state.tensors))
         plan, purpose = self.plan.in_round(round, probe=True), f"round-{round}/victim-{victim}"
         batches = self._augmented(batches, purpose) if plan.augment_probes else batches
-        return self._run(sent, batches, batch_size, scratch, plan=plan, purpose=purpose)
+        try:
+            return self._run(sent, batches, batch_size, scratch, plan=plan, purpose=purpose)
+        except ValueError as error:
+            if plan.batch_norm == "train" and has_batch_norm(self.model):
+                raise UserError(
+                    f"Batch norm in training mode can't normalize a victim of {batch_size} examples"
+                    f" ({str(error).rstrip('.')}); set federation.plan.probe_batch_norm=eval or a larger batch_size."
+                ) from error
+            raise
 
     def victim_batch(self, victim: int, batch_size: int, state: ClientState | None = None) -> Batch:
         """(B, ...) the ``victim``-th of the disjoint batches that are probed; the same in every round."""

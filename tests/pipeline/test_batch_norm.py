@@ -39,6 +39,13 @@ def test_it_is_in_evaluation_mode_unless_asked_otherwise(runs: dict[str, Run]) -
     assert not torch.allclose(*map(torch.tensor, psnr))
 
 
+def test_a_victim_that_can_not_be_normalized_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = (*NORMED, "data.image_size=8", "federation.plan.probe_batch_norm=train")  # ends as one pixel
+    assert run("attack", *settings, out=tmp_path).status == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert "probe_batch_norm=eval" in line
+
+
 def test_pages_say_it(runs: dict[str, Run], tmp_path: Path) -> None:
     page = {name: (made.path / "report.html").read_text() for name, made in runs.items()}
     assert EVALUATED in page["trained"] and EVALUATED in page["default"] and TRAINED in page["train"]

@@ -57,9 +57,9 @@ def test_a_signal_ends_a_run_with_one_line_and_leaves_a_readable_folder(name: st
         return any(path.read_text().count('"kind": "round"') >= 2 for path in tmp_path.glob("*/metrics.jsonl"))
 
     try:
-        wait_until(some_rounds, seconds=240)
+        wait_until(some_rounds, seconds=900)
         process.send_signal(getattr(signal, name))
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     finally:
         process.kill()
 
@@ -82,9 +82,9 @@ def test_a_signal_ends_a_sweep_with_its_workers(name: str, tmp_path: Path) -> No
         text=True,
     )
     try:
-        wait_until(lambda: process.poll() is not None or any(out.glob("*/metrics.jsonl")), seconds=240)
+        wait_until(lambda: process.poll() is not None or any(out.glob("*/metrics.jsonl")), seconds=900)
         process.send_signal(getattr(signal, name))
-        _, said = process.communicate(timeout=60)  # workers that went on would hold the pipe open
+        _, said = process.communicate(timeout=300)  # workers that went on would hold the pipe open
     finally:
         process.kill()
 
