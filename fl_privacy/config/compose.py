@@ -151,7 +151,7 @@ def _check_groups(overrides: Sequence[Override]) -> None:
         group, option = override.key_or_group, override.value()
         if group == "experiment" and option is None:
             continue
-        if group in _groups() and override.type is not OverrideType.DEL and option not in options(group):
+        if group in _groups() and override.type is not OverrideType.DEL and str(option) not in options(group):
             raise UserError(f"{group} has no option {option!r}{suggest(str(option), options(group))}")
 
 
