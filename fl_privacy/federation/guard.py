@@ -10,13 +10,16 @@ from torch import Tensor
 from fl_privacy.types import ModelState, Tensors, Upload
 
 FACTOR = 100.0
-"""Honest clients that train on other data, or more of it, stay far below so many times the median."""
+"""Honest clients that train on other data, or more of it, stay far below so many times the largest median so far."""
 
 ENOUGH = 3
 """Replies from which on a median says something of the others."""
 
 MOST_EXAMPLES = 2**53
 """Whole numbers up to here are exact in double precision."""
+
+MOST_STEPS = 2**40
+"""By which a counter may change in a round: it would overflow after millions of rounds only."""
 
 VARIANCE, COUNT = "running_var", "num_batches_tracked"
 """Last names of batch norm's buffers that are never below zero."""
@@ -37,28 +40,39 @@ class Sorted:
         usable: by client, in ascending order.
         weights: number of examples that each counts as, in that order.
         excluded: one reason for each of the others, by client.
+        usual: norms of change to compare the next round's with, by kind.
     """
 
     usable: Mapping[int, Upload]
     weights: tuple[int, ...]
     excluded: Mapping[int, str]
+    usual: Mapping[str, float]
 
 
 def sort_out(
-    replies: Mapping[int, Upload | Failure], state: ModelState, shares: str, *, factor: float = FACTOR
+    replies: Mapping[int, Upload | Failure],
+    state: ModelState,
+    shares: str,
+    *,
+    factor: float = FACTOR,
+    usual: Mapping[str, float] | None = None,
 ) -> Sorted:
     """Tell usable replies from others.
 
     Each alone is looked at by ``fault``. Then, if three or more are left, those are excluded whose change of the
-    parameters, of floating-point or of whole-number buffers has a norm of over ``factor`` times the median. A client
-    counts as at most ``factor`` times the median number of examples, of two clients as ``factor`` times the lower.
+    parameters, of floating-point or of whole-number buffers has a norm of over ``factor`` times the median of this
+    round, or the largest one before: once most clients have learnt their examples, the gradient of a new one is
+    thousands of times the median, and honest. A client counts as at most ``factor`` times the median number of
+    examples, of two clients as ``factor`` times the lower.
 
     Args:
         replies: by client.
         state: the model that was sent.
         shares: ``gradient``, ``delta`` or ``weights``: what the tensors of an upload are.
         factor: above 1.
+        usual: that of the round before.
     """
+    largest = dict(usual or {})
     excluded: dict[int, str] = {}
     usable: dict[int, Upload] = {}
     for client, reply in sorted(replies.items()):
@@ -70,15 +84,17 @@ def sort_out(
             usable[client] = reply
     for kind, change in _changes(state, shares).items():
         norms = {client: norm(change(upload)) for client, upload in usable.items()}
-        usual = _median(norms.values())
+        if len(norms) < ENOUGH:
+            continue
+        largest[kind] = max(_median(norms.values()), largest.get(kind, 0.0))
         for client, size in norms.items():
-            if len(norms) >= ENOUGH and usual > 0 and size > factor * usual:
+            if size > factor * largest[kind] > 0:
                 excluded[client] = (
-                    f"the norm of its {kind}, {size:.3g}, is over {factor:g} times the median {usual:.3g}"
+                    f"the norm of its {kind}, {size:.3g}, is over {factor:g} times the median {largest[kind]:.3g}"
                 )
                 del usable[client]
     most = factor * _median(upload.num_examples for upload in usable.values())
-    return Sorted(usable, tuple(int(min(upload.num_examples, most)) for upload in usable.values()), excluded)
+    return Sorted(usable, tuple(int(min(upload.num_examples, most)) for upload in usable.values()), excluded, largest)
 
 
 def fault(upload: Upload, state: ModelState) -> str | None:
@@ -113,10 +129,10 @@ def _tensor_fault(name: str, tensor: Tensor, known: Tensors) -> str | None:
         return f"{name}: expected {_spelled(like)} as sent, got {_spelled(tensor)}"
     if tensor.shape != like.shape:
         return f"{name}: expected shape {tuple(like.shape)}, got {tuple(tensor.shape)}"
-    return _value_fault(name, tensor)
+    return _value_fault(name, tensor, like)
 
 
-def _value_fault(name: str, tensor: Tensor) -> str | None:
+def _value_fault(name: str, tensor: Tensor, sent: Tensor) -> str | None:
     if not torch.isfinite(tensor).all():
         return f"{name}: not finite"
     if tensor.is_floating_point() and tensor.numel():
@@ -125,22 +141,29 @@ def _value_fault(name: str, tensor: Tensor) -> str | None:
             return f"{name}: values up to {float(tensor.abs().max()):.3g} do not stay finite when squared"
     if name.rpartition(".")[2] in (VARIANCE, COUNT) and (tensor < 0).any():
         return f"{name}: expected at least 0, got {tensor.min().item():.3g}"
+    if _counts(name, tensor) and ((tensor.double() - sent.double()).abs() > MOST_STEPS).any():
+        return f"{name}: expected to change by at most {MOST_STEPS}, got {tensor.double().abs().max():.3g}"
     return None
+
+
+def _counts(name: str, tensor: Tensor) -> bool:
+    """Strategies of others make fractions of whole numbers; a counter then still goes by its name."""
+    return not tensor.is_floating_point() or name.rpartition(".")[2] == COUNT
 
 
 def _changes(state: ModelState, shares: str) -> dict[str, Callable[[Upload], Tensors]]:
     """How far an upload would move the model, told apart by what can't be compared."""
 
-    def from_sent(held: Tensors, sent: Tensors, floating: bool) -> Tensors:
-        return {n: t.double() - sent[n].double() for n, t in held.items() if t.is_floating_point() == floating}
+    def from_sent(held: Tensors, sent: Tensors, counters: bool) -> Tensors:
+        return {n: t.double() - sent[n].double() for n, t in held.items() if _counts(n, t) == counters}
 
     def update(upload: Upload) -> Tensors:
-        return from_sent(upload.tensors, state.parameters, True) if shares == "weights" else upload.tensors
+        return from_sent(upload.tensors, state.parameters, False) if shares == "weights" else upload.tensors
 
     return {
         "update": update,
-        "buffers": lambda upload: from_sent(upload.buffers, state.buffers, True),
-        "counters": lambda upload: from_sent(upload.buffers, state.buffers, False),
+        "buffers": lambda upload: from_sent(upload.buffers, state.buffers, False),
+        "counters": lambda upload: from_sent(upload.buffers, state.buffers, True),
     }
 
 

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -28,8 +28,8 @@ class ServerPlan:
         aggregation: ``mean`` of the replies weighted by examples, or ``round_robin``: one client a round, in turn.
         fraction: share of the clients asked in a round, in (0, 1]; at least one.
         lr: the server's step along the aggregated gradient (downhill) or delta.
-        norm_factor: of three or more replies, those are excluded whose norm is over so many times the median; a client
-            counts as at most so many times the median number of examples.
+        norm_factor: of three or more replies, those are excluded whose norm is over so many times the largest median so
+            far; a client counts as at most so many times the median number of examples.
     """
 
     aggregation: Literal["mean", "round_robin"] = "mean"
@@ -74,6 +74,7 @@ class Server:
     tamper: Tamper | None = None
     personal: bool = False
     tested: frozenset[int] = frozenset()
+    _usual: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
 
     def select(self, round: int) -> list[int]:
         """Ids of the clients asked in ``round`` (from 1), in ascending order."""
@@ -96,7 +97,8 @@ class Server:
         Raises:
             UserError: no reply is usable.
         """
-        found = sort_out(replies, self.state, self.local_plan.shares, factor=self.plan.norm_factor)
+        found = sort_out(replies, self.state, self.local_plan.shares, factor=self.plan.norm_factor, usual=self._usual)
+        self._usual = found.usual
         usable, excluded = dict(found.usable), dict(found.excluded)
         weights = dict(zip(usable, found.weights, strict=True))
         for client, upload in usable.items():
@@ -119,8 +121,9 @@ class Server:
         )
 
     def _after(self, uploads: Sequence[Upload], weights: Sequence[int]) -> ModelState:
-        shared = weighted_mean([u.buffers for u in uploads], weights)
-        return ModelState(self._moved([u.tensors for u in uploads], weights), {**self.state.buffers, **shared})
+        old = self.state.buffers
+        shared = {n: t.to(old[n].dtype) for n, t in weighted_mean([u.buffers for u in uploads], weights).items()}
+        return ModelState(self._moved([u.tensors for u in uploads], weights), {**old, **shared})
 
     def _moved(self, tensors: Sequence[Tensors], weights: Sequence[int]) -> Tensors:
         old = self.state.parameters

@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Failure, Interceptor, Probe
 from fl_privacy.federation.attempt import attempt
 from fl_privacy.federation.insider import States, no_states
@@ -32,7 +33,8 @@ class HonestButCurious(Strategy):
         interceptor: makes observations of what is captured.
         states: what a simulated client keeps for itself, for an interceptor with an insider.
         audit: the rounds, and with target ``update`` the clients. A client is known by the partition that it reports,
-            else by the rank of its node's id among all nodes.
+            else by the rank of its node's id among all nodes. A partition is the first node's to report it until that
+            node leaves; what another one claims as its own is not captured.
     """
 
     strategy: Strategy
@@ -41,6 +43,7 @@ class HonestButCurious(Strategy):
     states: States = no_states
     _sent: list[Message] = field(default_factory=list, init=False, repr=False)
     _node_ids: list[int] = field(default_factory=list, init=False, repr=False)
+    _holder: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _before: States = field(default=no_states, init=False, repr=False)
 
     def configure_train(
@@ -89,9 +92,11 @@ class HonestButCurious(Strategy):
                 logger.warning("An update of round %d could not be intercepted: %s", round, result.reason)
 
     def _capture(self, round: int, message: Message, reply: Message, states: dict[tuple[int, ...], ModelState]) -> None:
-        client, probe = self._client(reply), None
+        client, probe = self._client(message, reply), None
         if message.metadata.message_type == PROBE:
             probe = Probe(client, _victim(message.content))
+            if probe not in self.audit.probes:
+                raise UserError(f"an answer to one of the probes sent is expected, but got {probe}")
         elif not self.audit.intercepts(round, client):
             return
         model = self.interceptor.model
@@ -111,10 +116,15 @@ class HonestButCurious(Strategy):
         held = {client: self.states(client) for client in insider.participants}
         return held.__getitem__
 
-    def _client(self, reply: Message) -> int:
-        identity = reply.content.config_records.get(CLIENT)
+    def _client(self, message: Message, reply: Message) -> int:
+        node, identity = message.metadata.dst_node_id, reply.content.config_records.get(CLIENT)
         reported = identity.get(PARTITION) if identity is not None else None
-        return reported if isinstance(reported, int) else self._node_ids.index(reply.metadata.src_node_id)
+        client = reported if isinstance(reported, int) else self._node_ids.index(node)
+        holder = self._holder.setdefault(client, node)
+        if holder != node and holder in self._node_ids:
+            raise UserError(f"node {node} claims to be client {client}, which is node {holder}")
+        self._holder[client] = node
+        return client
 
 
 class _TappedGrid(Grid):

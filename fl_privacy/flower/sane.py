@@ -27,7 +27,8 @@ class Sane(Strategy):
 
     For strategies that send all clients the same weights and average those that come back, such as Flower's ``FedAvg``.
     A reply is left out whose arrays are not those that were sent (names, dtype, shape), not finite or negative
-    variances, or whose change has a norm of over ``factor`` times the median of three or more; whose metrics are other
+    variances, or whose change has a norm of over ``factor`` times the median of three or more,
+    of this round or the largest before; whose metrics are other
     ones than most clients' or not finite. A client counts as at most ``factor`` times the median number of examples.
     Around it goes ``HonestButCurious(Sane(FedAvg()), ...)``, which then still sees every reply.
 
@@ -43,6 +44,7 @@ class Sane(Strategy):
     weighted_by: str = NUM_EXAMPLES
     excluded: dict[int, dict[int, str]] = field(default_factory=dict, init=False)
     _sent: list[Message] = field(default_factory=list, init=False, repr=False)
+    _usual: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
     _first: dict[str, torch.dtype] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +97,8 @@ class Sane(Strategy):
         for index, (sent, reply) in enumerate(answered):
             if index not in faults:
                 found[index] = attempt(lambda: self._upload(state, sent.content, reply.content))  # noqa: B023
-        sorted_out = sort_out(found, state, "weights", factor=self.factor)
+        sorted_out = sort_out(found, state, "weights", factor=self.factor, usual=self._usual)
+        self._usual = sorted_out.usual
         for index, reason in {**faults, **sorted_out.excluded}.items():
             reasons[answered[index][0].metadata.dst_node_id] = reason
         for node, reason in reasons.items():

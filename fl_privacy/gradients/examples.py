@@ -124,6 +124,7 @@ def _layered(
         if model not in _tried:
             few = Batch(batch.inputs[:2].detach(), batch.labels[:2])
             with torch.no_grad():
+                layered.expect_right_factors(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
                 found = layered(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
             _tried[model] = same_gradients(found, _one_by_one(model, detached, few, plan, ()))
     except RuntimeError:
@@ -167,7 +168,10 @@ def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> Tens
 
 
 def _ghost_norms(call: LayerCall) -> Tensor | None:
-    """(B,) squared norms of the weight's gradients from inner products, where these cost less than the gradients."""
+    """(B,) squared norms of the weight's gradients from inner products, where these cost less than the gradients.
+
+    Positions that cancel each other may leave a rounding error below 0.
+    """
     weight = call.module.get_parameter("weight")
     if weight.dim() < 2 or not pays(len(weight), weight[0].numel(), call.positions):
         return None
@@ -175,7 +179,7 @@ def _ghost_norms(call: LayerCall) -> Tensor | None:
     if factors is None:
         return None
     deltas, columns = factors
-    return ((deltas.mT @ deltas) * (columns.mT @ columns)).sum((1, 2))
+    return ((deltas.mT @ deltas) * (columns.mT @ columns)).sum((1, 2)).clamp_min(0)
 
 
 def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:

@@ -29,6 +29,8 @@ def victim_gradients(setting: Setting, inputs: Tensor, labels: Tensor) -> Victim
     for candidate in candidates:
         try:
             gradients = candidate(setting)
+            if isinstance(gradients, Layered):
+                gradients.expect_right_factors(inputs, labels)
             found = _with_slope(gradients, inputs, labels)
         except RuntimeError as error:
             reasons.append(str(error).strip().splitlines()[0])

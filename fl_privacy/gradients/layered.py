@@ -20,6 +20,8 @@ from fl_privacy.gradients.victims import Setting, VictimGradients
 from fl_privacy.gradients.watch import Call, leaving
 from fl_privacy.types import Tensors
 
+_TOLERANCE, _ROUNDING = 1e-3, 1e-6
+
 
 class NotLayeredError(RuntimeError):
     """The model can't be taken apart into layers."""
@@ -73,6 +75,21 @@ class Layered(VictimGradients):
             if pays(deltas.shape[1], columns.shape[1], deltas.shape[2]):
                 found[weight] = deltas.shape[2]
         return found
+
+    def expect_right_factors(self, inputs: Tensor, labels: Tensor) -> None:
+        """Raise ``NotLayeredError`` if the factors of a weight's gradient are not its own, as by a rule of a user."""
+        for call in self.calls(inputs, labels):
+            factors = weight_factors(call) if "weight" in call.names else None
+            if factors is None:
+                continue
+            deltas, columns = (part.detach() for part in factors)
+            gradient = parameter_gradients(call, ["weight"])["weight"].detach()
+            product = deltas @ columns.mT
+            rounding = _ROUNDING * deltas.norm() * columns.norm()
+            if product.numel() != gradient.numel() or (
+                (product.reshape(gradient.shape) - gradient).norm() > _TOLERANCE * gradient.norm() + rounding
+            ):
+                raise NotLayeredError(f"the factors of {call.names['weight']} do not give its gradient")
 
     def calls(self, inputs: Tensor, labels: Tensor, secrets: Tensor | None = None) -> list[LayerCall]:
         """Inputs of each call of a layer and the loss's gradient by its outputs, (V, B, ...) each.

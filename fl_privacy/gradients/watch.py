@@ -16,7 +16,7 @@ class Call:
     Attributes:
         name: under which it is watched.
         module: itself.
-        inputs: its first argument.
+        inputs: its first argument, by place or by name.
         output: what it returned; the input where only what enters is watched.
     """
 
@@ -37,9 +37,11 @@ def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def watch(name: str, module: nn.Module) -> RemovableHandle:
-        return module.register_forward_pre_hook(
-            lambda called, given: calls.append(Call(name, called, given[0], given[0]))
-        )
+        def hook(called: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+            inputs = _first(given, named)
+            calls.append(Call(name, called, inputs, inputs))
+
+        return module.register_forward_pre_hook(hook, with_kwargs=True)
 
     with _hooks([watch(name, module) for name, module in modules.items()]):
         yield calls
@@ -53,17 +55,18 @@ def leaving(
 
     Args:
         modules: by name.
-        change: (module, its arguments, its output) -> the output that the model goes on with; as it is by default.
+        change: (module, its arguments by place, its output) -> the output that the model goes on with; as it is by
+            default.
     """
     calls: list[Call] = []
 
     def watch(name: str, module: nn.Module) -> RemovableHandle:
-        def hook(called: nn.Module, given: tuple[Any, ...], output: Any) -> Tensor | None:
+        def hook(called: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> Tensor | None:
             changed = change(called, given, output) if change else output
-            calls.append(Call(name, called, given[0], changed))
+            calls.append(Call(name, called, _first(given, named), changed))
             return changed if change else None
 
-        return module.register_forward_hook(hook)
+        return module.register_forward_hook(hook, with_kwargs=True)
 
     with _hooks([watch(name, module) for name, module in modules.items()]):
         yield calls
@@ -74,6 +77,10 @@ def replaced_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Ite
     """Within the context ``module`` gets ``change`` of its first argument, and nothing else."""
     with _hooks([module.register_forward_pre_hook(lambda _, given: (change(given[0]),))]):
         yield
+
+
+def _first(given: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    return given[0] if given else next(iter(named.values()), None)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ class Candidate:
         recognizable: images recognizable by PSNR, of the attack that recognized the largest share.
         images: of how many.
         groups: the smallest number of independent images behind an interval.
+        failures: images on which an attack failed, of the attack that failed most.
         by: who had the largest mean, in words; empty where only one attacked.
     """
 
@@ -38,11 +39,15 @@ class Candidate:
     recognizable: int
     images: int
     groups: int
+    failures: int = 0
     by: str = ""
 
     def keeps_all_below(self, bound: float) -> bool:
-        """Whether no attacked image came to ``bound`` dB, and the mean stays below with 95 % confidence."""
-        return self.largest < bound and self.keeps_mean_below(bound)
+        """Whether no attacked image came to ``bound`` dB, as far as attacks did not fail, which none may have.
+
+        The mean has to stay below with 95 % confidence as well.
+        """
+        return not self.failures and self.largest < bound and self.keeps_mean_below(bound)
 
     def keeps_mean_below(self, bound: float) -> bool:
         """Whether the mean PSNR stays below ``bound`` dB with 95 % confidence."""
@@ -67,6 +72,7 @@ def candidate_of(found: Sequence[Reading], *, name: str, accuracy: float | None,
         recognizable=bound["recognizable"],
         images=bound["n"],
         groups=min(s["groups"] for s in statistics),
+        failures=max(reading.failures for reading in found),
         by=worst.among(found),
     )
 
@@ -114,4 +120,5 @@ def _leakage(candidate: Candidate) -> str:
     by = f" [{candidate.by}]" if candidate.by else ""
     share = f"{candidate.recognizable} of {candidate.images} images recognizable"
     mean, best = metric(candidate.psnr, "psnr"), metric(candidate.largest, "psnr")
-    return f"mean PSNR {mean}{at_most}{by}, {share}, the best at {best}"
+    failed = f", while an attack failed on {candidate.failures}" if candidate.failures else ""
+    return f"mean PSNR {mean}{at_most}{by}, {share}, the best at {best}{failed}"

@@ -90,7 +90,8 @@ class Row:
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc: PpcView | None = None) -> str:
     """The HTML that compares ``runs``, with links to their own pages relative to the file ``out``.
 
-    It names the most accurate training whose mean PSNR is below ``psnr_below`` dB, and shows ``ppc`` if given.
+    It names the most accurate training that keeps every attacked image below ``psnr_below`` dB, and shows ``ppc`` if
+    given.
     """
     own, shared = names(runs)
     rows = [
@@ -182,7 +183,8 @@ def _points(rows: Sequence[Row], name: str, *, use_pmm: bool) -> list[Point]:
             groups.setdefault(row.run.identity.repeat, []).append((row, statistic))
     points, within = [], METRICS[name].range
     for group in groups.values():
-        x = aggregate([_utility(row, use_pmm=use_pmm) for row, _ in group], within=(0.0, float("inf")))
+        most = float("inf") if use_pmm else 100.0
+        x = aggregate([_utility(row, use_pmm=use_pmm) for row, _ in group], within=(0.0, most))
         y = aggregate([statistic["mean"] for _, statistic in group], within=within)
         own = group[0][1]["ci95"]
         if x is not None and y is not None:
@@ -210,16 +212,30 @@ def _lede(rows: Sequence[Row], psnr_below: float) -> str:
     trained = [row for row in rows if row.summary["final_accuracy"] is not None]
     sentences = []
     if attacked:
-        least, mean = min(attacked, key=lambda pair: pair[1])
+        least, mean = min(attacked, key=lambda pair: _leaks(pair[0]))
         worst = least.worst("psnr")
         by = worst.among(least.readings) if worst else ""
-        told = ", ".join(filter(None, [f"mean PSNR {metric(mean, 'psnr')}", by]))
+        failed = max(reading.failures for reading in least.readings)
+        told = ", ".join(
+            filter(None, [f"mean PSNR {metric(mean, 'psnr')}", by, f"the attack failed on {failed}" if failed else ""])
+        )
         sentences.append(f"Least leaks from {least.letter} ({told}).")
     if trained:
         best = max(trained, key=lambda row: row.summary["final_accuracy"])
         shown = percent(best.summary["final_accuracy"])
         sentences.append(f"The most accurate is {best.letter} ({shown}).")
     return " ".join([*sentences, answer(_candidates(rows), psnr_below)]).strip()
+
+
+def _leaks(row: Row) -> tuple[float, int, float, float]:
+    """Larger where more leaks: the share recognizable, how often an attack failed, the interval's end, the mean."""
+    statistics = [s for reading in row.readings if (s := reading.statistic("psnr")) is not None]
+    return (
+        row.recognized.recognized if row.recognized else 1.0,
+        max(reading.failures for reading in row.readings),
+        max(s["ci95"][1] if s["ci95"] else float("inf") for s in statistics),
+        max(s["mean"] for s in statistics),
+    )
 
 
 def _candidates(rows: Sequence[Row]) -> list[Candidate]:

@@ -42,6 +42,11 @@ class Reading:
         return next((bound for bound in self.leakage["thresholds"] if bound["metric"] == metric), None)
 
     @property
+    def failures(self) -> int:
+        """Images on which the attack failed: whether they can be read is not known."""
+        return int(self.leakage["failures"])
+
+    @property
     def recognized(self) -> float:
         """Share of the images that are recognizable by PSNR, in [0, 1]; -1 where that is not known."""
         bound = self.bound()
@@ -84,15 +89,15 @@ def in_round(found: Sequence[Reading], round: int) -> list[Reading]:
     return [reading for reading in found if reading.round == round]
 
 
-def tone(statistic: Mapping[str, Any], bound: Mapping[str, Any]) -> Tone:
+def tone(statistic: Mapping[str, Any], bound: Mapping[str, Any], *, failures: int) -> Tone:
     """Whether a metric says that images leaked, that they did not, or neither.
 
-    Private takes more than a mean on the right side: no image beyond the bound, at least ``FEW`` independent ones, and
-    an interval that stays on that side as well.
+    Private takes more than a mean on the right side: no image beyond the bound, none on which the attack failed, at
+    least ``FEW`` independent ones, and an interval that stays on that side as well.
     """
     if bound["recognizable"]:
         return "leak"
-    if statistic["groups"] < FEW or statistic["ci95"] is None:
+    if failures or statistic["groups"] < FEW or statistic["ci95"] is None:
         return "open"
     low, high = statistic["ci95"]
     return "private" if (high < bound["value"] if bound["leaks"] == "above" else low >= bound["value"]) else "open"
@@ -100,8 +105,8 @@ def tone(statistic: Mapping[str, Any], bound: Mapping[str, Any]) -> Tone:
 
 def tone_of(found: Sequence[Reading], metric: str = "psnr") -> Tone:
     """Of all readings together: a leak if any is one, private if all are."""
-    pairs = [(reading.statistic(metric), reading.bound(metric)) for reading in found]
-    tones = [tone(statistic, bound) for statistic, bound in pairs if statistic and bound]
+    judged = [(reading.statistic(metric), reading.bound(metric), reading.failures) for reading in found]
+    tones = [tone(statistic, bound, failures=failed) for statistic, bound, failed in judged if statistic and bound]
     if "leak" in tones:
         return "leak"
     return "private" if tones and set(tones) == {"private"} and len(tones) == len(found) else "open"

@@ -112,7 +112,7 @@ def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
                     "statistic": statistic,
                     "bound": bound,
                     "bound_in_words": bound_in_words(bound) if bound else "",
-                    "tone": tone(statistic, bound) if bound else "open",
+                    "tone": tone(statistic, bound, failures=reading.failures) if bound else "open",
                 }
             )
     return rows
@@ -127,7 +127,7 @@ def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
         {
             "round": reading.round,
             "attacker": reading.attacker,
-            "n": reading.leakage["images"] - reading.leakage["failures"],
+            "n": reading.leakage["images"] - reading.failures,
             "bound": reading.bound(),
             "tone": tone_of([reading]),
             "means": {name: s["mean"] if (s := reading.statistic(name)) else None for name in measured},

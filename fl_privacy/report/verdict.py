@@ -17,7 +17,7 @@ class Verdict:
         text: how many images are recognizable.
         basis: by which bound, and what stays open.
         tone: ``leak`` if any image is recognizable in any round to any attacker, ``private`` if none is and there are
-            enough of them to say so, ``open`` otherwise.
+            enough of them to say so and the attack failed on none, ``open`` otherwise.
     """
 
     text: str
@@ -90,7 +90,7 @@ def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
             _share(r) + (f" in round {r.round}" if len(worst) > 1 else "") for r in own[:: max(1, len(own) - 1)]
         )
         sentences.append(f"To the {attacker} attacker: {told}.")
-    if failures := max(reading.leakage["failures"] for reading in found):
+    if failures := max(reading.failures for reading in found):
         sentences.append(f"The attack failed on {failures} more, which count as neither.")
     if not bound["recognizable"]:
         share = percent(share_at_most(0, bound["n"], groups=statistic["groups"]))

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private, write_whole
 
@@ -28,9 +30,12 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
         with_originals: also copy attacked images and reconstructions; the copy is then for its owner alone.
 
     Raises:
-        UserError: the run's ``run.json`` is damaged.
+        UserError: the run's ``run.json`` is damaged, or a file is a link to what may be none of the run's.
         OSError: something can't be read or written.
     """
+    for name in ("run.json", "config.yaml", *FIGURES):
+        if (source / name).is_symlink():
+            raise UserError(f"{source / name} is expected to be a file of the run, but is a link; remove it.")
     kept = with_originals and shared_as(source) != "figures"
     write = write_private if kept else write_whole
     if kept:
@@ -76,12 +81,10 @@ def _copy_configuration(source: Path, destination: Path, write: Any) -> None:
         paths = _absolute_paths(content["config"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{source / 'run.json'} is expected to describe a run, but is damaged ({error}).") from error
-    write(destination / "run.json", json.dumps(_with_names_only(content, paths), indent=1, ensure_ascii=False))
-    if (text := source / "config.yaml").is_file():
-        shown = text.read_text()
-        for path in sorted(paths, key=len, reverse=True):
-            shown = shown.replace(path, paths[path])
-        write(destination / "config.yaml", shown)
+    shown = _with_names_only(content, paths)
+    write(destination / "run.json", json.dumps(shown, indent=1, ensure_ascii=False))
+    if (source / "config.yaml").is_file():  # its text may fold or quote a path
+        write(destination / "config.yaml", yaml.safe_dump(shown["config"], sort_keys=False, allow_unicode=True))
 
 
 def _absolute_paths(value: Any) -> dict[str, str]:

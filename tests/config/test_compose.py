@@ -48,3 +48,9 @@ def test_wrong_overrides_are_one_line_that_helps(override, expected):
 
 def test_options_are_those_of_the_folder():
     assert {"fedsgd", "fedavg"} <= set(options("federation"))
+
+
+@pytest.mark.parametrize("value", ["[mlp,lenet]", "{mlp: 1}", "5", "true"])
+def test_an_option_that_is_no_name_is_one_line(value):
+    with pytest.raises(UserError, match="model has no option"):
+        compose([f"model={value}"])

@@ -115,7 +115,7 @@ CASES: dict[str, tuple[Change, str]] = {
             (VARIANCE, -1.0, "expected at least 0, got -1"),
             (VARIANCE, -1e-12, "expected at least 0"),
             (COUNT, -1, "expected at least 0, got -1"),
-            (COUNT, 2**62, "the norm of its counters"),
+            (COUNT, 2**62, "expected to change by at most"),
             (COUNT, 10**6, "the norm of its counters"),
         )
     },
@@ -251,3 +251,49 @@ def test_a_failure_keeps_its_reason() -> None:
 def test_a_factor_that_excludes_honest_clients_is_refused(factor: float) -> None:
     with pytest.raises(UserError, match="norm_factor is expected above 1"):
         ServerPlan(norm_factor=factor)
+
+
+def test_who_still_learns_counts_once_the_others_have_learnt_their_examples() -> None:
+    """Gradients of learnt examples vanish: with one example a client, honest ones are over 100 times the median."""
+
+    def learnt(client: int, share: float) -> Upload:
+        return replace(honest(client), tensors={n: share * t for n, t in honest(client).tensors.items()})
+
+    subject = server()
+    subject.receive({c: honest(c) for c in range(HONEST)})
+    later = {c: learnt(c, 1e-5) for c in range(HONEST)}
+
+    assert list(server().receive({**later, EVIL: honest(EVIL)})) == [EVIL]
+    assert not subject.receive({**later, EVIL: honest(EVIL)})
+    assert list(subject.receive({**later, EVIL: learnt(EVIL, 1e3)})) == [EVIL]
+
+
+def test_a_client_that_counts_alone_makes_no_counter_overflow() -> None:
+    """An overflown counter is below zero, and then every honest reply to it would be excluded."""
+    greedy = buffer(COUNT, lambda x: torch.tensor(2**63 - 1))(honest(0))
+
+    with pytest.raises(UserError, match=f"{COUNT}: expected to change by at most"):
+        server().receive({0: greedy})
+    with pytest.raises(UserError, match=f"{COUNT}: expected to change by at most"):
+        server().receive({0: greedy, 1: greedy})
+
+
+def test_counters_that_a_strategy_made_fractions_of_hide_no_update() -> None:
+    sent = ModelState({"w": torch.zeros(4), COUNT: torch.tensor(7.5, dtype=torch.float64)}, {})
+
+    def upload(step: float, count: float = 1000.0) -> Upload:
+        return Upload(tensors={"w": torch.full((4,), step), COUNT: sent.parameters[COUNT] + count}, num_examples=5)
+
+    honest_ones = {c: upload(0.1) for c in range(HONEST)}
+    assert not sort_out({**honest_ones, EVIL: upload(0.1, 1e6)}, sent, "weights").excluded
+    assert list(sort_out({**honest_ones, EVIL: upload(100.0)}, sent, "weights").excluded) == [EVIL]
+    assert list(sort_out({**honest_ones, EVIL: upload(0.1, 1e100)}, sent, "weights").excluded) == [EVIL]
+
+
+def test_buffers_keep_their_dtype() -> None:
+    half = ModelState({"w": torch.zeros(2, dtype=torch.float16)}, {VARIANCE: torch.ones(2, dtype=torch.float16)})
+    subject = replace(server(), state=half)
+
+    subject.receive({c: Upload(tensors=half.parameters, buffers=half.buffers, num_examples=1) for c in range(3)})
+
+    assert subject.state.buffers[VARIANCE].dtype == torch.float16

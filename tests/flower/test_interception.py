@@ -1,7 +1,7 @@
 """An honest-but-curious server reads everything and changes nothing."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, Strategy
 
 from fl_privacy.federation import Audit, Interceptor
-from fl_privacy.flower import HonestButCurious, LocalGrid, participant_app
+from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, participant_app
+from fl_privacy.flower.grid import FIRST_NODE
 from fl_privacy.types import LocalPlan, ModelState, Observation
 from tests.federation import harness
 
@@ -166,3 +167,40 @@ def test_a_reply_that_makes_no_sense_is_logged(caplog: pytest.LogCaptureFixture)
 
     assert not observations
     assert "expected to hold a metric num-examples" in caplog.text
+
+
+def claiming(node: int, partition: int) -> LocalGrid:
+    """A grid whose ``node`` replies to training and probes as if it held another ``partition``."""
+
+    class Claiming(LocalGrid):
+        def deliver(self, messages: Sequence[Message]) -> list[Message]:
+            replies = super().deliver(messages)
+            for reply in replies:
+                if reply.metadata.src_node_id == node and not reply.metadata.message_type.startswith("query"):
+                    reply.content["client"] = ConfigRecord({"partition-id": partition})
+            return replies
+
+    return Claiming(range(harness.CLIENTS), participant_app(harness.participants(WEIGHTS)))
+
+
+def test_nobody_passes_its_update_off_as_another_clients(caplog: pytest.LogCaptureFixture) -> None:
+    strategy, observations = watched(fedavg())
+    node = FIRST_NODE + 2
+
+    strategy.start(claiming(node, 0), ArrayRecord(harness.small_net().state_dict()), num_rounds=ROUNDS)
+
+    ids = [o.id for o in observations]
+    assert len(ids) == len(set(ids)) == ROUNDS * (harness.CLIENTS - 1)
+    assert "claims to be client 0" in caplog.text
+
+
+def test_an_answer_to_a_probe_that_nobody_sent_is_not_captured(caplog: pytest.LogCaptureFixture) -> None:
+    audit = harness.probes(1)
+    recording, server = harness.Recording(), harness.server()
+    federated = Federated(server=server, audit=audit)
+    strategy = HonestButCurious(federated, recording.interceptor(server.local_plan), audit)
+
+    strategy.start(claiming(FIRST_NODE + 2, 999), federated.arrays(), num_rounds=1)
+
+    assert {int(o.id.split("/")[1].removeprefix("client-")) for o in recording.observations} == {0, 1}
+    assert "an answer to one of the probes sent is expected" in caplog.text

@@ -6,7 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.gradients import clipped_sum, example_gradients, examples, loss_gradients
+from fl_privacy.gradients import (
+    Layered,
+    Setting,
+    Vectorized,
+    clipped_sum,
+    example_gradients,
+    examples,
+    frozen_copy,
+    loss_gradients,
+    register_layer_rule,
+    victim_gradients,
+)
 from fl_privacy.gradients.layer_rules import parameter_gradients
 from fl_privacy.models import ConvNet, LeNet, ResNet20
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -113,3 +124,33 @@ def test_the_mode_of_batch_norm_is_that_of_the_plan():
     expected = loss_gradients(model, shifted, batch(), batch_norm="eval").gradients
     for key, value in expected.items():
         torch.testing.assert_close(found[key] / 5, value, rtol=1e-3, atol=1e-4)
+
+
+class Scaled(nn.Linear):
+    """A layer of a user's own, with a rule of its own."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return 3 * super().forward(images)
+
+
+def scaled_factors(scale):
+    return lambda call: (scale * call.deltas.flatten(1, -2).mT, call.inputs.flatten(1, -2).mT)
+
+
+@pytest.mark.parametrize("scale", [3.0, 0.03], ids=["right", "wrong"])
+def test_a_rule_of_ones_own_is_used_where_its_factors_are_right_and_breaks_no_bound_where_not(scale):
+    @register_layer_rule(Scaled, factors=scaled_factors(scale))
+    def gradients(call, names):
+        deltas, inputs = 3 * call.deltas.flatten(1, -2), call.inputs.flatten(1, -2)
+        found = {"weight": deltas.mT @ inputs, "bias": deltas.sum(1)}
+        return {name: found[name] for name in names}
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), Scaled(192, 512), nn.ReLU(), Scaled(512, 5))
+    state, one = ModelState.of(model), batch(1, size=8)
+    total = clipped_sum(model, state, one, 0.01, plan=PLAN)
+    assert torch.cat([t.flatten() for t in total.values()]).norm() == pytest.approx(0.01, rel=1e-4)
+    frozen = frozen_copy(model, state, PLAN, device=torch.device("cpu"), dtype=torch.float32)
+    setting = Setting(frozen, list(state.parameters), PLAN)
+    chosen = victim_gradients(setting, one.inputs[None], one.labels[None])
+    assert type(chosen) is (Layered if scale == 3 else Vectorized)

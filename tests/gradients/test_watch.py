@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 import fl_privacy
+from fl_privacy.gradients import clipped_sum, loss_gradients
 from fl_privacy.gradients.watch import entering, leaving, owners, replaced_input
+from fl_privacy.types import Batch, LocalPlan, ModelState
 
 
 def model() -> nn.Sequential:
@@ -42,3 +44,27 @@ def test_nobody_else_registers_forward_hooks():
     root = Path(fl_privacy.__file__).parent
     found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if "register_forward" in path.read_text()}
     assert found == {"gradients/watch.py"}
+
+
+class ByName(nn.Module):
+    """A layer called by the name of its argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(12, 6), nn.Linear(6, 2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.layer(input=images.flatten(1))))
+
+
+def test_arguments_may_be_given_by_name():
+    net, images = ByName(), torch.rand(3, 3, 2, 2)
+    with entering(owners(net)) as entered, leaving(owners(net)) as left:
+        net(images)
+    assert [call.name for call in entered] == [call.name for call in left] == ["layer", "last"]
+    assert all(torch.equal(call.inputs, images.flatten(1)) for call in (entered[0], left[0]))
+    state, batch = ModelState.of(net), Batch(images, torch.tensor([0, 1, 0]))
+    clipped = clipped_sum(net, state, batch, 1e6, plan=LocalPlan())
+    expected = loss_gradients(net, state, batch).gradients
+    for name, value in expected.items():
+        torch.testing.assert_close(clipped[name] / 3, value)

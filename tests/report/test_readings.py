@@ -100,14 +100,16 @@ def test_the_images_of_one_upload_are_one_group(tmp_path):
 )
 def test_private_takes_more_than_a_low_mean(ci95, groups, recognizable, expected):
     statistic = {"mean": 10.0, "ci95": ci95, "n": 8, "groups": groups}
-    assert tone(statistic, BOUND | {"recognizable": recognizable}) == expected
+    assert tone(statistic, BOUND | {"recognizable": recognizable}, failures=0) == expected
+    # What an attack failed on may be readable all the same.
+    assert tone(statistic, BOUND | {"recognizable": recognizable}, failures=1) == ("leak" if recognizable else "open")
 
 
 def test_private_where_low_values_leak():
     statistic = {"mean": 0.3, "n": 8, "groups": 8, "ci95": [0.06, 0.5]}
     bound = BOUND | {"metric": "lpips", "value": 0.05, "leaks": "below"}
-    assert tone(statistic, bound) == "private"
-    assert tone(statistic | {"ci95": [0.04, 0.5]}, bound) == "open"
+    assert tone(statistic, bound, failures=0) == "private"
+    assert tone(statistic | {"ci95": [0.04, 0.5]}, bound, failures=0) == "open"
 
 
 def test_an_attack_that_failed_leaves_it_open(tmp_path):
@@ -115,6 +117,30 @@ def test_an_attack_that_failed_leaves_it_open(tmp_path):
     assert most_recognized(readings(failed.summary)) is None and tone_of(readings(failed.summary)) == "open"
     assert candidate_of(readings(failed.summary), name="a", accuracy=0.5, pmm=None) is None
     assert verdict(failed.summary).text == "The attack failed on all 6 images"
+
+
+def test_a_mean_of_what_did_not_fail_is_no_answer(tmp_path):
+    """The attack failed on one of seven images, and read little of the others."""
+    partly = record(tmp_path, label="partly", changes=defended(scale=0.5), noise=0.9, victims=7, failures=1)
+    assert tone_of(readings(read_run(partly).summary)) == "open"
+    silent = record(tmp_path, label="silent", changes=defended(scale=0.9), noise=0.9, accuracy=0.3)
+    text = write_report([partly, silent]).read_text()
+    assert "Of 2, only B, silent" in text and "Least leaks from B" in text
+    alone = write_report([partly, record(tmp_path, label="read", undefended=True)]).read_text()
+    assert re.search(r"A, [^;(]* comes closest", alone) and "while an attack failed on 1" in alone
+
+
+def test_few_read_well_leak_more_than_many_read_a_little_better_than_noise(tmp_path):
+    rows = []
+    for label, noises in (("one", [0.9] * 11 + [0.1]), ("none", [0.5] * 12)):
+        with RunFolder.open_or_create(tmp_path, label=label, config=config(name=label), config_text="") as folder:
+            for victim, noise in enumerate(noises):
+                folder.add_victim(score(1, victim, noise=noise), round=1, client=0)
+            folder.finish()
+        rows.append(folder.path)
+    means = [read_run(path).summary["metrics"]["psnr"]["mean"] for path in rows]
+    assert means[0] < means[1]
+    assert "Least leaks from B" in write_report(rows).read_text()
 
 
 def test_an_exact_reconstruction_stays_in_the_charts(tmp_path):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
@@ -143,3 +144,30 @@ def test_wrong_requests_are_one_line_and_leave_nothing(runs, tmp_path, capsys):
 def test_the_command_line_shares(runs, tmp_path, capsys):
     assert run_command_line(["report", str(runs[0]), "--share", str(tmp_path / "copy")]) == 0
     assert Path(capsys.readouterr().out.strip()).read_text().count("without pictures") == 1
+
+
+@pytest.mark.parametrize("root", ["/home/Ada Byron/" + "long name of a folder " * 6 + "/2024", "/home/ada: b/it's/x"])
+def test_paths_that_yaml_folds_or_quotes_are_left_out(tmp_path, root):
+    run = record(tmp_path / "runs", changes={"data": {"name": "cifar10", "root": root}})
+    (run / "config.yaml").write_text(yaml.safe_dump({"data": {"root": root}}))
+
+    share_report([run], tmp_path / "copy")
+
+    config = (tmp_path / "copy" / run.name / "config.yaml").read_text()
+    assert yaml.safe_load(config)["data"] == {"name": "cifar10", "root": Path(root).name}
+    assert "home" not in config
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs links")
+@pytest.mark.parametrize("name", ["threat_model.json", "config.yaml"])
+def test_a_link_out_of_a_foreign_folder_is_not_followed(tmp_path, name):
+    run = record(tmp_path / "runs")
+    content = (run / name).read_text() if (run / name).exists() else "[]"
+    (run / name).unlink(missing_ok=True)
+    (tmp_path / "other").write_text(content)
+    (run / name).symlink_to(tmp_path / "other")
+
+    with pytest.raises(UserError, match="but is a link"):
+        share_report([run], tmp_path / "copy")
+
+    assert not (tmp_path / "copy").exists()
