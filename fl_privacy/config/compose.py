@@ -36,6 +36,8 @@ def compose(overrides: Sequence[str] = (), *, base: str = "config") -> DictConfi
     for override in parsed:
         if override.is_sweep_override():
             raise UserError(f"{override.input_line} lists several values; add -m to run each of them.")
+        if override.key_or_group.replace("/", ".").partition(".")[0] == "hydra":
+            raise UserError(f"Settings of a run are expected, but got Hydra's own {override.input_line}; leave it out.")
     _check_groups(parsed)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):

@@ -51,7 +51,8 @@ class Participant:
         defense: what it does to its update.
         seed: what this client's random streams derive from, with ``id``. A number makes it a simulation: who knows the
             number repeats every draw, and removes the noise. By default a secret is drawn, as a deployed client needs;
-            one that is kept (``flower.node_secret``) outlives the process. Streams that one upload uses up are then
+            one that is kept (``flower.node_secret``) outlives the process, and the participant where a Flower app makes
+            one for each message: private layers need that. Streams that one upload uses up are then
             new for each upload, also where a server asks for the same round twice.
         audit_seed: of a deployed client that is audited: the public number which decides what batches are probed.
         device: where it computes.

@@ -76,7 +76,7 @@ def lenient(path: tuple[Any, ...], value: object, wrong: object) -> bool:
     return isinstance(wrong, names.get(path[:2], ())) or (path[-1] == "widths" and wrong == [1])
 
 
-@pytest.mark.parametrize("case", cases(configurations(), sampled=50))
+@pytest.mark.parametrize("case", cases(configurations(), sampled=100))
 def test_a_captured_configuration(case: Case, recorded: Path, tmp_path: Path) -> None:
     path, wrong = case.content
     (tmp_path / "captures").mkdir()
@@ -193,7 +193,7 @@ def named(file: Path, content: bytes) -> None:
     rewritten(file, ("upload",), digest)
 
 
-@pytest.mark.parametrize("case", cases([*descriptions(), *tensors()], sampled=10))
+@pytest.mark.parametrize("case", cases([*descriptions(), *tensors()], sampled=25))
 def test_a_captured_update(case: Case, copied: Callable[[], Path]) -> None:
     folder = copied()
     captures = folder / "captures"
