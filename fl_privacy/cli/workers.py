@@ -3,15 +3,24 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
+from types import FrameType
 
 from fl_privacy.cli.faults import FAULTS, in_a_line, recognized
 from fl_privacy.cli.signals import ENDING, Interrupted
 from fl_privacy.errors import UserError
 from fl_privacy.pipeline.trade_off import Job
+
+GRACE_SECONDS = 20.0
+
+_stopped = threading.Event()
+"""Of this process, where it is a worker."""
 
 
 def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
@@ -41,9 +50,18 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
             ) from error
         except (Interrupted, KeyboardInterrupt):
             pool.shutdown(wait=False, cancel_futures=True)
-            for worker in multiprocessing.active_children():
-                worker.kill()
+            _end(multiprocessing.active_children())
             raise
+
+
+def _end(workers: Sequence[BaseProcess]) -> None:
+    """Ask ``workers`` to end, so that they leave no semaphores behind; kill those that do not."""
+    for worker in workers:
+        worker.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+        worker.kill()
 
 
 def _start() -> None:
@@ -52,7 +70,14 @@ def _start() -> None:
     torch.set_num_threads(1)
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)  # a terminal tells them all; the parent ends them
+    signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Leave the job at hand, and those that wait in this process."""
+    _stopped.set()
+    sys.exit(128 + number)
 
 
 def _end_with_parent() -> None:
@@ -68,6 +93,8 @@ def _do(job: Job) -> str | None:
     from fl_privacy.config import compose  # noqa: PLC0415
     from fl_privacy.pipeline.monitor import Monitor  # noqa: PLC0415
 
+    if _stopped.is_set():
+        return "interrupted"
     try:
         run_job(job.command, compose(job.overrides), Monitor())
     except (*FAULTS, RuntimeError, SystemExit) as error:
