@@ -149,7 +149,7 @@ def expect_registered(
             f"{where} is expected to have all settings of its option, but lacks {missing}; it was written by another"
             " version or changed."
         )
-    if part == "data" and section["name"] != registered["name"] and section["name"] not in trust:
+    if part == "data" and section["name"] != registered["name"] and str(section["name"]) not in trust:
         raise UserError(
             f"{where} is expected to name the data {registered['name']} as its option does, but names"
             f" {section['name']!r}; if you trust it, say trust={section['name']}."

@@ -30,6 +30,7 @@ from fl_privacy.federation.capture import (
     UPDATE,
     tensor_file,
 )
+from fl_privacy.federation.guard import MOST_EXAMPLES
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload
 
 _LATER = frozenset({"lr_decay", "lr_drops", "lr_drop_factor", "crop_padding", "flip", "augment_probes"})
@@ -74,7 +75,7 @@ class _Reader:
         """What the files hold; values that several observations share come from and go to the mappings."""
         raw = self._json()
         id = self.path.relative_to(self.folder).with_suffix("").as_posix()
-        if raw.get("format") != FORMAT:
+        if raw.get("format") != FORMAT or isinstance(raw["format"], bool):
             self._refuse(f"has format {raw.get('format')!r} where {FORMAT} is expected")
         if raw.get("id") != id:
             self._refuse(f"is of the observation {raw.get('id')!r}")
@@ -201,7 +202,7 @@ class _Reader:
 
     def _count(self, raw: Mapping[str, Any], key: str) -> int:
         value = raw.get(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_EXAMPLES:
             self._refuse(f"has {key} {value!r}")
         return value
 

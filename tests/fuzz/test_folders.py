@@ -76,7 +76,7 @@ def lenient(path: tuple[Any, ...], value: object, wrong: object) -> bool:
     return isinstance(wrong, names.get(path[:2], ())) or (path[-1] == "widths" and wrong == [1])
 
 
-@pytest.mark.parametrize("case", cases(configurations(), sampled=100))
+@pytest.mark.parametrize("case", cases(configurations(), sampled=200))
 def test_a_captured_configuration(case: Case, recorded: Path, tmp_path: Path) -> None:
     path, wrong = case.content
     (tmp_path / "captures").mkdir()

@@ -128,7 +128,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
             yield line, line.split(" ")
 
 
-@pytest.mark.parametrize("case", cases(commands(), sampled=20))
+@pytest.mark.parametrize("case", cases(commands(), sampled=40))
 def test_a_command_line(case: Case, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     own = [] if case.content[0] in ("report", "list") else [f"out={tmp_path}/out"]
     started = time.process_time()
