@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fl_privacy.defenses import ClientState
-from fl_privacy.defenses.split import draw_own
+from fl_privacy.defenses.private_layers.split import draw_own
 from fl_privacy.errors import UserError
 from fl_privacy.federation.audit import Probe
 from fl_privacy.federation.participant import Participant
