@@ -98,7 +98,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 threads=positive(config.attack_threads, "attack_threads"),
                 monitor=monitor,
                 public=public_examples(config, found.unattacked),
-                disturbance=disturbance_of(*behind) if defense.public and not defense.private else None,
+                disturbance=disturbance_of(*behind) if defense.parts and not defense.private else None,
                 guesses=guesses_of(config, participants),
                 informed=informed_attacker(defense, participants) if config.knows_defense else None,
                 functions=found.functions,

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from omegaconf import DictConfig
 
 from fl_privacy.defenses import Defense
+from fl_privacy.effects import Description
 from fl_privacy.federation import Participant
 from fl_privacy.federation.client.examples import local_batches
 from fl_privacy.interception import Insider, parse_observation_id
@@ -23,7 +23,7 @@ class Informed:
         same_data: see ``data_names``.
     """
 
-    defense: Mapping[str, Any]
+    defense: Description
     same_data: Callable[[str], str | None]
 
     def __call__(self, observation: Observation) -> Observation:
@@ -33,9 +33,9 @@ class Informed:
 
 def informed_attacker(defense: Defense, participants: Mapping[int, Participant]) -> Informed | None:
     """What can be told of ``defense`` and ``participants``; ``None`` where the defense has no public description."""
-    if not defense.description:
+    if not defense.parts:
         return None
-    return Informed(defense=defense.description, same_data=data_names(participants))
+    return Informed(defense=defense.parts, same_data=data_names(participants))
 
 
 def data_names(participants: Mapping[int, Participant]) -> Callable[[str], str | None]:

@@ -118,7 +118,7 @@ def _run(
             monitor=monitor,
             public=public_examples(config, dataset.test),
             disturbance=disturbance_of(federation.participants, config.batch_size, states)
-            if federation.defense.public and not federation.server.personal
+            if federation.defense.parts and not federation.server.personal
             else None,
             guesses=guesses_of(config, federation.participants),
             informed=informed_attacker(federation.defense, federation.participants) if config.knows_defense else None,

@@ -22,6 +22,7 @@ from fl_privacy.defenses.data.robust_data import (
     project,
 )
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
+from fl_privacy.effects import Part, RobustGradient
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import KeptEvaluator, uniform_noise
 from fl_privacy.gradients import loss_gradients
@@ -150,26 +151,26 @@ def refiner(
         if privacy == "evaluator":
             judge(input_shape)
 
+    settings = {
+        "epsilon": epsilon,
+        "alpha": alpha,
+        "beta": beta,
+        "iterations": iterations,
+        "lr": lr,
+        "decay": decay,
+        "weights": weights,
+        "utility": utility,
+        "privacy": privacy,
+        "match": match,
+        "per": per,
+        "warm_start": warm_start,
+        "evaluator": evaluator,
+    }
     return Defense(
-        name="refiner",
+        parts=(Part("refiner", settings, RobustGradient(), strength="epsilon"),),
         prepare=(prepare,),
         gradient=(on_gradient,),
         upload=(on_upload,) if warm_start or per == "round" else (),
-        public={
-            "epsilon": epsilon,
-            "alpha": alpha,
-            "beta": beta,
-            "iterations": iterations,
-            "lr": lr,
-            "decay": decay,
-            "weights": weights,
-            "utility": utility,
-            "privacy": privacy,
-            "match": match,
-            "per": per,
-            "warm_start": warm_start,
-            "evaluator": evaluator,
-        },
     )
 
 
