@@ -27,11 +27,11 @@ from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack, dlg, inverting_gradients, model_inversion
 from fl_privacy.config import compose
-from fl_privacy.config.build import Federation, build_dataset, build_federation
 from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.defenses.epsilon import epsilon, noise_multiplier_for
 from fl_privacy.defenses.passport import passport_layers
+from fl_privacy.experiment.build import Federation, build_dataset, build_federation
 from fl_privacy.federation import (
     Audit,
     Insider,

@@ -16,12 +16,12 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.config import build_attack, compose
-from fl_privacy.config.build import build_dataset, build_network
+from fl_privacy.config import compose
 from fl_privacy.defenses.base import ClientState, LocalStep
 from fl_privacy.defenses.layer_order import layer_depths
 from fl_privacy.defenses.robust_data import batch_gap, descend, importance, project
 from fl_privacy.evaluator import EvaluationNetwork, load_evaluator, uniform_noise
+from fl_privacy.experiment.build import build_attack, build_dataset, build_network
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.metrics.pixel import psnr
 from fl_privacy.rng import derive_generator

@@ -11,7 +11,8 @@ from fl_privacy import attacks
 from fl_privacy.attacks.objectives import Cosine
 from fl_privacy.attacks.optimizers import LBFGS, Adam, GradientDescent, StepDecay
 from fl_privacy.attacks.priors import BatchNormStatistics, ColorRange, GroupConsistency, TotalVariation
-from fl_privacy.config import build_attack, compose
+from fl_privacy.config import compose
+from fl_privacy.experiment.build import build_attack
 
 FILES = sorted((Path(__file__).parents[2] / "conf/attack").glob("*.yaml"))
 
