@@ -27,7 +27,7 @@ from fl_privacy.evaluator import (
     train_evaluator,
 )
 from fl_privacy.experiment.build import build_dataset, positive, resolve_device
-from fl_privacy.user_cache import user_cache_folder
+from fl_privacy.files import user_cache_folder
 
 SHOWN = 1000
 """Images of the test split that the table of predictions is made from."""

@@ -42,8 +42,9 @@ from fl_privacy.experiment.threat_model import threat_model
 from fl_privacy.experiment.tracing import tracer_of
 from fl_privacy.experiment.update_distortion import update_distortion_of
 from fl_privacy.experiment.weights import load_weights
-from fl_privacy.federation import Audit, Interceptor, Participant, Probe, public_state
-from fl_privacy.federation.captured import load_observations
+from fl_privacy.federation import Participant, public_state
+from fl_privacy.interception import Audit, Interceptor, Probe
+from fl_privacy.interception.capture_reader import load_observations
 from fl_privacy.metrics import MetricFunction
 from fl_privacy.progress import counted
 from fl_privacy.report import write_report

@@ -14,8 +14,9 @@ from fl_privacy.experiment.monitor import Monitor
 from fl_privacy.experiment.previous_reconstructions import PreviousReconstructions
 from fl_privacy.experiment.tracing import Tracer
 from fl_privacy.experiment.update_distortion import UpdateDistortion
-from fl_privacy.federation import Failure, parse_observation_id
-from fl_privacy.federation.attempt import attempt
+from fl_privacy.federation import Failure
+from fl_privacy.federation.guard import attempt
+from fl_privacy.interception import parse_observation_id
 from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all
 from fl_privacy.models import has_batch_norm
 from fl_privacy.progress import counted

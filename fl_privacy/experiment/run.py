@@ -32,8 +32,9 @@ from fl_privacy.experiment.threat_model import threat_model, who_draws
 from fl_privacy.experiment.tracing import tracer_of
 from fl_privacy.experiment.update_distortion import update_distortion_of
 from fl_privacy.experiment.weights import MODEL, write_weights
-from fl_privacy.federation import Evaluation, Interceptor, RoundReport, evaluate_model
-from fl_privacy.federation.capture import CaptureWriter
+from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
+from fl_privacy.interception import Interceptor
+from fl_privacy.interception.capture_writer import CaptureWriter
 from fl_privacy.report import write_report
 from fl_privacy.results import RunFolder
 from fl_privacy.types import Observation

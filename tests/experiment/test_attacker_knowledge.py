@@ -6,7 +6,7 @@ import pytest
 
 from fl_privacy.defenses import ats, compose, dp_noise, instahide, pruning
 from fl_privacy.experiment.attacker_knowledge import attacker_knowledge_of
-from fl_privacy.federation import Probe, observation_id
+from fl_privacy.interception import Probe, observation_id
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 

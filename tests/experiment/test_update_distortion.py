@@ -4,7 +4,7 @@ from fl_privacy.config import compose
 from fl_privacy.defenses import ClientState
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.update_distortion import update_distortion_of
-from fl_privacy.federation import Audit, Interceptor, Probe
+from fl_privacy.interception import Audit, Interceptor, Probe
 
 
 def observations(federation, audit, batch_size=2):
