@@ -11,8 +11,8 @@ from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.ground_truth import fresh_states, ground_truth_of, trains_on_others, transformed_of
 from fl_privacy.experiment.update_distortion import update_distortion_of
 from fl_privacy.interception import Audit, Probe
-from tests.pipeline.runs import TINY, run
-from tests.pipeline.test_disturbance import observations
+from tests.experiment.runs import TINY, run
+from tests.experiment.test_disturbance import observations
 
 pytest.importorskip("mlxtend")
 
