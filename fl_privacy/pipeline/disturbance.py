@@ -11,8 +11,7 @@ from fl_privacy.attacks.targets import is_sum_of_gradients
 from fl_privacy.defenses import Defense
 from fl_privacy.federation import Participant
 from fl_privacy.interception import parse_observation_id
-from fl_privacy.metrics.linear_system import linear_system
-from fl_privacy.metrics.perturbation import Perturbation, perturbation
+from fl_privacy.metrics.distortion import Perturbation, linear_system, perturbation
 from fl_privacy.pipeline.truth import ClientStates, fresh_states
 from fl_privacy.types import ModelState, Observation, Tensors
 

@@ -27,7 +27,7 @@ from fl_privacy.defenses import (
     soteria_mixing,
     spn,
 )
-from fl_privacy.defenses.clipping import clip_by_norm
+from fl_privacy.defenses.noise.mechanism import clip_by_norm
 from fl_privacy.types import Batch, LocalPlan
 from tests.attacks.defended import informed, smooth_images, victims
 from tests.attacks.victims import error

@@ -10,7 +10,7 @@ from fl_privacy.attacks.adaptive.measures import against_spn
 from fl_privacy.attacks.adaptive.scene import Scene
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, compose, pruning, spn
-from fl_privacy.defenses.polarization import PolarizationHead
+from fl_privacy.defenses.private_layers.polarization import PolarizationHead
 from fl_privacy.gradients import Layered, Setting
 from fl_privacy.types import LocalPlan
 from tests.attacks.defended import informed, protected, smooth_images, victims

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from fl_privacy.config import build_federation, compose
-from fl_privacy.defenses.epsilon import epsilon
+from fl_privacy.defenses.privacy.accountants import epsilon
 from fl_privacy.errors import UserError
 from fl_privacy.pipeline.calibrate import calibrated
 from fl_privacy.pipeline.privacy import privacy_of
