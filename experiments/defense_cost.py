@@ -31,7 +31,7 @@ from fl_privacy.defenses import (
     soteria_mixing,
 )
 from fl_privacy.evaluator import EvaluationNetwork, save_evaluator
-from fl_privacy.federation.local_update import local_update
+from fl_privacy.federation.client.training import local_update
 from fl_privacy.models import ConvNet, LeNet, ResNet10, ResNet18
 from fl_privacy.types import Batch, LocalPlan, ModelState
 

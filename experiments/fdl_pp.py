@@ -32,21 +32,11 @@ from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.defenses.epsilon import epsilon, noise_multiplier_for
 from fl_privacy.defenses.passport import passport_layers
-from fl_privacy.federation import (
-    Audit,
-    Insider,
-    Interceptor,
-    Participant,
-    Probe,
-    RoundReport,
-    States,
-    evaluate_model,
-    private_names,
-    run_rounds,
-)
-from fl_privacy.federation.encrypted import run_encrypted
+from fl_privacy.federation import Participant, RoundReport, evaluate_model, private_names, run_rounds
+from fl_privacy.federation.secure.encrypted import run_encrypted
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.secure_aggregation import run_secure_aggregation
+from fl_privacy.interception import Audit, Insider, Interceptor, Probe, States
 from fl_privacy.metrics.bayesian_privacy import bpki
 from fl_privacy.metrics.matching import match
 from fl_privacy.metrics.pixel import mse

@@ -18,9 +18,10 @@ import torch
 
 from fl_privacy.config import compose
 from fl_privacy.config.build import Federation, build_federation
-from fl_privacy.federation import Audit, Interceptor, RoundReport, run_rounds
-from fl_privacy.federation.encrypted import run_encrypted
+from fl_privacy.federation import RoundReport, run_rounds
+from fl_privacy.federation.secure.encrypted import run_encrypted
 from fl_privacy.flower.secure_aggregation import run_secure_aggregation
+from fl_privacy.interception import Audit, Interceptor
 
 METHODS = {"plain": "none", "SplitFed": "split_fed", "FDL-PP": "fdl_pp", "SecAgg+": "none", "CKKS": "none"}
 

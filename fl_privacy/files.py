@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and files for their owner alone."""
+"""Files that are either whole or not there, files for their owner alone, and where what took time to make is kept."""
 
 import os
 import secrets
@@ -8,6 +8,9 @@ PRIVATE_FOLDER = 0o700
 PRIVATE_FILE = 0o600
 ORDINARY_FILE = 0o666
 """Of which the process's umask takes its share."""
+
+CACHE_VARIABLE = "FL_PRIVACY_CACHE"
+"""Environment variable: the folder of what is kept for the next run; the user's cache folder if unset."""
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
@@ -27,6 +30,13 @@ def make_private_folder(folder: Path, within: Path) -> None:
         if step.is_relative_to(within):
             step.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
             step.chmod(PRIVATE_FOLDER)
+
+
+def user_cache_folder() -> Path:
+    """The user's cache folder, whether or not it exists yet."""
+    import platformdirs  # noqa: PLC0415  (the core goes without)
+
+    return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("fl_privacy"))
 
 
 def _replace(path: Path, content: bytes | str, mode: int) -> None:

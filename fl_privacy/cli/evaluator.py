@@ -26,7 +26,7 @@ from fl_privacy.evaluator import (
     save_evaluator,
     train_evaluator,
 )
-from fl_privacy.user_cache import user_cache_folder
+from fl_privacy.files import user_cache_folder
 
 SHOWN = 1000
 """Images of the test split that the table of predictions is made from."""

@@ -7,7 +7,8 @@ from omegaconf import DictConfig
 
 from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Interceptor, Server
+from fl_privacy.federation import Server
+from fl_privacy.interception import Audit, Interceptor
 from fl_privacy.pipeline.backend import Backend, ParticipantSource
 
 
@@ -35,7 +36,7 @@ def secure_backend_of(config: DictConfig) -> Backend | None:
     if name == "secagg":
         from fl_privacy.flower.secure_aggregation import run_secure_aggregation as run  # noqa: PLC0415
     else:
-        from fl_privacy.federation.encrypted import run_encrypted as run  # noqa: PLC0415
+        from fl_privacy.federation.secure.encrypted import run_encrypted as run  # noqa: PLC0415
     check_arguments(run, settings, "secure_aggregation")
     return partial(_unattacked, partial(run, **settings))
 

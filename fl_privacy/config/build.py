@@ -15,16 +15,8 @@ from fl_privacy.config.instantiate import check_arguments, instantiate, locate_t
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, blamed_on
-from fl_privacy.federation import (
-    Audit,
-    Participant,
-    Server,
-    ServerPlan,
-    audited_rounds,
-    private_names,
-    public_state,
-    spread_probes,
-)
+from fl_privacy.federation import Participant, Server, ServerPlan, private_names, public_state
+from fl_privacy.interception import Audit, audited_rounds, spread_probes
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
 from fl_privacy.models import build_model, check_model
 from fl_privacy.parallel.sharded import ShardedAttack

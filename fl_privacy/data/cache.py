@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fl_privacy.data.examples import Examples
-from fl_privacy.user_cache import user_cache_folder
+from fl_privacy.files import user_cache_folder
 
 _FORMAT = 1
 _FIELDS = ("images", "labels", "groups")

@@ -16,7 +16,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.evaluator.network import EvaluationNetwork
 from fl_privacy.evaluator.store import REMEDY, expect_fit, load_evaluator, save_evaluator
 from fl_privacy.evaluator.training import EvaluatorPlan, train_evaluator
-from fl_privacy.user_cache import user_cache_folder
+from fl_privacy.files import user_cache_folder
 
 logger = logging.getLogger(__name__)
 

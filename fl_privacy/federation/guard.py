@@ -1,13 +1,19 @@
 """What a server takes from its clients: each reply that could end or poison a run is excluded, for one reason."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fl_privacy.types import ModelState, Tensors, Upload
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 FACTOR = 100.0
 """Honest clients that train on other data, or more of it, stay far below so many times the largest median so far."""
@@ -30,6 +36,19 @@ class Failure:
     """Why a client's reply does not count, in one line."""
 
     reason: str
+
+
+def attempt(function: Callable[[], T]) -> T | Failure:
+    """The result of ``function``, or what it raised as a ``Failure``; the traceback is logged at debug level.
+
+    Clients and attacks may be foreign code: anything can come out of them, a call of ``sys.exit`` too. An interrupt is
+    none of it.
+    """
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        logger.debug("The call failed", exc_info=error)
+        return Failure(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Participant
-from fl_privacy.federation.attempt import attempt
-from fl_privacy.federation.guard import Failure
+from fl_privacy.federation.guard import Failure, attempt
 from fl_privacy.flower.client import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.encoded import shortest
 from fl_privacy.flower.records import (

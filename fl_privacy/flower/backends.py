@@ -7,14 +7,15 @@ from contextlib import contextmanager
 from flwr.serverapp import Grid
 
 from fl_privacy.defenses import ClientState
-from fl_privacy.federation import Audit, Interceptor, Participant, RoundReport, Server
-from fl_privacy.federation.insider import States, no_states
+from fl_privacy.federation import Participant, RoundReport, Server
 from fl_privacy.flower.adapter import participant_app
 from fl_privacy.flower.grid import FIRST_NODE, LocalGrid
 from fl_privacy.flower.interception import HonestButCurious
 from fl_privacy.flower.memory import load_state
 from fl_privacy.flower.records import PARTITION
 from fl_privacy.flower.strategy import Federated
+from fl_privacy.interception import Audit, Interceptor
+from fl_privacy.interception.side_information import States, no_states
 
 ParticipantSource = Callable[[], Mapping[int, Participant]]
 """Makes the clients where they are to run; for Ray it must be picklable, best a partial over a few strings."""

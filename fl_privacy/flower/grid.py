@@ -10,8 +10,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fl_privacy.federation.attempt import attempt
-from fl_privacy.federation.guard import Failure
+from fl_privacy.federation.guard import Failure, attempt
 from fl_privacy.flower.records import PARTITION, PARTITIONS
 from fl_privacy.progress import counted
 

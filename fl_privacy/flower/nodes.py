@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure
-from fl_privacy.federation.attempt import attempt
+from fl_privacy.federation.guard import attempt
 from fl_privacy.flower.exchange import SILENCE, pair
 from fl_privacy.flower.records import CLIENT, PARTITION, PARTITIONS, SIMULATED
 

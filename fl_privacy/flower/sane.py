@@ -12,8 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation.attempt import attempt
-from fl_privacy.federation.guard import FACTOR, Failure, sort_out
+from fl_privacy.federation.guard import FACTOR, Failure, attempt, sort_out
 from fl_privacy.flower.exchange import pair
 from fl_privacy.flower.records import NUM_EXAMPLES, all_arrays, to_tensors
 from fl_privacy.types import ModelState, Upload

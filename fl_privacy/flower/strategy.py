@@ -10,18 +10,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import (
-    Audit,
-    Evaluation,
-    Failure,
-    LocalResult,
-    RoundReport,
-    Server,
-    Settled,
-    finish_round,
-    settled,
-)
-from fl_privacy.federation.attempt import attempt
+from fl_privacy.federation import Evaluation, Failure, LocalResult, RoundReport, Server, Settled, finish_round, settled
+from fl_privacy.federation.guard import attempt
 from fl_privacy.flower.exchange import pair
 from fl_privacy.flower.nodes import Nodes
 from fl_privacy.flower.records import (
@@ -40,6 +30,7 @@ from fl_privacy.flower.records import (
     read_result,
     state_records,
 )
+from fl_privacy.interception import Audit
 from fl_privacy.types import ModelState
 
 PROBE = "train.probe"

@@ -22,8 +22,9 @@ from fl_privacy.config.check import expect_readable_updates
 from fl_privacy.data import Examples
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Interceptor, Participant, Probe, public_state
-from fl_privacy.federation.captured import load_observations
+from fl_privacy.federation import Participant, public_state
+from fl_privacy.interception import Audit, Interceptor, Probe
+from fl_privacy.interception.capture_reader import load_observations
 from fl_privacy.metrics import MetricFunction
 from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.calibrate import calibrated

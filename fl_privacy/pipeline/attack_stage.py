@@ -8,8 +8,9 @@ from functools import partial
 from itertools import groupby
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.federation import Failure, parse_observation_id
-from fl_privacy.federation.attempt import attempt
+from fl_privacy.federation import Failure
+from fl_privacy.federation.guard import attempt
+from fl_privacy.interception import parse_observation_id
 from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all
 from fl_privacy.models import has_batch_norm
 from fl_privacy.pipeline.disturbance import Disturbance

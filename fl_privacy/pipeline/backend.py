@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from fl_privacy.federation import Audit, Interceptor, Participant, RoundReport, Server, run_rounds
+from fl_privacy.federation import Participant, RoundReport, Server, run_rounds
+from fl_privacy.interception import Audit, Interceptor
 
 ParticipantSource = Callable[[], Mapping[int, Participant]]
 """Makes the clients where they are to run; can be pickled."""

@@ -9,7 +9,8 @@ from torch import nn
 from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, first_layer
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
 from fl_privacy.defenses import Defense
-from fl_privacy.federation import Participant, parse_observation_id
+from fl_privacy.federation import Participant
+from fl_privacy.interception import parse_observation_id
 from fl_privacy.metrics.linear_system import linear_system
 from fl_privacy.metrics.perturbation import Perturbation, perturbation
 from fl_privacy.pipeline.truth import ClientStates, fresh_states

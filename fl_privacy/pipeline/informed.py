@@ -7,8 +7,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from fl_privacy.defenses import Defense
-from fl_privacy.federation import Insider, Participant, parse_observation_id
-from fl_privacy.federation.batching import local_batches
+from fl_privacy.federation import Participant
+from fl_privacy.federation.client.examples import local_batches
+from fl_privacy.interception import Insider, parse_observation_id
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fl_privacy.config import Federation
 from fl_privacy.defenses.accounting import Guarantee, guarantee
 from fl_privacy.defenses.epsilon import Accountant
-from fl_privacy.federation.batching import local_batches
+from fl_privacy.federation.client.examples import local_batches
 from fl_privacy.rng import derive_generator
 
 

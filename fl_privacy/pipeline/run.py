@@ -10,8 +10,9 @@ from fl_privacy.config import build_attack, build_federation, participants_of, t
 from fl_privacy.config.build import Federation, build_functions, positive
 from fl_privacy.data import partition_table
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Evaluation, Interceptor, RoundReport, evaluate_model
-from fl_privacy.federation.capture import CaptureWriter
+from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
+from fl_privacy.interception import Interceptor
+from fl_privacy.interception.capture_writer import CaptureWriter
 from fl_privacy.pipeline.attack_stage import AttackStage
 from fl_privacy.pipeline.backend import Backend
 from fl_privacy.pipeline.calibrate import calibrated

@@ -8,7 +8,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fl_privacy.config.build import positive
-from fl_privacy.federation import Participant, parse_observation_id
+from fl_privacy.federation import Participant
+from fl_privacy.interception import parse_observation_id
 from fl_privacy.metrics import VictimScore
 from fl_privacy.metrics.tracing import Tracing, nearest, tracing_distance
 from fl_privacy.rng import derive_generator

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from fl_privacy.defenses import ClientState, Defense
-from fl_privacy.federation import Participant, parse_observation_id
+from fl_privacy.federation import Participant
+from fl_privacy.interception import parse_observation_id
 from fl_privacy.metrics.labels import hard_labels
 from fl_privacy.types import Batch, LocalPlan, Observation
 

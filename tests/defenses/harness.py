@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.evaluator import EvaluatorPlan, save_evaluator, train_evaluator
-from fl_privacy.federation.private_part import join_private
+from fl_privacy.federation.client.private_part import join_private
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors

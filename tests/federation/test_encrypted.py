@@ -8,14 +8,15 @@ import torch
 
 from fl_privacy.defenses import Defense, none, split_fed
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, private_names, public_state, run_rounds
+from fl_privacy.federation import private_names, public_state, run_rounds
+from fl_privacy.interception import Audit
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 
 tenseal = pytest.importorskip("tenseal", reason="the extra crypto is not installed")
 
-from fl_privacy.federation.ckks import Adder, KeyHolder  # noqa: E402
-from fl_privacy.federation.encrypted import run_encrypted  # noqa: E402
+from fl_privacy.federation.secure.ckks import Adder, KeyHolder  # noqa: E402
+from fl_privacy.federation.secure.encrypted import run_encrypted  # noqa: E402
 
 PLAN = LocalPlan(shares="delta", lr=0.1, epochs=1, batch_size=5)
 ROUNDS = 2

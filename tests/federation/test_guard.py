@@ -1,3 +1,5 @@
+import threading
+
 """Malformed uploads, one by one: excluded for one reason, and the others' round is what it is without them."""
 
 from collections.abc import Callable
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure, Server, ServerPlan
-from fl_privacy.federation.guard import sort_out
+from fl_privacy.federation.guard import attempt, sort_out
 from fl_privacy.types import LocalPlan, ModelState, Upload
 
 HONEST = 4
@@ -297,3 +299,23 @@ def test_buffers_keep_their_dtype() -> None:
     subject.receive({c: Upload(tensors=half.parameters, buffers=half.buffers, num_examples=1) for c in range(3)})
 
     assert subject.state.buffers[VARIANCE].dtype == torch.float16
+
+
+def test_an_exception_becomes_one_line():
+    def fail():
+        raise OSError("first line\nsecond line")
+
+    assert attempt(fail) == Failure("OSError: first line")
+
+
+def test_an_interrupt_is_not_swallowed():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attempt(interrupted)
+
+
+def test_the_call_stays_in_the_callers_thread():
+    """Else an interrupt would wait for its end, and gradients would be on again inside ``torch.no_grad``."""
+    assert attempt(threading.get_ident) == threading.get_ident()

@@ -16,10 +16,11 @@ from fl_privacy.attacks.feature_inversion.problem import InversionProblem
 from fl_privacy.attacks.gradient_inversion.space import Space
 from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp, none, split_fed
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Participant, Server, private_names, public_state, run_rounds
-from fl_privacy.federation.insider import Insider
+from fl_privacy.federation import Participant, Server, private_names, public_state, run_rounds
 from fl_privacy.flower import LocalGrid, participant_app, run_in_process, run_on_grid
 from fl_privacy.gradients import frozen_copy
+from fl_privacy.interception import Audit
+from fl_privacy.interception.side_information import Insider
 from fl_privacy.models import Front
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 from tests.federation import harness

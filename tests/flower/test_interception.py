@@ -11,9 +11,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, Strategy
 
-from fl_privacy.federation import Audit, Interceptor
 from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, participant_app
 from fl_privacy.flower.grid import FIRST_NODE
+from fl_privacy.interception import Audit, Interceptor
 from fl_privacy.types import LocalPlan, ModelState, Observation
 from tests.federation import harness
 

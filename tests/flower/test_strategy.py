@@ -9,9 +9,10 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Server, ServerPlan, run_rounds
+from fl_privacy.federation import Server, ServerPlan, run_rounds
 from fl_privacy.flower import Federated, LocalGrid, participant_app, run_on_grid
 from fl_privacy.flower.grid import FIRST_NODE
+from fl_privacy.interception import Audit
 from tests.federation import harness
 
 NODE_UNAVAILABLE = 5

@@ -2,7 +2,7 @@ import pytest
 
 from fl_privacy.config import build_federation, compose
 from fl_privacy.defenses import ClientState
-from fl_privacy.federation import Audit, Interceptor, Probe
+from fl_privacy.interception import Audit, Interceptor, Probe
 from fl_privacy.pipeline.disturbance import disturbance_of
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fl_privacy.defenses import ats, compose, dp_noise, instahide, pruning
-from fl_privacy.federation import Probe, observation_id
+from fl_privacy.interception import Probe, observation_id
 from fl_privacy.pipeline.informed import informed_attacker
 from fl_privacy.types import LocalPlan
 from tests.federation import harness

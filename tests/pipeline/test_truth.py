@@ -6,7 +6,7 @@ import torch
 from fl_privacy.config import build_federation, compose
 from fl_privacy.defenses.condensation import distribution_matching
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Probe
+from fl_privacy.interception import Audit, Probe
 from fl_privacy.pipeline.disturbance import disturbance_of
 from fl_privacy.pipeline.informed import data_names
 from fl_privacy.pipeline.truth import fresh_states, trains_on_others, transformed_of, truth_of

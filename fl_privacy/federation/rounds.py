@@ -1,22 +1,24 @@
 """A federated run as a plain loop in this process: the reference for every other backend."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_privacy.defenses import ClientState
-from fl_privacy.federation.attempt import attempt
-from fl_privacy.federation.audit import Audit
+from fl_privacy.federation.client.client import Participant, Settled
+from fl_privacy.federation.client.training import LocalResult
 from fl_privacy.federation.evaluation import Evaluation, mean_evaluation
-from fl_privacy.federation.guard import Failure
-from fl_privacy.federation.interception import Interceptor
-from fl_privacy.federation.local_update import LocalResult
-from fl_privacy.federation.participant import Participant, Settled
+from fl_privacy.federation.guard import Failure, attempt
 from fl_privacy.federation.server import Server, upload_bytes
 from fl_privacy.progress import counted
+
+if TYPE_CHECKING:
+    from fl_privacy.interception import Audit, Interceptor
 
 logger = logging.getLogger(__name__)
 

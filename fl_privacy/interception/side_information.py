@@ -11,10 +11,10 @@ from torch.func import functional_call
 from fl_privacy.defenses import ClientState
 from fl_privacy.defenses.split import draw_own
 from fl_privacy.errors import UserError
-from fl_privacy.federation.audit import Probe
-from fl_privacy.federation.participant import Participant
-from fl_privacy.federation.private_part import join_private, private_values
+from fl_privacy.federation.client.client import Participant
+from fl_privacy.federation.client.private_part import join_private, private_values
 from fl_privacy.gradients import set_mode
+from fl_privacy.interception.audit import Probe
 from fl_privacy.models import Front, cut_layer
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation

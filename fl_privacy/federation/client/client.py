@@ -12,13 +12,10 @@ from torch import Tensor, nn
 from fl_privacy.data.examples import Examples
 from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.errors import UserError
-from fl_privacy.federation.augmentation import augment
-from fl_privacy.federation.batching import local_batches
+from fl_privacy.federation.client.examples import OwnExamples, augment, local_batches
+from fl_privacy.federation.client.private_part import join_private, private_names, private_values
+from fl_privacy.federation.client.training import LocalResult, local_update, train_private
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model
-from fl_privacy.federation.local_update import LocalResult, local_update
-from fl_privacy.federation.own_examples import OwnExamples
-from fl_privacy.federation.private_part import join_private, private_names, private_values
-from fl_privacy.federation.private_pass import train_private
 from fl_privacy.models import has_batch_norm
 from fl_privacy.rng import Secret, derive_generator, seeded_globally
 from fl_privacy.threads import cpu_threads

@@ -1,5 +1,6 @@
-"""One client's work in one round: defended local training, from the model sent to the upload."""
+"""One client's work in a round: defended local training from model to upload, then of its private part."""
 
+import copy
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
-from fl_privacy.federation.private_part import join_private, keep_private
+from fl_privacy.federation.client.private_part import join_private, keep_private, private_values
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
@@ -172,6 +173,57 @@ def take_steps(
         losses.append(result.loss)
     moved = {name: p.detach() for name, p in parameters.items()}
     return Steps(values=ModelState(moved, buffers), gradients=gradients, losses=losses)
+
+
+def train_private(
+    model: nn.Module,
+    sent: ModelState,
+    batches: Sequence[Batch],
+    *,
+    plan: LocalPlan,
+    defense: Defense,
+    state: ClientState,
+    rng: torch.Generator,
+) -> None:
+    """Train on ``batches`` what of ``model`` was not sent, and keep it in ``state``.
+
+    Args:
+        model: architecture of the client, with its private part.
+        sent: the new public values; left as they are.
+        batches: one for each local step.
+        plan: how to train.
+        defense: whose hooks run on each batch, the loss and each gradient.
+        state: of this client.
+        rng: drawn from by the defense only.
+    """
+    moved = private_values(model, sent, state)
+    if not moved.parameters:
+        return
+    values = join_private(model, sent, state)
+    if not defense.gradient and not defense.loss:  # nobody looks at the other gradients, which need not be computed
+        model, values = _holding(model, values), ModelState(moved.parameters, values.buffers)
+    steps = take_steps(
+        model,
+        values,
+        batches,
+        public=sent.parameters,
+        still=sent.parameters,
+        plan=plan,
+        defense=defense,
+        state=state,
+        rng=rng,
+        timed=Stopwatch(),
+    )
+    keep_private(steps.values, sent, state)
+
+
+def _holding(model: nn.Module, values: ModelState) -> nn.Module:
+    """A copy of ``model`` with ``values`` that does not train."""
+    copied = copy.deepcopy(model).requires_grad_(False)
+    with torch.no_grad():
+        for name, parameter in copied.named_parameters():
+            parameter.copy_(values.parameters[name])
+    return copied
 
 
 def _optimizer(parameters: Sequence[Tensor], plan: LocalPlan) -> torch.optim.Optimizer:

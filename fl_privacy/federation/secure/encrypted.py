@@ -10,13 +10,12 @@ from torch import Tensor
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
-from fl_privacy.federation.attempt import attempt
-from fl_privacy.federation.ckks import Adder, KeyHolder
-from fl_privacy.federation.guard import Failure, fault, unrounded
-from fl_privacy.federation.local_update import LocalResult
-from fl_privacy.federation.loop import RoundReport, settle, settled
-from fl_privacy.federation.packing import Packing
-from fl_privacy.federation.participant import Participant
+from fl_privacy.federation.client.client import Participant
+from fl_privacy.federation.client.training import LocalResult
+from fl_privacy.federation.guard import Failure, attempt, fault, unrounded
+from fl_privacy.federation.rounds import RoundReport, settle, settled
+from fl_privacy.federation.secure.ckks import Adder, KeyHolder
+from fl_privacy.federation.secure.packing import Packing
 from fl_privacy.federation.server import Server
 from fl_privacy.progress import counted
 from fl_privacy.types import Tensors, Upload

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from fl_privacy.annotations import fits
 from fl_privacy.errors import UserError
-from fl_privacy.federation.capture import (
+from fl_privacy.federation.guard import MOST_EXAMPLES
+from fl_privacy.interception.capture_writer import (
     BUFFERS,
     FEATURES,
     FORMAT,
@@ -30,7 +31,6 @@ from fl_privacy.federation.capture import (
     UPDATE,
     tensor_file,
 )
-from fl_privacy.federation.guard import MOST_EXAMPLES
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload
 
 _LATER = frozenset({"lr_decay", "lr_drops", "lr_drop_factor", "crop_padding", "flip", "augment_probes"})

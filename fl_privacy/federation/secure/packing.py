@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 
 SLOT_BITS = 40
-"""Whole numbers up to 2^40 survive CKKS at the precision of ``fl_privacy.federation.ckks``."""
+"""Whole numbers up to 2^40 survive CKKS at the precision of ``fl_privacy.federation.secure.ckks``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from fl_privacy.federation.audit import Probe
-from fl_privacy.federation.insider import Informant, States, no_states
+from fl_privacy.interception.audit import Probe
+from fl_privacy.interception.side_information import Informant, States, no_states
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
 
 Sink = Callable[[Observation], None]

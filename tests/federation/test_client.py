@@ -7,9 +7,9 @@ import torch
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Probe, audited_rounds, observation_id, parse_observation_id, spread_probes
-from fl_privacy.federation.batching import local_batches
+from fl_privacy.federation.client.examples import local_batches
 from fl_privacy.gradients import loss_gradients
+from fl_privacy.interception import Audit, Probe, audited_rounds, observation_id, parse_observation_id, spread_probes
 from fl_privacy.types import LocalPlan, ModelState
 from tests.federation import harness
 

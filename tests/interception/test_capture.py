@@ -13,7 +13,8 @@ from safetensors.torch import save
 from torch import nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import CaptureWriter, load_observations, run_rounds, save_observation
+from fl_privacy.federation import run_rounds
+from fl_privacy.interception import CaptureWriter, load_observations, save_observation
 from fl_privacy.types import Knowledge, ModelState, Observation
 from tests.federation import harness
 
