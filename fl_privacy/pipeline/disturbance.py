@@ -6,8 +6,8 @@ from functools import cache
 
 from torch import nn
 
-from fl_privacy.attacks.first_layer import NotFullyConnectedError, first_layer
-from fl_privacy.attacks.targets import is_sum_of_gradients
+from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, first_layer
+from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
 from fl_privacy.defenses import Defense
 from fl_privacy.federation import Participant
 from fl_privacy.interception import parse_observation_id
