@@ -34,8 +34,8 @@ from fl_privacy.experiment.policy_search import SCORES, SEMI_TRAINED
 from fl_privacy.experiment.weights import load_weights
 from fl_privacy.files import write_whole
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.metrics.aggregate import aggregate
-from fl_privacy.metrics.pixel import psnr
+from fl_privacy.metrics.images import psnr
+from fl_privacy.metrics.intervals import aggregate
 from fl_privacy.results.records import RecordWriter, dump_json, read_records
 from fl_privacy.rng import derive_generator
 from fl_privacy.transformations import Policy, Table, transform

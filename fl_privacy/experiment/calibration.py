@@ -3,7 +3,7 @@
 from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.config import to_yaml
-from fl_privacy.defenses.epsilon import noise_multiplier_for
+from fl_privacy.defenses.privacy.accountants import noise_multiplier_for
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.privacy import guarantees, rounds_taken_part

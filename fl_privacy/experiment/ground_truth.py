@@ -8,7 +8,7 @@ import torch
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.federation import Participant
 from fl_privacy.interception import parse_observation_id
-from fl_privacy.metrics.labels import hard_labels
+from fl_privacy.metrics.matching import hard_labels
 from fl_privacy.types import Batch, LocalPlan, Observation
 
 GroundTruth = Callable[[str], Batch]

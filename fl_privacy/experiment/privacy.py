@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fl_privacy.defenses.accounting import Guarantee, guarantee
-from fl_privacy.defenses.epsilon import Accountant
+from fl_privacy.defenses.privacy.accountants import Accountant
+from fl_privacy.defenses.privacy.accounting import Guarantee, guarantee
 from fl_privacy.experiment.build import Federation
 from fl_privacy.federation.client.examples import local_batches
 from fl_privacy.rng import derive_generator

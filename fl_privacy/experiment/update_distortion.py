@@ -6,14 +6,13 @@ from functools import cache
 
 from torch import nn
 
-from fl_privacy.attacks.first_layer import NotFullyConnectedError, first_layer
-from fl_privacy.attacks.targets import is_sum_of_gradients
+from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, first_layer
+from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
 from fl_privacy.defenses import Defense
 from fl_privacy.experiment.ground_truth import ClientStates, fresh_states
 from fl_privacy.federation import Participant
 from fl_privacy.interception import parse_observation_id
-from fl_privacy.metrics.linear_system import linear_system
-from fl_privacy.metrics.perturbation import Perturbation, perturbation
+from fl_privacy.metrics.distortion import Perturbation, linear_system, perturbation
 from fl_privacy.types import ModelState, Observation, Tensors
 
 UpdateDistortion = Callable[[Observation], tuple[Perturbation, Mapping[str, float]]]

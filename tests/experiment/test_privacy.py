@@ -3,7 +3,7 @@ import re
 import pytest
 
 from fl_privacy.config import compose
-from fl_privacy.defenses.epsilon import epsilon
+from fl_privacy.defenses.privacy.accountants import epsilon
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.calibration import calibrated
