@@ -27,11 +27,11 @@ from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack, dlg, inverting_gradients, model_inversion
 from fl_privacy.config import compose
-from fl_privacy.config.build import Federation, build_dataset, build_federation
 from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.defenses.privacy.accountants import epsilon, noise_multiplier_for
 from fl_privacy.defenses.private_layers.passports import passport_layers
+from fl_privacy.experiment.build import Federation, build_dataset, build_federation
 from fl_privacy.federation import Participant, RoundReport, evaluate_model, private_names, run_rounds
 from fl_privacy.federation.secure.encrypted import run_encrypted
 from fl_privacy.federation.server import weighted_mean

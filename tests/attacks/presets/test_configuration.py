@@ -16,7 +16,8 @@ from fl_privacy.attacks.gradient_inversion.priors import (
     TotalVariation,
 )
 from fl_privacy.attacks.optimizers import LBFGS, Adam, GradientDescent, StepDecay
-from fl_privacy.config import build_attack, compose
+from fl_privacy.config import compose
+from fl_privacy.experiment.build import build_attack
 
 FILES = sorted((Path(__file__).parents[3] / "conf/attack").glob("*.yaml"))
 
