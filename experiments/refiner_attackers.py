@@ -22,9 +22,9 @@ from refiner_pictures import attack_of, client_steps, configured, gradient, obse
 from torch import Tensor
 
 from fl_privacy.attacks import GradientInversion
-from fl_privacy.attacks.against_refiner import NoiseRatio, Sphere
-from fl_privacy.attacks.objectives import L2, Cosine, layer_weight
-from fl_privacy.attacks.priors import TotalVariation
+from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine, layer_weight
+from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
+from fl_privacy.attacks.presets.against_refiner import NoiseRatio, Sphere
 from fl_privacy.defenses import refiner
 from fl_privacy.defenses.defense import LocalStep
 from fl_privacy.evaluator import load_evaluator

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.effects import Description
-from fl_privacy.errors import UserError
+from fl_privacy.effects import Description, Part
 from fl_privacy.gradients import LossChange
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
@@ -78,13 +77,17 @@ GradientHook = Callable[[Tensors, LocalStep], Tensors]
 UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
 
 
+UNNAMED = Part("unnamed")
+"""Of which nothing is declared."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Defense:
     """A defense as hooks, each a tuple of functions run left to right; it fills those it needs.
 
     Attributes:
         parts: what it is composed of, in order: names, settings and effects, which an adaptive attacker may know and
-            reports show. Empty of the undefended client alone.
+            reports show. Empty of the undefended client alone: one that does something but names no part is unnamed.
         model: (Module, ClientState, rng) -> Module, a new one. Parameters and buffers that the result has beyond the
             model sent are private: they are kept in the ClientState and not uploaded. Their first values are drawn
             from ``rng``, the client's own stream, which is the same in every round.
@@ -103,9 +106,6 @@ class Defense:
         private_passes: over its examples, in which a client trains its private parameters alone on each new model.
         prepare: (C, H, W) -> None, once before anything is trained: gets what the defense needs, or says in a
             ``UserError`` why it can't.
-
-    Raises:
-        UserError: it does something but names no part.
     """
 
     parts: Description = ()
@@ -122,7 +122,7 @@ class Defense:
 
     def __post_init__(self) -> None:
         if not self.parts and any(getattr(self, f.name) for f in fields(self)):
-            raise UserError('A defense is expected to say what it is, but has no parts; add parts=(Part("its name"),).')
+            object.__setattr__(self, "parts", (UNNAMED,))
 
     @property
     def name(self) -> str:

@@ -172,7 +172,7 @@ def _why_missing(defense: Defense, buffers_shared: bool) -> str | None:
         "batch-norm statistics are uploaded without noise": buffers_shared,
         "nothing is clipped, so that no noise scale bounds what one record changes": _norm(effect) is None,
         "the accountants cover Gaussian noise only": not isinstance(effect, Gaussian | ClippedExamples),
-        "there is no noise": not _amount(effect),
+        "there is no noise": not noise_of(effect),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -184,14 +184,15 @@ def _norm(effect: Effect | None) -> float | None:
     return effect.clip.norm if isinstance(effect, Noise) and effect.clip else None
 
 
-def _amount(effect: Effect | None) -> float | None:
+def noise_of(effect: Effect | None) -> float | None:
+    """Standard deviation of the noise, or its noise multiplier; ``None`` where there is none, or it is not told."""
     if isinstance(effect, ClippedExamples):
         return effect.noise_multiplier
     return effect.std if isinstance(effect, Noise) else None
 
 
 def _noise_multiplier(effect: Effect, num_tensors: int) -> float:
-    norm, amount = _norm(effect), _amount(effect)
+    norm, amount = _norm(effect), noise_of(effect)
     assert norm is not None and amount is not None, "otherwise there is no guarantee"
     if isinstance(effect, ClippedExamples):
         return float(amount)
