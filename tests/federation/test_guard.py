@@ -1,7 +1,6 @@
-import threading
-
 """Malformed uploads, one by one: excluded for one reason, and the others' round is what it is without them."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
