@@ -17,7 +17,7 @@ fuzz: $(STAMP)
 
 # A sweep, a trade-off and a policy search, each killed twenty times at random points, come to the same tables.
 kill: $(STAMP)
-	FL_PRIVACY_KILLS=20 OMP_NUM_THREADS=1 $(BIN)/pytest tests/pipeline/test_kills.py -s
+	FL_PRIVACY_KILLS=20 OMP_NUM_THREADS=1 $(BIN)/pytest tests/experiment/test_kills.py -s
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

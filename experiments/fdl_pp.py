@@ -27,20 +27,19 @@ from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack, dlg, inverting_gradients, model_inversion
 from fl_privacy.config import compose
-from fl_privacy.config.build import Federation, build_dataset, build_federation
 from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, none
-from fl_privacy.defenses.epsilon import epsilon, noise_multiplier_for
-from fl_privacy.defenses.passport import passport_layers
+from fl_privacy.defenses.privacy.accountants import epsilon, noise_multiplier_for
+from fl_privacy.defenses.private_layers.passports import passport_layers
+from fl_privacy.experiment.build import Federation, build_dataset, build_federation
 from fl_privacy.federation import Participant, RoundReport, evaluate_model, private_names, run_rounds
 from fl_privacy.federation.secure.encrypted import run_encrypted
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.secure_aggregation import run_secure_aggregation
 from fl_privacy.interception import Audit, Insider, Interceptor, Probe, States
-from fl_privacy.metrics.bayesian_privacy import bpki
+from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance
+from fl_privacy.metrics.images import bpki, mse
 from fl_privacy.metrics.matching import match
-from fl_privacy.metrics.pixel import mse
-from fl_privacy.metrics.private_layers import effective_rank, mean_squared_distance
 from fl_privacy.types import Batch, Observation, Reconstruction, Upload, VictimId
 
 METHODS = {

@@ -17,7 +17,7 @@ from statistics import median, quantiles
 import torch
 
 from fl_privacy.config import compose
-from fl_privacy.config.build import Federation, build_federation
+from fl_privacy.experiment.build import Federation, build_federation
 from fl_privacy.federation import RoundReport, run_rounds
 from fl_privacy.federation.secure.encrypted import run_encrypted
 from fl_privacy.flower.secure_aggregation import run_secure_aggregation

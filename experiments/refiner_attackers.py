@@ -22,14 +22,14 @@ from refiner_pictures import attack_of, client_steps, configured, gradient, obse
 from torch import Tensor
 
 from fl_privacy.attacks import GradientInversion
-from fl_privacy.attacks.against_refiner import NoiseRatio, Sphere
-from fl_privacy.attacks.objectives import L2, Cosine, layer_weight
-from fl_privacy.attacks.priors import TotalVariation
+from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine, layer_weight
+from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
+from fl_privacy.attacks.presets.against_refiner import NoiseRatio, Sphere
 from fl_privacy.defenses import refiner
-from fl_privacy.defenses.base import LocalStep
+from fl_privacy.defenses.defense import LocalStep
 from fl_privacy.evaluator import load_evaluator
 from fl_privacy.metrics import aggregate
-from fl_privacy.metrics.pixel import psnr
+from fl_privacy.metrics.images import psnr
 from fl_privacy.types import Observation, Tensors
 
 ALPHA = 0.5

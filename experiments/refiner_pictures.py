@@ -16,14 +16,13 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.config import build_attack, compose
-from fl_privacy.config.build import build_dataset, build_network
-from fl_privacy.defenses.base import ClientState, LocalStep
-from fl_privacy.defenses.layer_order import layer_depths
-from fl_privacy.defenses.robust_data import batch_gap, descend, importance, project
+from fl_privacy.config import compose
+from fl_privacy.defenses.data.robust_data import batch_gap, descend, importance, layer_depths, project
+from fl_privacy.defenses.defense import ClientState, LocalStep
 from fl_privacy.evaluator import EvaluationNetwork, load_evaluator, uniform_noise
+from fl_privacy.experiment.build import build_attack, build_dataset, build_network
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.metrics.pixel import psnr
+from fl_privacy.metrics.images import psnr
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 

@@ -20,8 +20,8 @@ import torch
 from fl_privacy.cli.jobs import run_job
 from fl_privacy.config import compose
 from fl_privacy.config.grid import UNDEFENDED, load_grid
-from fl_privacy.pipeline.monitor import Monitor
-from fl_privacy.pipeline.trade_off import Job, Sweep, plan_sweep
+from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.trade_off import Job, Sweep, plan_sweep
 from fl_privacy.results import read_summary
 
 METRICS = {"psnr": 1, "ssim": 2, "lpips": 3, "noise_ratio": 2}

@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity
 from fl_privacy.data import load_data
 from fl_privacy.defenses import ClientState, none, spn
 from fl_privacy.federation import Participant
-from fl_privacy.metrics.perturbation import perturbation
+from fl_privacy.metrics.distortion import perturbation
 from fl_privacy.models import DLNet, build_model
 from fl_privacy.types import LocalPlan, ModelState, Tensors
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.annotations import fits, in_words
+from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
 
 Tensors = Mapping[str, Tensor]

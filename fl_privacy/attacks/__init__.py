@@ -1,9 +1,9 @@
 """Attacks on intercepted updates."""
 
-from fl_privacy.attacks.analytic import AnalyticInversion, analytic
-from fl_privacy.attacks.base import Progress, ReconstructionAttack, no_progress
-from fl_privacy.attacks.engine import GradientInversion
-from fl_privacy.attacks.inversion import ModelInversion
+from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
+from fl_privacy.attacks.exact.analytic import AnalyticInversion, analytic
+from fl_privacy.attacks.feature_inversion import ModelInversion
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.presets import (
     adam_dlg,
     ats,

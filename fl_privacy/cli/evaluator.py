@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 
-from fl_privacy.config import build_dataset, compose, positive, resolve_device
+from fl_privacy.config import compose
 from fl_privacy.config.check import expect_seed
 from fl_privacy.config.instantiate import check_arguments, expect_type, plain_settings
 from fl_privacy.data import Examples
@@ -26,6 +26,7 @@ from fl_privacy.evaluator import (
     save_evaluator,
     train_evaluator,
 )
+from fl_privacy.experiment.build import build_dataset, positive, resolve_device
 from fl_privacy.files import user_cache_folder
 
 SHOWN = 1000

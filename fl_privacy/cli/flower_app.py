@@ -13,18 +13,19 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from fl_privacy.cli.console import RichMonitor
-from fl_privacy.config import build_federation, compose, participants_of, to_yaml
+from fl_privacy.config import compose, to_yaml
 from fl_privacy.config.check import expect_readable_updates
 from fl_privacy.config.foreign import expect_plain
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.backend import ParticipantSource, plain_loop
+from fl_privacy.experiment.build import build_federation, participants_of
+from fl_privacy.experiment.calibration import calibrated
+from fl_privacy.experiment.ground_truth import trains_on_others
+from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.federation import Server
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
 from fl_privacy.flower.node_secret import SIMULATION_VARIABLE, is_simulation, node_secret
 from fl_privacy.flower.records import PARTITION
-from fl_privacy.pipeline.backend import ParticipantSource, plain_loop
-from fl_privacy.pipeline.calibrate import calibrated
-from fl_privacy.pipeline.run import run_experiment, run_twin
-from fl_privacy.pipeline.truth import trains_on_others
 
 TIMEOUT = "round-timeout"
 AUTHENTICATED = "authenticated-nodes"
@@ -54,7 +55,7 @@ def main(grid: Grid, context: Context) -> None:
     def on_grid(server: Server, source: ParticipantSource, **settings: Any) -> None:
         run_on_grid(grid, server, timeout=timeout, bound=bound, simulated=simulated, **settings)
 
-    run_twin(config, plain_loop, monitor)  # here: the clients behind the grid do defend themselves
+    run_baseline(config, plain_loop, monitor)  # here: the clients behind the grid do defend themselves
     print(run_experiment(config, on_grid, monitor, simulated=simulated).absolute())
 
 

@@ -12,10 +12,10 @@ from fl_privacy.cli.console import RichMonitor
 from fl_privacy.cli.faults import FAULTS, NothingReconstructedError, in_a_line, recognized
 from fl_privacy.config import compose, expand_sweep, to_yaml
 from fl_privacy.errors import UserError
-from fl_privacy.pipeline.attack import attack_experiment
-from fl_privacy.pipeline.label import Command
-from fl_privacy.pipeline.monitor import Monitor
-from fl_privacy.pipeline.run import run_experiment
+from fl_privacy.experiment.attack import attack_experiment
+from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.run import run_experiment
+from fl_privacy.experiment.run_folder import Command
 from fl_privacy.report import write_report
 from fl_privacy.results.failures import failed_attackers
 

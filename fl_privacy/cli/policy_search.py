@@ -7,7 +7,7 @@ from rich.console import Console
 
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.config import compose, to_yaml
-from fl_privacy.pipeline.policy_search import search_policies
+from fl_privacy.experiment.policy_search import search_policies
 
 
 def search(overrides: Sequence[str], *, show_config: bool, console: Console) -> Path | None:

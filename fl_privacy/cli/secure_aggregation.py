@@ -7,9 +7,9 @@ from omegaconf import DictConfig
 
 from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.backend import Backend, ParticipantSource
 from fl_privacy.federation import Server
 from fl_privacy.interception import Audit, Interceptor
-from fl_privacy.pipeline.backend import Backend, ParticipantSource
 
 
 def secure_backend_of(config: DictConfig) -> Backend | None:

@@ -11,7 +11,7 @@ from fl_privacy.cli.timing import Remaining, in_words
 from fl_privacy.cli.workers import run_in_processes
 from fl_privacy.config.grid import load_grid
 from fl_privacy.errors import UserError
-from fl_privacy.pipeline.trade_off import Job, plan_sweep
+from fl_privacy.experiment.trade_off import Job, plan_sweep
 from fl_privacy.report import write_trade_off
 
 

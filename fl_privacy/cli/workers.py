@@ -15,7 +15,7 @@ from types import FrameType
 from fl_privacy.cli.faults import FAULTS, in_a_line, recognized
 from fl_privacy.cli.signals import ENDING, Interrupted
 from fl_privacy.errors import UserError
-from fl_privacy.pipeline.trade_off import Job
+from fl_privacy.experiment.trade_off import Job
 
 GRACE_SECONDS = 20.0
 
@@ -91,7 +91,7 @@ def _end_with_parent() -> None:
 def _do(job: Job) -> str | None:
     from fl_privacy.cli.jobs import run_job  # noqa: PLC0415
     from fl_privacy.config import compose  # noqa: PLC0415
-    from fl_privacy.pipeline.monitor import Monitor  # noqa: PLC0415
+    from fl_privacy.experiment.monitor import Monitor  # noqa: PLC0415
 
     if _stopped.is_set():
         return "interrupted"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fl_privacy.annotations import fits, in_words
+from fl_privacy.checks import fits, in_words
 from fl_privacy.config.compose import expand_sweep, merge_overrides, override_keys, swept_key
 from fl_privacy.config.foreign import expect_plain, read_settings, trust_in
 from fl_privacy.config.suggest import suggest

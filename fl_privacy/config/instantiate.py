@@ -7,7 +7,7 @@ import hydra.utils
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from fl_privacy.annotations import fits, in_words
+from fl_privacy.checks import fits, in_words
 from fl_privacy.config.suggest import suggest
 from fl_privacy.errors import UserError, in_one_line
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator.blend import blend_with_noise
 from fl_privacy.evaluator.network import EvaluationNetwork
 from fl_privacy.rng import derive_generator, derive_seed
 
@@ -86,3 +85,45 @@ def train_evaluator(
                 done += 1
                 progress(done, total, loss.item())
     return network.requires_grad_(False).eval()
+
+
+def uniform_noise(like: Tensor, rng: torch.Generator) -> Tensor:
+    """U[0, 1] for each pixel of ``like``, drawn on the device of ``rng``."""
+    return torch.rand(like.shape, generator=rng, device=rng.device, dtype=like.dtype).to(like.device)
+
+
+def blend_with_noise(images: Tensor, ratios: Tensor, rng: torch.Generator) -> Tensor:
+    """``(1 - r) x + r v`` with v ~ U[0, 1] for each pixel (Refiner, section 3.3).
+
+    Args:
+        images: (N, C, H, W) in [0, 1].
+        ratios: (N,) r in [0, 1].
+        rng: of the noise.
+    """
+    return torch.lerp(images, uniform_noise(images, rng), ratios.to(images).view(-1, 1, 1, 1))
+
+
+CHUNK = 512
+"""Images judged at a time."""
+
+
+def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, seed: int = 0) -> Tensor:
+    """(R, N) predicted noise ratio of each image at each true one.
+
+    Args:
+        network: the judge, on any device.
+        images: (N, C, H, W) uint8 in its input shape.
+        ratios: (R,) in [0, 1].
+        seed: of the noise.
+    """
+    device = next(network.parameters()).device
+    rng = torch.Generator(device=device).manual_seed(seed)
+    rows = []
+    with torch.no_grad():
+        for ratio in ratios.tolist():
+            parts = [
+                network(blend_with_noise(part, torch.full((len(part),), ratio), rng)).cpu()
+                for part in (chunk.to(device).float() / 255 for chunk in torch.split(images, CHUNK))
+            ]
+            rows.append(torch.cat(parts))
+    return torch.stack(rows)

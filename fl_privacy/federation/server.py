@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from fl_privacy.defenses.encoding import encoded_bytes
+from fl_privacy.defenses.compression.encoding import encoded_bytes
 from fl_privacy.errors import UserError
 from fl_privacy.federation.guard import FACTOR, Failure, norm, sort_out
 from fl_privacy.rng import derive_generator

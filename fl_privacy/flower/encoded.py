@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from flwr.app import Array
 
-from fl_privacy.defenses.encoding import decode, encode
+from fl_privacy.defenses.compression.encoding import decode, encode
 from fl_privacy.errors import UserError
 from fl_privacy.types import Tensors
 

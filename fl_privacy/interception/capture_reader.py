@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from fl_privacy.annotations import fits
+from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 from fl_privacy.federation.guard import MOST_EXAMPLES
 from fl_privacy.interception.capture_writer import (

@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fl_privacy.defenses import ClientState
-from fl_privacy.defenses.split import draw_own
+from fl_privacy.defenses.private_layers.split import draw_own
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client.client import Participant
 from fl_privacy.federation.client.private_part import join_private, private_values

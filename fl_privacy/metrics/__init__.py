@@ -1,10 +1,10 @@
 """How much of an image a reconstruction shows; the only place where guess and truth meet."""
 
-from fl_privacy.metrics.aggregate import FEW, Statistic, aggregate, pmm, share_at_most
-from fl_privacy.metrics.bayesian_privacy import bayesian_privacy_loss
-from fl_privacy.metrics.evaluate import ImageScore, VictimScore, evaluate, evaluate_all
-from fl_privacy.metrics.noise_ratio import noise_ratio
-from fl_privacy.metrics.registry import METRICS, Metric, MetricFunction
+from fl_privacy.metrics.images import MetricFunction, bayesian_privacy_loss
+from fl_privacy.metrics.intervals import FEW, Statistic, aggregate, pmm, share_at_most
+from fl_privacy.metrics.learned import noise_ratio
+from fl_privacy.metrics.registry import METRICS, Metric
+from fl_privacy.metrics.scores import ImageScore, VictimScore, evaluate, evaluate_all
 from fl_privacy.metrics.thresholds import THRESHOLDS, Threshold
 
 __all__ = [

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_privacy.metrics.assignment import assign
-from fl_privacy.metrics.labels import hard_labels, pair_labels
+from fl_privacy.errors import UserError
 from fl_privacy.types import Batch, Reconstruction
 
 
@@ -70,3 +69,65 @@ def _failure(reconstruction: Reconstruction, originals: Tensor) -> str | None:
     if (got := tuple(reconstruction.batch.inputs.shape[1:])) != (expected := tuple(originals.shape[1:])):
         return f"The guess is expected to have the shape {expected}, but has {got}."
     return None
+
+
+def assign(guesses: Tensor, truths: Tensor) -> Tensor:
+    """The assignment of guesses to truths with the least total squared error.
+
+    Args:
+        guesses: (G, C, H, W); those with a pixel that is not finite are left out.
+        truths: (B, C, H, W).
+
+    Returns:
+        (B,) for each truth the index of its guess, -1 where there are too few finite guesses.
+
+    Raises:
+        UserError: scipy is not installed.
+    """
+    order = torch.full((len(truths),), -1)
+    candidates = torch.isfinite(guesses).flatten(1).all(1).nonzero().flatten()
+    if len(candidates) == 1 == len(truths):
+        return candidates
+    if not len(candidates):
+        return order
+    try:
+        from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
+    except ImportError as error:
+        raise UserError("Matching a batch needs scipy, which is not installed; run `pip install scipy`.") from error
+    distance = torch.cdist(
+        truths.flatten(1).double(),
+        guesses[candidates].flatten(1).double(),
+        compute_mode="donot_use_mm_for_euclid_dist",
+    )
+    rows, columns = linear_sum_assignment(distance.square().cpu().numpy())
+    order[torch.as_tensor(rows)] = candidates.cpu()[torch.as_tensor(columns)]
+    return order
+
+
+def hard_labels(labels: Tensor) -> Tensor:
+    """(N,) class indices of labels that are indices (N,) or class probabilities (N, K)."""
+    return labels.argmax(1) if labels.ndim == 2 else labels
+
+
+def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
+    """``guesses`` (B,) in an order in which as many as can be equal ``truths`` (B,); those that do stay where they are.
+
+    Labels are recovered for a batch, not for an image: its guess tells how often each class occurs, and whether it
+    does must not depend on how its pixels were matched.
+    """
+    order = (guesses != truths).long().argsort(stable=True)
+    guesses, truths = guesses[order], truths[order]
+    same = _numbered(truths)[:, None] == _numbered(guesses)
+    paired = truths.clone()
+    paired[~same.any(1)] = guesses[~same.any(0)]
+    return paired[order.argsort()]
+
+
+def _numbered(labels: Tensor) -> Tensor:
+    """Labels (B,) made distinct by how often they occurred before."""
+    return labels * len(labels) + (labels[:, None] == labels).tril(-1).sum(1)
+
+
+def label_correct(guesses: Tensor, truths: Tensor) -> Tensor:
+    """1 where the class is right, else 0: (N,) float64 from labels (N,) or (N, K)."""
+    return (hard_labels(guesses) == hard_labels(truths)).double()

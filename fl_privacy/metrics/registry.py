@@ -1,20 +1,13 @@
 """Every metric by name: what the catalog, the tables and the reports show."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
-from torch import Tensor
-
-from fl_privacy.metrics.bayesian_privacy import bpki
-from fl_privacy.metrics.labels import label_correct
-from fl_privacy.metrics.lpips import lpips
-from fl_privacy.metrics.pixel import mse, psnr, rmse
-from fl_privacy.metrics.ssim import ssim
-
-MetricFunction = Callable[[Tensor, Tensor], Tensor]
+from fl_privacy.metrics.images import MetricFunction, bpki, mse, psnr, rmse, ssim
+from fl_privacy.metrics.learned import lpips
+from fl_privacy.metrics.matching import label_correct
 
 
 @dataclass(frozen=True, kw_only=True)

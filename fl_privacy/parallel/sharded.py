@@ -51,7 +51,7 @@ class ShardedAttack:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        """Attack all ``observations``; see :class:`fl_privacy.attacks.base.ReconstructionAttack`.
+        """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`.
 
         Raises:
             UserError: the attack refuses its settings, or no GPU is free.

@@ -9,13 +9,13 @@ from typing import Any
 from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS, THRESHOLDS, aggregate, pmm
-from fl_privacy.report.answer import Candidate, answer, candidate_of
 from fl_privacy.report.charts import Curve, Point, line_chart, scatter_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc_view import PpcView
 from fl_privacy.report.readings import Reading, Tone, most_recognized, readings, tone_of, worst_by
+from fl_privacy.report.recommendation import Candidate, answer, candidate_of
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
 from fl_privacy.results import Run
 from fl_privacy.results.identity import attacked_hash

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder
-from fl_privacy.report.answer import RECOGNIZABLE
+from fl_privacy.report.recommendation import RECOGNIZABLE
 from fl_privacy.report.write import write_report
 from fl_privacy.results import read_run
 from fl_privacy.results.share import copy_run

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fl_privacy.metrics import pmm
-from fl_privacy.report.answer import Candidate, candidate_of
 from fl_privacy.report.readings import Reading, readings
+from fl_privacy.report.recommendation import Candidate, candidate_of
 from fl_privacy.results import Attacker, read_summary
 
 SHOWN = ("psnr", "ssim", "lpips")

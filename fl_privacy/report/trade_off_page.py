@@ -6,13 +6,13 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS, THRESHOLDS
-from fl_privacy.report.answer import answer, best_below
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view
 from fl_privacy.report.readings import worst_by
+from fl_privacy.report.recommendation import answer, best_below
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import SHOWN, Row, Versus
 from fl_privacy.report.trade_off_chart import CurvePoint, FamilyCurve, trade_off_chart

@@ -6,12 +6,12 @@ from pathlib import Path
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_private, write_whole
 from fl_privacy.report import ppc
-from fl_privacy.report.answer import RECOGNIZABLE
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.images import grid_picture
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import Sample, samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view
+from fl_privacy.report.recommendation import RECOGNIZABLE
 from fl_privacy.report.single import render_run
 from fl_privacy.report.trade_off import Outcome, as_plain, read_rows
 from fl_privacy.report.trade_off_page import render_trade_off

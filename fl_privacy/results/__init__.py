@@ -1,22 +1,22 @@
 """The folder of a run: what is recorded while it goes on, and how it is read back."""
 
+from fl_privacy.results.baseline import Baseline, find_baseline
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.folder import Identity, RunFolder, folder_name, is_finished
 from fl_privacy.results.pictures import Pair
 from fl_privacy.results.read import Partition, Run, read_run, read_summary
 from fl_privacy.results.records import Attacker
-from fl_privacy.results.twin import Twin, find_twin
 
 __all__ = [
     "Attacker",
+    "Baseline",
     "Identity",
     "Pair",
     "Partition",
     "Run",
     "RunFolder",
-    "Twin",
     "describe_environment",
-    "find_twin",
+    "find_baseline",
     "folder_name",
     "is_finished",
     "read_run",

@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_privacy.files import write_whole
 from fl_privacy.metrics import VictimScore
-from fl_privacy.metrics.perturbation import Perturbation
+from fl_privacy.metrics.distortion import Perturbation
 from fl_privacy.metrics.tracing import Tracing
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fl_privacy.annotations import fits
+from fl_privacy.checks import fits
 from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.metrics import VictimScore
 from fl_privacy.results.records import Attacker

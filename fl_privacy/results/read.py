@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.annotations import fits
+from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 from fl_privacy.results.folder import FORMAT, Identity
 from fl_privacy.results.pictures import Pair, read_pairs

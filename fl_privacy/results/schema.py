@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from fl_privacy.annotations import fits, in_words
+from fl_privacy.checks import fits, in_words
 from fl_privacy.metrics import METRICS
 
 Text = Mapping[str, str]

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fl_privacy.metrics import METRICS, THRESHOLDS, Statistic, aggregate, pmm
-from fl_privacy.metrics.aggregate import ANY_VALUE
+from fl_privacy.metrics.intervals import ANY_VALUE
 from fl_privacy.results.records import Attacker, records_of
 
 NOT_METRICS = frozenset(

@@ -14,7 +14,7 @@ from fl_privacy.config.groups import config_folders
 from fl_privacy.errors import UserError
 
 KEYS = ("data", "partition", "model", "federation", "defense", "seed")
-STRANGERS = "tests.pipeline.strangers"
+STRANGERS = "tests.experiment.strangers"
 
 
 @cache
@@ -146,7 +146,7 @@ def test_what_the_user_trusts_is_built(tmp_path: Path) -> None:
     for trust in (f"{STRANGERS}.Net", STRANGERS):
         assert recorded_parts(path, KEYS, {trust}).model == {**recorded_parts(path, KEYS, {trust}).model}
     with pytest.raises(UserError, match=f"trust={STRANGERS}.Net"):
-        recorded_parts(path, KEYS, {"tests.pipeline"})
+        recorded_parts(path, KEYS, {"tests.experiment"})
 
 
 def test_trusting_a_module_is_not_trusting_what_it_imports(tmp_path: Path) -> None:

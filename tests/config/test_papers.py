@@ -3,9 +3,9 @@
 import pytest
 
 from fl_privacy.config import compose
-from fl_privacy.config.build import build_attack, build_dataset, build_defense, build_network
 from fl_privacy.defenses import ClientState
-from fl_privacy.defenses.base import LocalStep
+from fl_privacy.defenses.defense import LocalStep
+from fl_privacy.experiment.build import build_attack, build_dataset, build_defense, build_network
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState

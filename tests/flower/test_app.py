@@ -15,10 +15,10 @@ from flwr.cli.build import build_fab_from_disk
 from fl_privacy.cli.flower_app import client_app, server_app
 from fl_privacy.config import compose
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.backend import plain_loop
+from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.run import run_experiment
 from fl_privacy.flower import LocalGrid
-from fl_privacy.pipeline.backend import plain_loop
-from fl_privacy.pipeline.monitor import Monitor
-from fl_privacy.pipeline.run import run_experiment
 
 ROOT = Path(__file__).parents[2]
 MEGABYTE = 1 << 20
@@ -43,11 +43,11 @@ def test_a_node_builds_only_what_is_registered_or_its_own_environment_trusts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    overrides = f"{SMALL} model=custom model._target_=tests.pipeline.strangers.Net"
+    overrides = f"{SMALL} model=custom model._target_=tests.experiment.strangers.Net"
 
     with pytest.raises(UserError, match="all 2 clients failed"):
         run_app(overrides, nodes=2)
-    monkeypatch.setenv("FL_PRIVACY_TRUST", "tests.pipeline.strangers")
+    monkeypatch.setenv("FL_PRIVACY_TRUST", "tests.experiment.strangers")
     run_app(overrides, nodes=2)
 
 

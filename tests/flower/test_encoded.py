@@ -4,7 +4,7 @@ import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from fl_privacy.defenses import ClientState, pruning, quantization
-from fl_privacy.defenses.encoding import encoded_bytes
+from fl_privacy.defenses.compression.encoding import encoded_bytes
 from fl_privacy.errors import UserError
 from fl_privacy.flower.encoded import STYPE, shortest
 from fl_privacy.flower.records import read_upload, to_tensors

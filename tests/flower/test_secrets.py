@@ -21,10 +21,11 @@ from flwr.client import NumPyClient
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fl_privacy.cli.flower_app import client_app, make_client
-from fl_privacy.config import compose, participants_of, to_yaml
+from fl_privacy.config import compose, to_yaml
 from fl_privacy.defenses import ClientState, Defense, dp_noise, instahide, spn
-from fl_privacy.defenses.noise import Distribution, sample_noise
+from fl_privacy.defenses.noise.mechanism import Distribution, sample_noise
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.build import participants_of
 from fl_privacy.federation import Participant, public_state
 from fl_privacy.flower import (
     ATSClient,

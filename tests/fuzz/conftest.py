@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.config import compose
-from fl_privacy.pipeline.backend import plain_loop
-from fl_privacy.pipeline.monitor import Monitor
-from fl_privacy.pipeline.run import run_experiment
+from fl_privacy.experiment.backend import plain_loop
+from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.run import run_experiment
 
 SETTINGS = (
     "model=mlp",

@@ -20,8 +20,8 @@ from fl_privacy.data import images, load_data
 from fl_privacy.data.images import decode_images
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import EvaluationNetwork, load_evaluator, save_evaluator
+from fl_privacy.experiment.weights import load_weights
 from fl_privacy.models import LeNet
-from fl_privacy.pipeline.weights import load_weights
 from fl_privacy.transformations.policies import read_policies
 from fl_privacy.types import ModelState
 from tests.fuzz.judge import Case, cases, refused

@@ -12,9 +12,10 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from fl_privacy.config import build_federation, compose
+from fl_privacy.config import compose
+from fl_privacy.experiment.build import build_federation
+from fl_privacy.experiment.captured import as_captured, expect_of
 from fl_privacy.interception.capture_reader import load_observations
-from fl_privacy.pipeline.captured import as_captured, expect_of
 from fl_privacy.report import write_report
 from fl_privacy.results import read_run
 from tests.fuzz.conftest import SETTINGS

@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.config import compose, expand_sweep, options
-from fl_privacy.config.build import build_attack, build_defense, build_plan
 from fl_privacy.config.check import LIMITS, SETTINGS
+from fl_privacy.experiment.build import build_attack, build_defense, build_plan
 from tests.fuzz.judge import SECONDS, Case, cases, refused, wrong_for
 
 CORPUS = Path(__file__).with_name("corpus") / "commands.txt"

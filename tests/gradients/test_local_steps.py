@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import idlg, inverting_gradients
-from fl_privacy.attacks.targets import accumulated_gradient, as_gradient, needs_unrolling
+from fl_privacy.attacks.gradient_inversion.targets import accumulated_gradient, as_gradient, needs_unrolling
 from fl_privacy.gradients import Setting, Unrolled, frozen_copy, loss_gradients
 from fl_privacy.gradients.unrolled import step_slices
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId

@@ -6,8 +6,7 @@ import torch
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import EvaluationNetwork, save_evaluator
 from fl_privacy.metrics import METRICS, evaluate, evaluate_all, noise_ratio
-from fl_privacy.metrics.assignment import assign
-from fl_privacy.metrics.labels import pair_labels
+from fl_privacy.metrics.matching import assign, pair_labels
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
 

@@ -11,10 +11,8 @@ from torchvision.models import AlexNet_Weights, alexnet
 
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import bayesian_privacy_loss
-from fl_privacy.metrics.bayesian_privacy import bpki
-from fl_privacy.metrics.lpips import _network, lpips
-from fl_privacy.metrics.pixel import mse, psnr, rmse
-from fl_privacy.metrics.ssim import ssim
+from fl_privacy.metrics.images import bpki, mse, psnr, rmse, ssim
+from fl_privacy.metrics.learned import _network, lpips
 
 SHAPES = [(1, 28, 28), (3, 32, 32), (3, 17, 23)]
 

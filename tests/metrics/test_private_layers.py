@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl_privacy.metrics.private_layers import effective_rank, mean_squared_distance
+from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance
 
 
 def test_distance_is_the_mean_over_pairs():

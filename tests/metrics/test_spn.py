@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.linear_system import linear_system
+from fl_privacy.metrics.distortion import linear_system
 from fl_privacy.metrics.tracing import CHUNK, trace, tracing_distance
 from fl_privacy.metrics.tradeoff import PpcPoint, cap
 

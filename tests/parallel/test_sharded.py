@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from fl_privacy.attacks import GradientInversion, Progress, idlg, no_progress
-from fl_privacy.config import build_attack, compose
+from fl_privacy.config import compose
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.build import build_attack
 from fl_privacy.parallel.ray_cluster import expect_answer
 from fl_privacy.parallel.sharded import ShardedAttack
 from fl_privacy.types import Observation, Reconstruction
 from tests.attacks.victims import observations, smooth_net
-from tests.pipeline.runs import TINY, run
+from tests.experiment.runs import TINY, run
 
 
 def halved(attack: Callable[..., list[Reconstruction]]) -> ShardedAttack:

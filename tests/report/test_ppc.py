@@ -14,7 +14,7 @@ from fl_privacy.report.ppc_view import ppc_view
 from fl_privacy.report.readings import Reading
 from fl_privacy.report.trade_off import Outcome, Row, Versus
 from fl_privacy.results import read_run
-from tests.pipeline.runs import run
+from tests.experiment.runs import run
 from tests.results.runs import defended, record
 
 PLAIN, ADAPTIVE, WORST = (Versus("DLG", attacker) for attacker in ("plain", "adaptive", "worst"))

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from fl_privacy.report import write_report, write_trade_off
-from fl_privacy.report.answer import candidate_of
 from fl_privacy.report.readings import few, most_recognized, readings, tone, tone_of, worst_by
+from fl_privacy.report.recommendation import candidate_of
 from fl_privacy.report.trade_off import Outcome
 from fl_privacy.report.verdict import verdict
 from fl_privacy.results import RunFolder, read_run

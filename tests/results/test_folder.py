@@ -11,7 +11,7 @@ import pytest
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private, write_whole
-from fl_privacy.results import RunFolder, find_twin, read_run
+from fl_privacy.results import RunFolder, find_baseline, read_run
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
 
 from .runs import config, defended, record, score
@@ -186,14 +186,14 @@ def test_a_run_is_known_by_what_decides_its_numbers():
 
 def test_the_undefended_twin_is_found(tmp_path):
     settings = config(**defended(scale=0.1))
-    assert find_twin(tmp_path / "nowhere", settings) is None
+    assert find_baseline(tmp_path / "nowhere", settings) is None
     record(tmp_path, changes={"seed": 3}, undefended=True)
     record(tmp_path, changes=defended(scale=0.5))
-    assert find_twin(tmp_path, settings) is None
+    assert find_baseline(tmp_path, settings) is None
     path = record(tmp_path, undefended=True)
     (tmp_path / "cifar10-aaaa").mkdir()
     (tmp_path / "cifar10-aaaa" / "summary.json").write_text("{")
-    assert find_twin(tmp_path, settings).path == path
+    assert find_baseline(tmp_path, settings).path == path
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs file modes")

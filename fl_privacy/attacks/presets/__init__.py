@@ -1,9 +1,9 @@
 """The published attacks: what each puts into :class:`GradientInversion`, with the defaults of its paper.
 
 Options that all have: ``labels`` (see :data:`LabelPolicy`), ``restarts`` (most attempts from different starts),
-``start`` (a name of :data:`fl_privacy.attacks.starts.STARTS`), ``layers`` (weights of tensors by name pattern, 0
-mutes), ``local_steps`` (how updates of several local steps are matched), ``compile`` (see
-:data:`fl_privacy.attacks.compiled.Compile`), ``dtype`` and ``device``.
+``start`` (a name of :data:`fl_privacy.attacks.gradient_inversion.initialization.STARTS`), ``layers`` (weights of
+tensors by name pattern, 0 mutes), ``local_steps`` (how updates of several local steps are matched), ``compile`` (see
+:data:`fl_privacy.attacks.gradient_inversion.compile.Compile`), ``dtype`` and ``device``.
 """
 
 from fl_privacy.attacks.presets.ats import ats

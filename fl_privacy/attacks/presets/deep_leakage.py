@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from fl_privacy.attacks.compiled import Compile
-from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
-from fl_privacy.attacks.objectives import L2
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion, LabelPolicy
+from fl_privacy.attacks.gradient_inversion.compile import Compile
+from fl_privacy.attacks.gradient_inversion.initialization import named_start
+from fl_privacy.attacks.gradient_inversion.objectives import L2
+from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
+from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.optimizers import LBFGS, Adam
 from fl_privacy.attacks.optimizers.lbfgs import LineSearch
-from fl_privacy.attacks.priors import TotalVariation
-from fl_privacy.attacks.starts import named_start
-from fl_privacy.attacks.targets import LocalSteps
 
 
 def dlg(

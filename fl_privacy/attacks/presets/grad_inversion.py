@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from fl_privacy.attacks.compiled import Compile
-from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
-from fl_privacy.attacks.objectives import L2
-from fl_privacy.attacks.optimizers import Adam, CosineRate
-from fl_privacy.attacks.priors import (
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion, LabelPolicy
+from fl_privacy.attacks.gradient_inversion.compile import Compile
+from fl_privacy.attacks.gradient_inversion.initialization import named_start
+from fl_privacy.attacks.gradient_inversion.objectives import L2
+from fl_privacy.attacks.gradient_inversion.priors import (
     BatchNormStatistics,
     ColorRange,
     GroupConsistency,
@@ -15,9 +15,9 @@ from fl_privacy.attacks.priors import (
     Prior,
     TotalVariation,
 )
-from fl_privacy.attacks.space import Projection
-from fl_privacy.attacks.starts import named_start
-from fl_privacy.attacks.targets import LocalSteps
+from fl_privacy.attacks.gradient_inversion.space import Projection
+from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
+from fl_privacy.attacks.optimizers import Adam, CosineRate
 
 
 def grad_inversion(

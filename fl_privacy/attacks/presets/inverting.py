@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from fl_privacy.attacks.compiled import Compile
-from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
-from fl_privacy.attacks.objectives import Cosine
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion, LabelPolicy
+from fl_privacy.attacks.gradient_inversion.compile import Compile
+from fl_privacy.attacks.gradient_inversion.initialization import named_start
+from fl_privacy.attacks.gradient_inversion.objectives import Cosine
+from fl_privacy.attacks.gradient_inversion.priors import ColorRange, Prior, TotalVariation
+from fl_privacy.attacks.gradient_inversion.space import Projection, Space
+from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.optimizers import Adam, StepDecay
 from fl_privacy.attacks.optimizers.first_order import Sign
-from fl_privacy.attacks.priors import ColorRange, Prior, TotalVariation
-from fl_privacy.attacks.space import Projection, Space
-from fl_privacy.attacks.starts import named_start
-from fl_privacy.attacks.targets import LocalSteps
 
 
 def inverting_gradients(

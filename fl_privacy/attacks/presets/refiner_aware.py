@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from fl_privacy.attacks.against_refiner import NoiseRatio, Sphere
-from fl_privacy.attacks.compiled import Compile
-from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
-from fl_privacy.attacks.objectives import L2, Cosine
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion, LabelPolicy
+from fl_privacy.attacks.gradient_inversion.compile import Compile
+from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
+from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
+from fl_privacy.attacks.presets.against_refiner import NoiseRatio, Sphere
 from fl_privacy.attacks.presets.deep_leakage import idlg
 from fl_privacy.attacks.presets.inverting import inverting_gradients
-from fl_privacy.attacks.targets import LocalSteps
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import read_about
 

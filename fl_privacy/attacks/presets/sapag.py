@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from fl_privacy.attacks.compiled import Compile
-from fl_privacy.attacks.engine import GradientInversion, LabelPolicy
-from fl_privacy.attacks.objectives import GaussianKernel
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion, LabelPolicy
+from fl_privacy.attacks.gradient_inversion.compile import Compile
+from fl_privacy.attacks.gradient_inversion.initialization import named_start
+from fl_privacy.attacks.gradient_inversion.objectives import GaussianKernel
+from fl_privacy.attacks.gradient_inversion.space import Projection
+from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.optimizers import LBFGS, Adam, Optimizer
-from fl_privacy.attacks.space import Projection
-from fl_privacy.attacks.starts import named_start
-from fl_privacy.attacks.targets import LocalSteps
 from fl_privacy.errors import UserError
 
 
@@ -39,7 +39,7 @@ def sapag(
 
     L-BFGS with rate 1 and 500 iterations on LeNet, AdamW with rate 1e-3 and 20,000 on ResNet-18, from N(0, 1) or a
     constant. ``form``, ``bandwidth``, ``depth`` and ``last`` are those of
-    :class:`fl_privacy.attacks.objectives.GaussianKernel`; the printed formula is ``form="literal"``.
+    :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`; the printed formula is ``form="literal"``.
     """
     if optimizer not in ("lbfgs", "adamw"):
         raise UserError(f"attack.optimizer is expected to be lbfgs or adamw, but got {optimizer!r}.")

@@ -1,12 +1,14 @@
 """A client's images class by class, and the images that stand for them."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fl_privacy.metrics.labels import hard_labels
+from fl_privacy.defenses.defense import Defense, ExamplesHook, LocalData, OutcomeHook
+from fl_privacy.metrics.matching import hard_labels
 from fl_privacy.types import Batch
 
 MIDDLE, SPREAD = 0.5, 0.25
@@ -60,3 +62,46 @@ class Classes:
         """(P, I, C, H, W) normalized images as a batch of 256 levels in [0, 1]."""
         pixels = (MIDDLE + SPREAD * images.detach()).clamp(0, 1)
         return Batch((pixels.flatten(0, 1) * 255).round() / 255, self.present.repeat_interleave(images.shape[1]))
+
+
+Make = Callable[[Batch, LocalData], Batch]
+"""What stands for a client's examples, made of them."""
+
+
+def exchanging(name: str, make: Make, *, outcome: OutcomeHook, public: Mapping[str, Any]) -> Defense:
+    """The defense ``name``: a client trains on what ``make`` made once of its examples, as many as ``outcome`` says."""
+    return Defense(name=name, examples=(made_once(name, make),), outcome=(outcome,), public=public)
+
+
+def made_once(name: str, make: Make) -> ExamplesHook:
+    """``make`` as an examples hook that keeps what it made, as bytes, in the client's state under ``name``."""
+    images, labels = f"{name}/images", f"{name}/labels"
+
+    def hook(batch: Batch, data: LocalData) -> Batch:
+        kept, device = data.state.tensors, batch.inputs.device
+        if images not in kept:
+            made = make(batch, data)
+            kept[images] = (made.inputs * 255).round().to(torch.uint8)
+            kept[labels] = made.labels
+        return Batch(kept[images].to(device).to(batch.inputs.dtype) / 255, kept[labels].to(device))
+
+    return hook
+
+
+def of_each_present(images_per_class: int) -> OutcomeHook:
+    """So many images of every class that the client holds."""
+
+    def outcome(labels: Tensor, num_classes: int) -> Tensor:
+        present: Tensor = torch.unique(labels)
+        return present.repeat_interleave(images_per_class)
+
+    return outcome
+
+
+def of_every_class(images_per_class: int) -> OutcomeHook:
+    """So many images of every class there is."""
+
+    def outcome(labels: Tensor, num_classes: int) -> Tensor:
+        return torch.arange(num_classes).repeat_interleave(images_per_class)
+
+    return outcome

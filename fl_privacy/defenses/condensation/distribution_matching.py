@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
-from fl_privacy.defenses.base import Defense, LocalData
-from fl_privacy.defenses.checks import expect_number, expect_one_of
+from fl_privacy import checks
 from fl_privacy.defenses.condensation.augmentation import plain, siamese_by_class
-from fl_privacy.defenses.condensation.classes import Classes, Start
-from fl_privacy.defenses.condensation.kept import exchanging, of_each_present
+from fl_privacy.defenses.condensation.classes import Classes, Start, exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
+from fl_privacy.defenses.defense import Defense, LocalData
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
@@ -42,11 +41,11 @@ def dm(
         start: of the condensed images: ``real`` ones of the client, as published, or ``noise``.
     """
     for name, value in (("images_per_class", images_per_class), ("real_batch", real_batch), ("width", width)):
-        expect_number(f"defense.{name}", value, at_least=1, example=50)
-    expect_number("defense.iterations", iterations, at_least=0, example=200)
-    expect_number("defense.lr", lr, above=0, example=1.0)
-    expect_one_of("defense.augment", augment, (True, False))
-    expect_one_of("defense.start", start, ("noise", "real"))
+        checks.number(f"defense.{name}", value, at_least=1, example=50)
+    checks.number("defense.iterations", iterations, at_least=0, example=200)
+    checks.number("defense.lr", lr, above=0, example=1.0)
+    checks.one_of("defense.augment", augment, (True, False))
+    checks.one_of("defense.start", start, ("noise", "real"))
 
     def make(batch: Batch, data: LocalData) -> Batch:
         classes, rng = Classes.of(batch), data.rng

@@ -8,12 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from fl_privacy.defenses.base import Defense, LocalData
-from fl_privacy.defenses.checks import expect_number, expect_one_of
+from fl_privacy import checks
 from fl_privacy.defenses.condensation.augmentation import Augmentation, plain, siamese_by_class
-from fl_privacy.defenses.condensation.classes import Classes, Start
-from fl_privacy.defenses.condensation.kept import exchanging, of_each_present
+from fl_privacy.defenses.condensation.classes import Classes, Start, exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
+from fl_privacy.defenses.defense import Defense, LocalData
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, Tensors
 
@@ -137,11 +136,11 @@ class _Plan:
     augment: bool
 
     def __post_init__(self) -> None:
-        expect_number("defense.networks", self.networks, at_least=0, example=2)
-        expect_number("defense.lr", self.lr, above=0, example=0.1)
-        expect_one_of("defense.start", self.start, ("noise", "real"))
+        checks.number("defense.networks", self.networks, at_least=0, example=2)
+        checks.number("defense.lr", self.lr, above=0, example=0.1)
+        checks.one_of("defense.start", self.start, ("noise", "real"))
         for name in ("images_per_class", "outer_steps", "inner_steps", "real_batch", "width"):
-            expect_number(f"defense.{name}", getattr(self, name), at_least=1, example=10)
+            checks.number(f"defense.{name}", getattr(self, name), at_least=1, example=10)
 
 
 def _matching(name: str, plan: _Plan) -> Defense:

@@ -1,0 +1,140 @@
+"""The pixels that entered a fully connected layer, from the ratio of its gradients."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, first_layer
+from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
+from fl_privacy.attacks.gradient_inversion import labels as labeling
+from fl_privacy.attacks.gradient_inversion.grouping import Group, group_victims
+from fl_privacy.attacks.gradient_inversion.rounds import Victim
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.gradient_inversion.validation import failure
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import frozen_copy
+from fl_privacy.types import Batch, Observation, Reconstruction
+
+Member = tuple[int, Observation]
+"""A victim: its place among the results, and its observation."""
+
+_CHUNK_ELEMENTS = 1 << 24
+"""Elements of weight gradients solved at a time (128 MB of float64)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyticInversion:
+    """Solve B x = W for networks whose first layer is fully connected (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
+
+    Row i of the weight's gradient is the bias gradient b_i times the input. For one example x is the least squares
+    solution over all rows, exact but for rounding. In a batch a row whose neuron is active for a single example gives
+    that example; rows with the same ratio are counted together and the ratios with most rows are taken.
+    An update of several local steps is taken for a gradient to first order; one of Adam, whose steps hide how the
+    gradients of a row compare, is refused.
+
+    Attributes:
+        smallest: rows whose bias gradient is below this share of the largest are left out, in [0, 1).
+        alike: ratios whose distance is below this share of their length are the same, at least 1e-6.
+    """
+
+    smallest: float = 1e-4
+    alike: float = 1e-2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smallest < 1:
+            raise UserError(f"attack.smallest is expected in [0, 1), but got {self.smallest}; try 1e-4.")
+        if not self.alike >= 1e-6:
+            raise UserError(f"attack.alike is expected to be at least 1e-6, but got {self.alike}; try 1e-2.")
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """Attack all ``observations``; nothing is drawn from ``seed``."""
+        reasons = [failure(observation) for observation in observations]
+        results = {
+            position: Reconstruction(id=observation.id, batch=None, failure=reason)
+            for position, (observation, reason) in enumerate(zip(observations, reasons, strict=True))
+            if reason is not None
+        }
+        victims = [Victim(k, o, (), (k,)) for k, o in enumerate(observations) if k not in results]
+        for group in group_victims(victims):
+            for some in self._attack(group):
+                results |= some
+                progress(len(results), len(observations))
+        return [results[position] for position in range(len(observations))]
+
+    def _attack(self, group: Group) -> Iterator[dict[int, Reconstruction]]:
+        """The results of some victims after the other, as many at a time as memory is meant for."""
+        first = group.first
+        if first.plan.shares != "gradient" and first.plan.optimizer == "adam":
+            yield _failures(group.members, "A gradient or steps of SGD are expected, but the clients' are of Adam.")
+            return
+        try:
+            layer = first_layer(first.model, first.sent, first.input_shape)
+        except NotFullyConnectedError as reason:
+            yield _failures(group.members, str(reason))
+            return
+        if missing := {layer.weight, layer.bias} - first.upload.tensors.keys():
+            yield _failures(group.members, f"The gradient of {min(missing)} is expected, but was withheld.")
+            return
+        at_once = max(1, _CHUNK_ELEMENTS // first.upload.tensors[layer.weight].numel())
+        for start in range(0, len(group.members), at_once):
+            yield self._solve(group.members[start : start + at_once], layer)
+
+    def _solve(self, members: Sequence[Member], layer: FirstLayer) -> dict[int, Reconstruction]:
+        gradients = {position: as_gradient(observation) for position, observation in members}
+        silent = [(p, o) for p, o in members if not gradients[p][layer.bias].any()]
+        members = [(p, o) for p, o in members if gradients[p][layer.bias].any()]
+        failures = _failures(silent, f"A gradient of {layer.bias} is expected, but all of it is zero.")
+        if not members:
+            return failures
+        weights = torch.stack([gradients[position][layer.weight] for position, _ in members])
+        biases = torch.stack([gradients[position][layer.bias] for position, _ in members])
+        count = members[0][1].upload.num_examples
+        inputs = (
+            fit(weights, biases)[:, None]
+            if count == 1
+            else distinct_ratios(weights, biases, count=count, smallest=self.smallest, alike=self.alike)
+        )
+        losses = residual(weights, biases, inputs)
+        return failures | {
+            position: _reconstruction(observation, layer, found, loss)
+            for (position, observation), found, loss in zip(members, inputs, losses.tolist(), strict=True)
+        }
+
+
+def analytic(*, smallest: float = 1e-4, alike: float = 1e-2) -> AnalyticInversion:
+    """The linear system of a fully connected first layer (SPN); see :class:`AnalyticInversion`."""
+    return AnalyticInversion(smallest=smallest, alike=alike)
+
+
+def _failures(members: Sequence[Member], reason: str) -> dict[int, Reconstruction]:
+    return {p: Reconstruction(id=o.id, batch=None, failure=reason) for p, o in members}
+
+
+def _reconstruction(observation: Observation, layer: FirstLayer, inputs: Tensor, loss: float) -> Reconstruction:
+    shape = (observation.upload.num_examples, *observation.input_shape)
+    images = layer.pixels(inputs).clamp(0, 1).reshape(shape).float()
+    labels, source = observation.knowledge.labels, "known"
+    if labels is None:
+        labels, source = _inferred_labels(observation, images), "inferred"
+    if labels is None:
+        reason = "The output layer's gradient is expected, to infer labels from, but there is none."
+        return Reconstruction(id=observation.id, batch=None, failure=reason)
+    batch = Batch(images.cpu(), labels.cpu())
+    return Reconstruction(id=observation.id, batch=batch, loss=loss, history=(loss,), label_source=source)
+
+
+def _inferred_labels(observation: Observation, images: Tensor) -> Tensor | None:
+    output = labeling.output_layer(observation.model, observation.num_classes)
+    if output is None:
+        return None
+    sent = observation.sent
+    values = next(iter(sent.parameters.values()))
+    model = frozen_copy(observation.model, sent, observation.plan, device=values.device, dtype=values.dtype)
+    outputs = labeling.guessed_outputs(model, images.to(values), output[0])
+    gradient = {name: g / observation.plan.loss_scale for name, g in as_gradient(observation).items() if name in output}
+    return labeling.infer_labels(gradient, output, len(images), *outputs)

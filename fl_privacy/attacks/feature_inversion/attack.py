@@ -1,0 +1,252 @@
+"""Model inversion against the private front of a split network, many victims at once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.adaptive.description import parts
+from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
+from fl_privacy.attacks.feature_inversion.problem import InversionProblem
+from fl_privacy.attacks.feature_inversion.reconstruction import failed, reconstruction
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
+from fl_privacy.attacks.gradient_inversion.grouping import Group, group_victims
+from fl_privacy.attacks.gradient_inversion.initialization import Blank, Start, Uniform
+from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
+from fl_privacy.attacks.gradient_inversion.priors import Prior, TotalVariation
+from fl_privacy.attacks.gradient_inversion.rounds import victims_of
+from fl_privacy.attacks.gradient_inversion.space import Projection, Space
+from fl_privacy.attacks.gradient_inversion.validation import failure
+from fl_privacy.attacks.optimizers import LBFGS, Optimizer
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import frozen_copy
+from fl_privacy.models import Front, cut_layer
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Observation, Reconstruction
+
+FeatureSource = Literal["auto", "known", "recovered"]
+"""Where the output of the private layers comes from: the attacker was told, or recovers it from the public gradients;
+``auto``: told where it is, else recovered."""
+
+FrontPolicy = Literal["auto", "fixed", "joint"]
+"""Private layers that stand in for the victim's are taken as they are, or optimized with the image; ``auto``: by an
+attacker that knows of a split."""
+
+SPLITS = ("split_fed", "fdl_pp")
+JOINTLY = "It optimizes the private layers jointly with the image, starting from those that stand in for them."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInversion:
+    """Minimize ``||F(x) - O||^2 / ||O||^2`` + priors (Gu et al. 2021, Algorithm 3; He et al. 2019).
+
+    O is what the victim's private layers put out, which is what enters the first public layer; F are the private layers
+    of a colluding client, or whatever stands in for the victim's. Where nothing is private, F is the first layer as it
+    was sent. Dividing by ``||O||^2`` makes the weights of the priors independent of the scale of the features.
+
+    With ``front="joint"`` the values of F are found with each image, held near those that stand in by ``anchor``. The
+    public gradients depend on image and private layers through O alone, so that this is the joint attack on them, too.
+
+    Attributes:
+        features: where O comes from.
+        recovery: how it is recovered from the public gradients.
+        recover_at: the module whose input is recovered instead, such as a later one where Lemma 1 has a closed form; F
+            then reaches up to it.
+        front: whether F is taken as it is.
+        anchor: weight of the squared distance of F to what it starts from, in shares of its squared norm.
+        optimizer: of the guesses.
+        priors: terms added to the objective.
+        start: the first guess.
+        projection: brings the images back to [0, 1] after each iteration.
+        iterations: of the optimizer.
+        restarts: attempts from different starts; that with the least loss is taken.
+        dtype: of the computation, ``float32`` or ``float64``.
+        device: of the computation; that of the values sent if ``None``.
+        most_rows: victims times restarts that are attacked at once.
+    """
+
+    recovery: Recovery = field(default_factory=lambda: Recovery(matching=GradientInversion()))
+    features: FeatureSource = "auto"
+    recover_at: str | None = None
+    front: FrontPolicy = "auto"
+    anchor: float = 1e-2
+    optimizer: Optimizer = field(default_factory=LBFGS)
+    priors: tuple[Prior, ...] = (TotalVariation(weight=1e-3),)
+    start: Start = field(default_factory=Uniform)
+    space: Space = field(default_factory=Space)
+    projection: Projection = "none"
+    iterations: int = 1500
+    restarts: int = 1
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str | None = None
+    most_rows: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "restarts", "most_rows"):
+            if getattr(self, name) < 1:
+                raise UserError(f"attack.{name} is expected to be at least 1, but got {getattr(self, name)}.")
+        for name, allowed in (
+            ("features", ("auto", "known", "recovered")),
+            ("front", ("auto", "fixed", "joint")),
+            ("projection", ("none", "clamp", "minmax")),
+            ("dtype", ("float32", "float64")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise UserError(
+                    f"attack.{name} is expected to be one of {', '.join(allowed)}, but got {getattr(self, name)!r}."
+                )
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`."""
+        results: dict[int, Reconstruction] = {}
+        sound = []
+        for position, observation in enumerate(observations):
+            recovers = self.features == "recovered" or observation.knowledge.features is None
+            if wrong := failure(observation, telling=recovers):
+                results[position] = failed(observation, wrong)
+            else:
+                sound.append((position, observation))
+        victims = victims_of(sound)
+        total, done = 1000 * len(victims), 0
+        for group in group_victims([replace(victim, earlier=()) for victim in victims]):
+            size = 1000 * len(group.members)
+
+            def report(share: float, before: int = done, size: int = size) -> None:
+                progress(before + int(share * size), total)
+
+            results |= self._attack(group, seed, report)
+            done += size
+        for victim in victims:
+            for position in victim.positions:
+                results[position] = replace(results[victim.position], id=observations[position].id)
+        progress(total, total)
+        return [results[position] for position in range(len(observations))]
+
+    def _attack(self, group: Group, seed: int, report: Callable[[float], None]) -> dict[int, Reconstruction]:
+        first = group.first
+        device = torch.device(self.device or next(iter(first.sent.parameters.values())).device)
+        dtype = torch.float64 if self.dtype == "float64" else torch.float32
+        try:
+            layer = self._layer(first)
+        except UserError as error:
+            return {position: failed(o, str(error)) for position, o in group.members}
+        evaluating = replace(first.plan, batch_norm="eval")  # an image's features are its own
+        front = Front(frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=dtype), layer)
+        told = self._features([o for _, o in group.members], front, seed=seed, report=report)
+        results = {p: failed(o, f) for (p, o), f in zip(group.members, told, strict=True) if isinstance(f, str)}
+        pairs = [(m, f) for m, f in zip(group.members, told, strict=True) if isinstance(f, Tensor)]
+        each = max(1, self.most_rows // self.restarts)
+        for begin in range(0, len(pairs), each):
+            chunk = pairs[begin : begin + each]
+            features = torch.stack([f for _, f in chunk]).to(device=device, dtype=dtype)
+            members = [member for member, _ in chunk]
+
+            def meter(share: float, start: int = begin, count: int = len(chunk)) -> None:
+                report(0.5 + 0.5 * (start + share * count) / len(pairs))
+
+            found = self._invert([o for _, o in members], front, features, seed, meter)
+            results |= {position: r for (position, _), r in zip(members, found, strict=True)}
+        report(1.0)
+        return results
+
+    def _layer(self, observation: Observation) -> str:
+        """The module whose input the private layers put out."""
+        known, knowledge = self.features != "recovered", observation.knowledge
+        chosen = knowledge.features_at if known and knowledge.features is not None else self.recover_at
+        return chosen or cut_layer(observation.model, observation.input_shape, observation.sent.parameters)
+
+    def _features(
+        self, observations: Sequence[Observation], front: Front, *, seed: int, report: Callable[[float], None]
+    ) -> list[Tensor | str]:
+        told = [o.knowledge.features for o in observations]
+        shape = (observations[0].upload.num_examples, *seen_shape(front, observations[0]))
+        needed = [o for o, f in zip(observations, told, strict=True) if f is None or self.features == "recovered"]
+        if needed and self.features == "known":
+            return ["The attack is expected to be told the features, but was not; set knows_features=true."] * len(told)
+        recovered = iter(
+            self.recovery(needed, front, seed=seed, progress=lambda done, total: report(0.5 * done / max(1, total)))
+            if needed
+            else ()
+        )
+        chosen = [next(recovered) if f is None or self.features == "recovered" else f for f in told]
+        return [
+            f"Features of shape {shape} are expected, but got {tuple(f.shape)}."
+            if isinstance(f, Tensor) and f.shape != shape
+            else f
+            for f in chosen
+        ]
+
+    def _invert(
+        self,
+        observations: Sequence[Observation],
+        front: Front,
+        features: Tensor,
+        seed: int,
+        report: Callable[[float], None],
+    ) -> list[Reconstruction]:
+        first, restarts = observations[0], self.restarts
+        joint = self._joint(first)
+        stand_ins = first.knowledge.private
+        names = stand_ins.parameters if joint and stand_ins else {}
+        values = dict(front.model.named_parameters())
+        problem = InversionProblem(
+            front=front,
+            features=features.repeat_interleave(restarts, 0),
+            priors=self.priors,
+            space=self.space,
+            shape=(first.upload.num_examples, *first.input_shape),
+            unknown={f"model.{name}": values[name].detach() for name in names},
+            anchor=self.anchor,
+        )
+        starts = [derive_generator(seed, "attack", str(o.id), k) for o in observations for k in range(restarts)]
+        found = minimize(
+            problem,
+            self._first_guesses(problem, [o for o in observations for _ in range(restarts)], starts),
+            generators=starts,
+            enough=features.new_zeros(len(starts)),
+            descent=Descent(
+                optimizer=self.optimizer, iterations=self.iterations, projection=self.projection, noise=0.0
+            ),
+            evaluate=InversionProblem.evaluate,
+            report=report,
+        )
+        images = problem.images(found.variables).clamp(0, 1).float().cpu()
+        sentences = (JOINTLY,) if joint and first.knowledge.defense is not None else ()
+        return [
+            reconstruction(
+                o, front.model, found, images, rows=range(k * restarts, (k + 1) * restarts), sentences=sentences
+            )
+            for k, o in enumerate(observations)
+        ]
+
+    def _joint(self, observation: Observation) -> bool:
+        private = observation.knowledge.private
+        if private is None or not private.parameters:
+            return False
+        known = [part.name for part in parts(observation.knowledge.defense or {})]
+        return self.front == "joint" or (self.front == "auto" and any(name in SPLITS for name in known))
+
+    def _first_guesses(
+        self, problem: InversionProblem, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+    ) -> Tensor:
+        pixels = torch.stack(
+            [
+                self.start(
+                    Blank(
+                        observation=o,
+                        labels=o.knowledge.labels,
+                        shape=problem.shape,
+                        generator=generator,
+                        space=self.space,
+                    )
+                ).flatten()
+                for o, generator in zip(observations, generators, strict=True)
+            ]
+        ).to(problem.features)
+        values = [value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]
+        return torch.cat([pixels, *values], 1)

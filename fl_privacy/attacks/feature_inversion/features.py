@@ -1,0 +1,111 @@
+"""Where the attacker has the output of the private layers from: it was told, or finds it in the public gradients."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks.attack import Progress
+from fl_privacy.attacks.feature_inversion.lemma import applies, layer_gradients, recover_by_lemma
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.models import Front, Rest
+from fl_privacy.types import ModelState, Observation, Tensors
+
+_GUESSES = 64
+_ROOM = 2.0
+"""Features are looked for in a range, around 0, that reaches so many times as far as the front's of random images."""
+
+
+class _Stretched(nn.Module):
+    """``rest`` behind a map of [0, 1] onto the range [low, low + width] in which features are looked for."""
+
+    def __init__(self, rest: Rest, low: float, width: float) -> None:
+        super().__init__()
+        self.rest, self.low, self.width = rest, low, width
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Features in [0, 1] -> logits (B, K)."""
+        logits: Tensor = self.rest(self.low + self.width * inputs)
+        return logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """The input of the first public layer from the public gradients.
+
+    Attributes:
+        matching: finds it where Lemma 1 gives no closed form, as images are found from the gradients of a whole model:
+            by features under which the public layers have the gradient that was uploaded.
+    """
+
+    matching: GradientInversion
+
+    def __call__(
+        self, observations: Sequence[Observation], front: Front, *, seed: int, progress: Progress
+    ) -> list[Tensor | str]:
+        """(B, ...) for each of ``observations``, which share model and values, or why there is none."""
+        first, shape = observations[0], seen_shape(front, observations[0])
+        layer = first.model.get_submodule(front.layer)
+        if applies(layer, shape, first.upload.num_examples):
+            return [_by_lemma(layer, o, front.layer) for o in observations]
+        return self._by_matching(observations, front, shape, seed=seed, progress=progress)
+
+    def _by_matching(
+        self,
+        observations: Sequence[Observation],
+        front: Front,
+        shape: tuple[int, ...],
+        *,
+        seed: int,
+        progress: Progress,
+    ) -> list[Tensor | str]:
+        first = observations[0]
+        low, high = _range(front, first.input_shape, seed)
+        low = _ROOM * min(low, 0.0)
+        width = _ROOM * max(high, 0.0) - low
+        rest = _Stretched(Rest(first.model, front.layer, first.input_shape), low, width)
+        assumed = first.assumed()
+        sent = ModelState(_renamed(assumed.parameters), _renamed(assumed.buffers))
+        inner = [
+            replace(
+                o,
+                id=replace(o.id, part="features"),
+                model=rest,
+                sent=sent,
+                upload=replace(o.upload, tensors=_renamed(o.upload.tensors), buffers=_renamed(o.upload.buffers)),
+                input_shape=shape,
+            ).told(private=None, features=None, defense=None)
+            for o in observations
+        ]
+        found = self.matching(inner, seed=seed, progress=progress)
+        return [
+            low + width * r.batch.inputs if r.batch is not None else f"Its features were not found: {r.failure}"
+            for r in found
+        ]
+
+
+def _by_lemma(layer: nn.Module, observation: Observation, name: str) -> Tensor | str:
+    gradients = layer_gradients(as_gradient(observation), name)
+    found = None if gradients is None else recover_by_lemma(layer, *gradients)
+    return f"The gradient of {name} was withheld or is zero." if found is None else found[None]
+
+
+@torch.no_grad()
+def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
+    """Shape of one example as it enters the layer that ``front`` ends at."""
+    blank = next(front.parameters()).new_zeros(1, *observation.input_shape)
+    return tuple(front(blank).shape[1:])
+
+
+@torch.no_grad()
+def _range(front: Front, shape: tuple[int, ...], seed: int) -> tuple[float, float]:
+    values = next(front.parameters())
+    images = torch.rand(_GUESSES, *shape, generator=torch.Generator().manual_seed(seed % 2**63)).to(values)
+    features = front(images)
+    return float(features.min()), float(features.max())
+
+
+def _renamed(tensors: Tensors) -> dict[str, Tensor]:
+    return {f"rest.model.{name}": tensor for name, tensor in tensors.items()}

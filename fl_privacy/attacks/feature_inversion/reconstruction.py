@@ -1,0 +1,68 @@
+"""What model inversion hands back: the best attempt of each victim, with the labels that the update tells."""
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs, infer_labels, output_layer
+from fl_privacy.attacks.gradient_inversion.minimization import Minimum
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.types import Batch, Observation, Reconstruction
+
+UNKNOWN = -1
+"""Label of an image whose label the update does not tell."""
+
+
+def failed(observation: Observation, why: str) -> Reconstruction:
+    """No guess, and the reason."""
+    return Reconstruction(id=observation.id, batch=None, failure=why)
+
+
+def reconstruction(
+    observation: Observation,
+    model: nn.Module,
+    found: Minimum,
+    images: Tensor,
+    *,
+    rows: range,
+    sentences: tuple[str, ...] = (),
+) -> Reconstruction:
+    """The best of the attempts ``rows`` at ``observation``.
+
+    Args:
+        observation: of the victim.
+        model: with the values that the attacker works with.
+        found: of all attempts.
+        images: (V, B, C, H, W) of all attempts.
+        rows: attempts at this victim.
+        sentences: what was done against the defense.
+    """
+    losses = found.loss[rows.start : rows.stop]
+    if not losses.isfinite().any():
+        return failed(observation, "The objective is not finite at any start; check the update.")
+    best = rows.start + int(losses.argmin())
+    history = found.history[:, best]
+    told = observation.knowledge.labels
+    labels = _inferred(observation, model, images[best]) if told is None else told
+    return Reconstruction(
+        id=observation.id,
+        batch=Batch(images[best], labels.cpu()),
+        loss=float(found.loss[best]),
+        history=tuple(history[history.isfinite()].tolist()),
+        label_source="inferred" if told is None else "known",
+        countermeasures=sentences,
+    )
+
+
+def _inferred(observation: Observation, model: nn.Module, images: Tensor) -> Tensor:
+    unknown = torch.full((len(images),), UNKNOWN)
+    layer = output_layer(model, observation.num_classes)
+    if layer is None:
+        return unknown
+    values = next(model.parameters())
+    scale = observation.plan.loss_scale
+    gradient = {n: g.to(values) / scale for n, g in as_gradient(observation).items() if n in layer}
+    if not any(g.any() for g in gradient.values()):
+        return unknown
+    outputs = guessed_outputs(model, images.to(values), layer[0])
+    labels = infer_labels(gradient, layer, len(images), *outputs)
+    return unknown if labels is None else labels

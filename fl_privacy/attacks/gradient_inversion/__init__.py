@@ -1,0 +1,1 @@
+"""Inputs whose gradient is the one observed."""

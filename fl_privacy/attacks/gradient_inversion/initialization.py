@@ -1,0 +1,177 @@
+"""First guesses: each makes the variables of a victim that there is no guess at yet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.gradient_inversion.space import Space
+from fl_privacy.errors import UserError
+from fl_privacy.types import Observation
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Blank:
+    """A victim that there is no guess at yet.
+
+    Attributes:
+        observation: what the attacker knows.
+        labels: (B,) those known or inferred; ``None`` where they are optimized.
+        shape: (B, C, H, W) of the variables.
+        generator: on the CPU, so that the start is the same on every device.
+        space: of the variables.
+    """
+
+    observation: Observation
+    labels: Tensor | None
+    shape: tuple[int, ...]
+    generator: torch.Generator
+    space: Space
+
+
+class Start(Protocol):
+    """Draws the first guess of a victim."""
+
+    def __call__(self, blank: Blank) -> Tensor:
+        """Variables of ``blank.shape``, on the CPU."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal:
+    """Variables from N(0, std^2)."""
+
+    std: float = 1.0
+
+    def __call__(self, blank: Blank) -> Tensor:
+        """Variables."""
+        return self.std * torch.randn(blank.shape, generator=blank.generator)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Pixels from U[0, 1]."""
+
+    def __call__(self, blank: Blank) -> Tensor:
+        """Variables."""
+        return blank.space.to_variables(torch.rand(blank.shape, generator=blank.generator))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant:
+    """All pixels of one value; 0 is a black image."""
+
+    value: float = 0.5
+
+    def __call__(self, blank: Blank) -> Tensor:
+        """Variables."""
+        return blank.space.to_variables(torch.full(blank.shape, self.value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """A random patch tiled over the image (Wei et al. 2020; Fan et al. 2020), pixels from U[0, 1].
+
+    Attributes:
+        size: side of the patch in pixels.
+    """
+
+    size: int = 4
+
+    def __call__(self, blank: Blank) -> Tensor:
+        """Variables."""
+        b, c, h, w = blank.shape
+        patch = torch.rand((b, c, self.size, self.size), generator=blank.generator)
+        tiles = patch.repeat(1, 1, -(-h // self.size), -(-w // self.size))
+        return blank.space.to_variables(tiles[..., :h, :w])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicMean:
+    """The mean of the attacker's public images.
+
+    Attributes:
+        of_class: take those of each example's class; a class without any has the mean of all.
+    """
+
+    of_class: bool = False
+
+    def __call__(self, blank: Blank) -> Tensor:
+        """Variables."""
+        known, labels = blank.observation.knowledge, blank.labels
+        if known.public_images is None:
+            raise UserError(
+                "The public-mean start is expected to be told public images, but got none;"
+                " set public_images=1000, or use start=uniform."
+            )
+        images = known.public_images.cpu()
+        mean = images.mean(0).expand(blank.shape)
+        if not self.of_class:
+            return blank.space.to_variables(mean.clone())
+        if known.public_labels is None or labels is None:
+            raise UserError(
+                "The class-mean start is expected to know the classes of public images and of the victim, but does not;"
+                " use labels=auto, or start=public_mean."
+            )
+        belongs = (known.public_labels.cpu() == labels.cpu().unsqueeze(1)).to(images.dtype)
+        counts = belongs.sum(1).view(-1, 1, 1, 1)
+        of_class = torch.tensordot(belongs, images, 1) / counts.clamp_min(1)
+        return blank.space.to_variables(torch.where(counts > 0, of_class, mean))
+
+
+@dataclass(frozen=True)
+class Previous:
+    """What the attacker made of the same examples in an earlier round; in the first round as ``Normal``."""
+
+    def __call__(self, blank: Blank) -> Tensor:
+        """Variables."""
+        guess = blank.observation.knowledge.guess
+        if guess is None:
+            return Normal()(blank)
+        return Given(images=guess)(blank)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Given:
+    """Images of the attacker's own.
+
+    Attributes:
+        images: (C, H, W) or (B, C, H, W) in [0, 1].
+    """
+
+    images: Tensor
+
+    def __call__(self, blank: Blank) -> Tensor:
+        """Variables."""
+        shape = blank.shape
+        if self.images.shape[-3:] != shape[-3:] or (self.images.dim() == 4 and len(self.images) != shape[0]):
+            raise UserError(
+                f"The start is expected to have shape {shape}, but got {tuple(self.images.shape)}; resize the images."
+            )
+        return blank.space.to_variables(self.images.cpu().expand(shape).clone())
+
+
+STARTS: Mapping[str, Start] = {
+    "normal": Normal(),
+    "uniform": Uniform(),
+    "gray": Constant(value=0.5),
+    "black": Constant(value=0.0),
+    "pattern": Pattern(),
+    "public_mean": PublicMean(),
+    "class_mean": PublicMean(of_class=True),
+    "previous": Previous(),
+}
+"""Starts by name, for the configuration."""
+
+
+def named_start(name: str) -> Start:
+    """The start ``name``.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in STARTS:
+        raise UserError(f"attack.start is expected to be one of {', '.join(STARTS)}, but got {name!r}.")
+    return STARTS[name]

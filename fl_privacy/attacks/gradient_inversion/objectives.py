@@ -1,0 +1,180 @@
+"""How far a guessed gradient is from the observed one, as a function of a few numbers per layer."""
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.gradient_inversion.statistics import LayerStatistics
+from fl_privacy.errors import UserError
+
+LayerWeights = Mapping[str, float]
+"""Glob pattern of parameter names -> weight of the layer; 0 mutes it, the last match counts, no match means 1."""
+
+
+class Objective(Protocol):
+    """Statistics of each uploaded tensor -> loss (V,) of each victim.
+
+    Attributes:
+        elementwise: True where the size of gradients counts, which are then formed element by element.
+        layers: weights of the tensors.
+    """
+
+    @property
+    def elementwise(self) -> bool:
+        """As above."""
+        ...
+
+    @property
+    def layers(self) -> LayerWeights:
+        """As above."""
+        ...
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        """Loss (V,)."""
+        ...
+
+
+def layer_weight(layers: LayerWeights, name: str) -> float:
+    """The weight of the tensor ``name``."""
+    matches = [weight for pattern, weight in layers.items() if fnmatch.fnmatchcase(name, pattern)]
+    return matches[-1] if matches else 1.0
+
+
+def audible(layers: LayerWeights, names: Iterable[str]) -> list[str]:
+    """The tensors whose weight is not 0.
+
+    Raises:
+        UserError: a pattern matches nothing, or nothing is left to match.
+    """
+    names = list(names)
+    for pattern in layers:
+        if not fnmatch.filter(names, pattern):
+            raise UserError(
+                f"Layer patterns are expected to match uploaded tensors, but got {pattern!r};"
+                f" use one of {', '.join(names)}."
+            )
+    heard = [name for name in names if layer_weight(layers, name) != 0]
+    if not heard:
+        raise UserError(f"At least one layer is expected to have weight, but all {len(names)} are muted; unmute one.")
+    return heard
+
+
+def _weighted_sum(layers: LayerWeights, terms: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack([layer_weight(layers, name) * term for name, term in terms.items()]).sum(0)
+
+
+def _lengths(squared: Tensor) -> Tensor:
+    return squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2:
+    """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4).
+
+    With ``relative`` it is in shares of the observed gradient's own, so that what the tolerances of L-BFGS stop at does
+    not depend on how large gradients are, which shrink as a model learns.
+    """
+
+    layers: LayerWeights = field(default_factory=dict)
+    relative: bool = False
+    elementwise: bool = field(default=True, init=False)
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        """Loss (V,)."""
+        loss = _weighted_sum(self.layers, {name: s.distance for name, s in statistics.items()})
+        if not self.relative:
+            return loss
+        observed = _weighted_sum(self.layers, {name: s.target.squared for name, s in statistics.items()})
+        return loss / observed.clamp_min(torch.finfo(observed.dtype).tiny)
+
+
+@dataclass(frozen=True, kw_only=True)
+class L1:
+    """Sum of absolute differences over all tensors."""
+
+    layers: LayerWeights = field(default_factory=dict)
+    elementwise: bool = field(default=True, init=False)
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        """Loss (V,)."""
+        return _weighted_sum(self.layers, {name: s.absolute for name, s in statistics.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine:
+    """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
+
+    Computed as half the squared distance of the unit vectors, which keeps its digits down to a loss of zero.
+
+    Attributes:
+        per_layer: mean of the distances of the tensors instead of one angle over all of them.
+        epsilon: with ``per_layer``, the least product of both lengths of a tensor that the dot product is divided by;
+            as in the authors' code. Tensors of nothing but rounding errors, such as biases in front of batch norm in
+            training mode, get a loss of 1 without a slope.
+    """
+
+    per_layer: bool = False
+    layers: LayerWeights = field(default_factory=dict)
+    epsilon: float = 1e-10
+    elementwise: bool = field(default=False, init=False)
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        """Loss (V,) in [0, 2]."""
+        if self.per_layer:
+            terms = {name: self._of_layer(s) for name, s in statistics.items()}
+            return _weighted_sum(self.layers, terms) / sum(layer_weight(self.layers, name) for name in statistics)
+        squared = _weighted_sum(self.layers, {name: s.squared for name, s in statistics.items()})
+        observed = _weighted_sum(self.layers, {name: s.target.squared for name, s in statistics.items()})
+        scales = 1 / _lengths(squared), 1 / _lengths(observed)
+        apart = _weighted_sum(self.layers, {name: s.apart(*scales) for name, s in statistics.items()})
+        tiny = torch.finfo(squared.dtype).tiny
+        missing = (squared < tiny).to(squared.dtype) + (observed < tiny).to(squared.dtype)  # no unit vector: no angle
+        return (apart + missing) / 2
+
+    def _of_layer(self, statistics: LayerStatistics) -> Tensor:
+        length, observed = _lengths(statistics.squared), _lengths(statistics.target.squared)
+        product = length * observed
+        divisor = product.clamp_min(self.epsilon)
+        return (divisor - product + product * statistics.apart(1 / length, 1 / observed) / 2) / divisor
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianKernel:
+    """Sum over layers of Q_l (1 - exp(-||g' - g||^2 / sigma_l^2)) (SAPAG, Wang et al. 2020, Eq. 4 and 5).
+
+    Attributes:
+        form: of sigma_l^2. ``literal``: the variance of the observed g_l over its elements, as printed. The exponent is
+            then of the order of the number of elements, the kernel saturates and its slope is 0 in floating point.
+            ``normalized``: that variance times the number of elements, so that the exponent is of order 1.
+        bandwidth: factor on sigma_l^2.
+        depth: how Q_l falls from the first tensor to the last. ``constant``: 1; ``linear``: from 1 to ``last``;
+            ``geometric``: from 1 to ``last`` by a constant factor. The paper gives no values.
+        last: Q of the last tensor, above 0.
+    """
+
+    form: Literal["literal", "normalized"] = "normalized"
+    bandwidth: float = 1.0
+    depth: Literal["constant", "linear", "geometric"] = "linear"
+    last: float = 0.5
+    layers: LayerWeights = field(default_factory=dict)
+    elementwise: bool = field(default=True, init=False)
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        """Loss (V,)."""
+        terms = {}
+        for position, (name, s) in enumerate(statistics.items()):
+            elements = s.target.size if self.form == "normalized" else 1
+            sigma = self.bandwidth * s.target.variance * elements
+            exponent = s.distance / sigma.clamp_min(torch.finfo(sigma.dtype).tiny)
+            terms[name] = -self._depth_weight(position, len(statistics)) * torch.expm1(-exponent)
+        return _weighted_sum(self.layers, terms)
+
+    def _depth_weight(self, position: int, count: int) -> float:
+        share = position / max(count - 1, 1)
+        if self.depth == "linear":
+            return 1 + (self.last - 1) * share
+        return float(self.last**share) if self.depth == "geometric" else 1.0

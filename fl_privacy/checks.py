@@ -1,0 +1,91 @@
+"""Checks of options and settings, with one wording."""
+
+import math
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Literal
+
+from fl_privacy.errors import UserError
+
+
+def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
+    """Raise ``UserError`` unless ``value`` is one of ``allowed``."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        raise UserError(f"{name} is expected to be one of {', '.join(map(str, allowed))}, but got {value!r}.")
+
+
+def number(
+    name: str,
+    value: float,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    example: float,
+) -> None:
+    """Raise ``UserError`` unless ``value`` is a number within the bounds given; NaN and infinity are in none."""
+    low = f"[{at_least}" if at_least is not None else f"({above if above is not None else '-inf'}"
+    high = f"{at_most}]" if at_most is not None else f"{below if below is not None else 'inf'})"
+    inside = isinstance(value, int | float) and not isinstance(value, bool)
+    inside = inside and value - value == 0  # neither NaN nor infinite
+    inside = inside and (at_least is None or value >= at_least) and (above is None or value > above)
+    inside = inside and (at_most is None or value <= at_most) and (below is None or value < below)
+    if not inside:
+        raise UserError(f"{name} is expected in {low}, {high}, but got {value!r}; try {example}.")
+
+
+def whole(name: str, value: int, *, at_least: int, example: int) -> None:
+    """Raise ``UserError`` unless ``value`` is a whole number of at least ``at_least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise UserError(
+            f"{name} is expected to be a whole number of at least {at_least}, but got {value!r}; try {example}."
+        )
+
+
+_UNIONS = (typing.Union, UnionType)
+_PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+
+
+def fits(value: object, annotation: Any) -> bool:
+    """Whether ``value`` is of the type ``annotation``.
+
+    A whole number is a number; truth values and NaN are none. Numbers, text, literals, and unions, sequences and
+    mappings of them are judged; any value fits other annotations.
+    """
+    origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+    if origin in _UNIONS:
+        return any(fits(value, part) for part in arguments)
+    if origin is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in arguments)
+    if annotation in _PLAIN:
+        return _is_plain(value, annotation)
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return isinstance(value, list | tuple) and all(fits(entry, arguments[0]) for entry in value if arguments)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(fits(entry, arguments[1]) for entry in value.values() if arguments)
+    return True
+
+
+def in_words(annotation: Any) -> str:
+    """The type ``annotation`` as an error names it, for example ``a whole number or null``."""
+    origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+    if origin in _UNIONS:
+        return " or ".join(dict.fromkeys(map(in_words, arguments)))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}" if len(arguments) > 2 else " or ".join(map(str, arguments))
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return f"a list [{in_words(arguments[0])}, ...]" if arguments else "a list"
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"a mapping {{name: {in_words(arguments[1])}}}" if arguments else "a mapping"
+    return str(getattr(annotation, "__name__", annotation))
+
+
+def _is_plain(value: object, annotation: type) -> bool:
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    return isinstance(value, annotation) and isinstance(value, bool) == (annotation is bool)

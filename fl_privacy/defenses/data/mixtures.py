@@ -1,0 +1,190 @@
+"""InstaHide: train on mixtures of images with random signs."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchvision.transforms.v2.functional import pil_to_tensor
+
+from fl_privacy import checks
+from fl_privacy.defenses.defense import ClientState, Defense, LocalData
+from fl_privacy.errors import UserError
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch
+
+_IMAGES, _LABELS, _MARKS = "instahide/images", "instahide/labels", "instahide/marks"
+_PRIVATE_IN_PUBLIC = 2
+"""Images of its own that a client mixes where the others are public."""
+_TRIED, _WITHIN = 10_000, 10
+"""Of so many trial draws of coefficients, so many at least are to be within the bound."""
+
+
+def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -> Defense:
+    """Mix each image with k - 1 others and flip the sign of random pixels (Huang et al. 2020).
+
+    The others are different images of the client's own, drawn anew for every step, as are coefficients and signs;
+    labels are mixed alike. Pixels are signed around the middle of their range: a flipped x is 1 - x.
+
+    The others are mixed in as the client holds them: of a composed defense this is the first that changes images.
+
+    Args:
+        k: images in a mixture, at least 1; 1 only flips.
+        largest: bound on a coefficient, at most 1 and so far above 1 / k that it is met by chance; of no effect for
+            k = 1.
+        public: folder of pictures from which all but two of each mixture are drawn, without a label ("cross").
+    """
+    checks.number("defense.k", k, at_least=1, example=4)
+    if k > 1:
+        checks.number("defense.largest", largest, above=1 / k, at_most=1, example=0.65)
+        _expect_within_reach(k, largest)
+    private = min(k, _PRIVATE_IN_PUBLIC) if public else k
+
+    def on_prepare(input_shape: Sequence[int]) -> None:
+        if public and len(read_pictures(public, tuple(input_shape))) < k - private:
+            raise UserError(
+                f"defense.public is expected to hold at least {k - private} pictures for defense.k={k}, but {public}"
+                " holds fewer; lower defense.k."
+            )
+
+    def on_examples(batch: Batch, data: LocalData) -> Batch:
+        if len(batch) < private:
+            raise UserError(
+                f"instahide expects a client with at least {private} examples to mix, but it has {len(batch)}; lower"
+                " defense.k or federation.clients."
+            )
+        data.state.tensors[_IMAGES] = levels(batch.inputs)
+        data.state.tensors[_MARKS] = _marks(batch.inputs)
+        data.state.tensors[_LABELS] = one_hot(batch.labels, data.num_classes)
+        return batch
+
+    def on_batch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
+        if _IMAGES not in state.tensors:
+            raise UserError(
+                "instahide expects to have seen the client's examples, but has not; run its examples hook first."
+            )
+        own, labels = state.tensors[_IMAGES].to(batch.inputs.device), state.tensors[_LABELS].to(batch.inputs.device)
+        size = len(batch)
+        shares = coefficients(size, k, largest, rng).to(batch.inputs)
+        places = _places(batch.inputs, state.tensors[_MARKS], rng)
+        partners = distinct(places.unsqueeze(1), private - 1, len(own), rng).to(own.device)
+        others = [own[partners].to(batch.inputs) / 255]
+        if public and k > private:
+            pictures = read_pictures(public, shape_of(batch.inputs)).to(own.device)
+            drawn = distinct(places.new_empty(size, 0), k - private, len(pictures), rng).to(own.device)
+            others.append(pictures[drawn].to(batch.inputs) / 255)
+        images = torch.cat([batch.inputs.unsqueeze(1), *others], 1)
+        mixed = torch.einsum("bk,bk...->b...", shares, images)
+        flips = torch.rand(mixed.shape, generator=rng).to(mixed.device) < 0.5
+        targets = torch.cat([one_hot(batch.labels, labels.shape[1]).unsqueeze(1), labels[partners]], 1)
+        weights = shares[:, :private] / shares[:, :private].sum(1, keepdim=True)
+        return Batch(torch.where(flips, 1 - mixed, mixed), torch.einsum("bk,bkc->bc", weights, targets))
+
+    return Defense(
+        name="instahide",
+        examples=(on_examples,),
+        data=(on_batch,),
+        prepare=(on_prepare,),
+        public={"k": k, "largest": largest, "public": public},
+    )
+
+
+def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
+    """(size, k) shares |z| / sum |z| of normal draws z, drawn again while one is above ``largest``.
+
+    As in the authors' code; the paper (Algorithm 1) does not say how they are drawn.
+    """
+    shares = _shares(size, k, rng)
+    while k > 1 and bool((over := shares.amax(1) > largest).any()):
+        shares[over] = _shares(int(over.sum()), k, rng)
+    return shares
+
+
+def _shares(size: int, k: int, rng: torch.Generator) -> Tensor:
+    drawn = torch.randn(size, k, generator=rng, device=rng.device).abs()
+    return drawn / drawn.sum(1, keepdim=True)
+
+
+def distinct(taken: Tensor, number: int, population: int, rng: torch.Generator) -> Tensor:
+    """(B, number) indices below ``population``, uniform among those that are not in their row of ``taken`` (B, T)."""
+    before = taken.shape[1]
+    for _ in range(number):
+        drawn = torch.randint(population - taken.shape[1], (len(taken),), generator=rng)
+        for used in taken.sort(1).values.unbind(1):
+            drawn = drawn + (drawn >= used)
+        taken = torch.cat([taken, drawn.unsqueeze(1)], 1)
+    return taken[:, before:]
+
+
+def levels(images: Tensor) -> Tensor:
+    """uint8 of images in [0, 1]."""
+    return (images * 255).round().to(torch.uint8)
+
+
+def one_hot(labels: Tensor, num_classes: int) -> Tensor:
+    """(B, K) float of labels (B,) or (B, K)."""
+    return labels.float() if labels.dim() == 2 else torch.nn.functional.one_hot(labels, num_classes).float()
+
+
+def _expect_within_reach(k: int, largest: float) -> None:
+    """Coefficients are drawn until they are within the bound, which is not to take for ever."""
+    trial = _shares(_TRIED, k, derive_generator(0, "instahide", "trial"))
+    if (trial.amax(1) <= largest).sum() < _WITHIN:
+        raise UserError(
+            f"defense.largest is expected well above 1 / k = {1 / k:.3g}, but {k} coefficients are hardly ever all"
+            f" below {largest}; try 0.65."
+        )
+
+
+def _marks(images: Tensor) -> Tensor:
+    """(N,) int64, the same for the same image."""
+    flat = levels(images).flatten(1).long()
+    weights = torch.randint(-(2**62), 2**62, flat.shape[1:], generator=derive_generator(0, "instahide", "marks"))
+    return (flat * weights.to(flat.device)).sum(1)
+
+
+def _places(images: Tensor, marks: Tensor, rng: torch.Generator) -> Tensor:
+    """(B,) which of the examples with ``marks`` (N,) the images are; any, where they are none of them."""
+    known, order = marks.cpu().sort()
+    wanted = _marks(images).cpu()
+    at = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
+    return torch.where(known[at] == wanted, order[at], torch.randint(len(known), (len(images),), generator=rng))
+
+
+_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif")
+
+
+@cache
+def read_pictures(folder: str, input_shape: tuple[int, ...]) -> Tensor:
+    """(N, C, H, W) uint8: all pictures below ``folder``, in the order of their names; read once in a process.
+
+    Raises:
+        UserError: there are none, or one can't be read.
+    """
+    channels, height, width = input_shape
+    path = Path(folder).expanduser()
+    files = sorted(f for f in path.rglob("*") if f.suffix.lower() in _ENDINGS)
+    if not files:
+        raise UserError(
+            f"defense.public is expected to be a folder of pictures ({', '.join(_ENDINGS)}), but there are none below"
+            f" {folder}."
+        )
+    return torch.stack([_read(file, "L" if channels == 1 else "RGB", (width, height)) for file in files])
+
+
+def _read(file: Path, mode: str, size: tuple[int, int]) -> Tensor:
+    from PIL import Image, UnidentifiedImageError  # noqa: PLC0415
+
+    try:
+        with Image.open(file) as picture:
+            pixels: Tensor = pil_to_tensor(picture.convert(mode).resize(size))
+    except (OSError, UnidentifiedImageError) as error:
+        raise UserError(f"{file} is expected to be a picture, but can't be read; remove it.") from error
+    return pixels
+
+
+def shape_of(images: Tensor) -> tuple[int, ...]:
+    """(C, H, W) of (N, C, H, W)."""
+    sizes: Sequence[int] = images.shape[1:]
+    return tuple(sizes)

@@ -1,0 +1,150 @@
+"""Robust data: noise to the eye, the clients' data to the model (Refiner, Eq. 2 to 4)."""
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy.defenses.defense import LocalStep
+from fl_privacy.gradients import example_gradients, loss_gradients
+from fl_privacy.gradients.watch import entering, owners
+from fl_privacy.progress import counted
+from fl_privacy.types import Batch, ModelState, Tensors
+
+Importance = Literal["product", "gradient", "value", "none"]
+"""What makes an element important: |gradient x value|, |gradient|, |value|, nothing."""
+
+Gap = Callable[[Tensor], Tensor]
+"""Images (B, C, H, W) -> utility gap (G,), differentiable: of the batch (G = 1) or of each example (G = B)."""
+
+Privacy = Callable[[Tensor], Tensor]
+"""Images (B, C, H, W) -> (B,), differentiable; higher shows less."""
+
+
+def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Importance, decay: float) -> Tensors:
+    """Weight of each element in the utility metric (Eq. 3): |g theta| tau^i in layer i.
+
+    Args:
+        target: gradients to match, (*shape) or (B, *shape) by name.
+        values: of the parameters.
+        depths: i by name.
+        by: what makes an element important.
+        decay: tau.
+    """
+    elements: Callable[[Tensor, Tensor], Tensor] = {
+        "product": torch.mul,
+        "gradient": lambda g, value: g,
+        "value": lambda g, value: value.expand_as(g),
+        "none": lambda g, value: torch.ones_like(g),
+    }[by]
+    return {name: elements(g, values[name].detach()).abs() * decay ** depths[name] for name, g in target.items()}
+
+
+def batch_gap(step: LocalStep, target: Tensors, weights: Tensors) -> Gap:
+    """UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2."""
+    state = _frozen(step)
+
+    def gap(images: Tensor) -> Tensor:
+        found = loss_gradients(
+            step.model,
+            state,
+            Batch(images, step.batch.labels),
+            batch_norm=step.plan.batch_norm,
+            loss_scale=step.plan.loss_scale,
+            changes=step.changes,
+            create_graph=True,
+        ).gradients
+        terms = [(weights[name] * (found[name] - t)).square().sum() for name, t in target.items()]
+        return torch.stack(terms).sum().unsqueeze(0)
+
+    return gap
+
+
+def example_gap(step: LocalStep, target: Tensors, weights: Tensors) -> Gap:
+    """UM (Eq. 4) of each example's own gradient; ``target`` and ``weights`` are (B, *shape)."""
+
+    def gap(images: Tensor) -> Tensor:
+        found = own_gradients(step, images)
+        terms = [(weights[name] * (found[name] - t)).flatten(1).square().sum(1) for name, t in target.items()]
+        return torch.stack(terms).sum(0)
+
+    return gap
+
+
+def own_gradients(step: LocalStep, images: Tensor) -> Tensors:
+    """(B, *shape) the gradient of each example's loss, differentiable by ``images``."""
+    batch = Batch(images, step.batch.labels)
+    return example_gradients(step.model, _frozen(step), batch, plan=step.plan, changes=step.changes)
+
+
+def descend(
+    start: Tensor, gap: Gap, privacy: Privacy, *, unit: Tensor, beta: float, lr: float, iterations: int
+) -> Iterator[Tensor]:
+    """Minimize UM / unit - beta PM (Eq. 2) by gradient descent; yields each iterate, clamped to [0, 1].
+
+    UM and PM are means over the batch, and the slope is that of their sum over it, so that an example moves as far in a
+    large batch as it does alone. Down UM the step is at most Polyak's, UM / ||slope||^2, which no sum of squares is
+    too steep for.
+
+    Args:
+        start: (B, C, H, W) in [0, 1].
+        gap: UM.
+        privacy: PM of each example.
+        unit: (G,) by which the gaps are divided.
+        beta: weight of PM.
+        lr: step size.
+        iterations: of the descent, at least 1.
+    """
+    images = start
+    for _ in counted("refining images", range(iterations)):
+        images = images.detach().requires_grad_()
+        with torch.enable_grad():
+            distance = gap(images) / unit
+            (down,) = torch.autograd.grad(distance.sum(), images)
+            (up,) = torch.autograd.grad(privacy(images).sum(), images)
+        distance, steepness = distance.detach(), down.flatten(1).square().sum(1)
+        if len(distance) == 1:
+            steepness = steepness.sum(0, keepdim=True)
+        polyak = distance / steepness.clamp_min(torch.finfo(steepness.dtype).tiny)
+        step = polyak.clamp_max(lr * len(images) / len(distance)).view(-1, 1, 1, 1)
+        images = (images.detach() - step * down + lr * beta * up).clamp(0, 1)
+        yield images
+
+
+def project(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
+    """The point nearest to ``gradient`` within the l2 distance ``radius`` of ``center`` (appendix J).
+
+    Also after rounding: the distance in float64 is at most ``radius``.
+    """
+    apart = {name: (gradient[name] - c).double() for name, c in center.items()}
+    length = torch.stack([a.square().sum() for a in apart.values()]).sum().sqrt()
+    if float(length) <= radius:
+        return {name: gradient[name] for name in center}
+    return {name: c + (radius / length * apart[name]).to(c) for name, c in center.items()}
+
+
+def _frozen(step: LocalStep) -> ModelState:
+    return ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers)
+
+
+def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[str, int]:
+    """Parameter name -> number of its layer, from 1 in the order of the forward pass.
+
+    A layer is a module that owns parameters, so that weight and bias share a number; found by watching one pass. Layers
+    that are not called come last.
+
+    Args:
+        model: architecture.
+        state: its values.
+        inputs: (B, ...) a few examples.
+    """
+    layers = owners(model)
+    model.eval()
+    values = {name: t.detach() for name, t in {**state.parameters, **state.buffers}.items()}
+    with torch.no_grad(), entering(layers) as calls:
+        functional_call(model, values, (inputs,))
+    order = dict.fromkeys(call.name for call in calls)
+    depths = {name: depth for depth, name in enumerate(order, start=1)}
+    return {name: depths.get(name.rpartition(".")[0], len(layers)) for name in state.parameters}

@@ -1,0 +1,45 @@
+"""ATS: train on transformed images."""
+
+from collections.abc import Sequence
+
+import torch
+
+from fl_privacy import checks
+from fl_privacy.defenses.defense import ClientState, Defense
+from fl_privacy.transformations import Table, check_shape, read_policies, transform
+from fl_privacy.types import Batch
+
+
+def ats(
+    *,
+    policies: str | int | Sequence[str | int] = ("13-43-18", "21-3-16"),
+    table: Table | None = None,
+    by_probability: bool = False,
+) -> Defense:
+    """Transform every image by a policy drawn at random; labels stay (Gao et al. 2021, 2023).
+
+    The originals enter no gradient. The default are the paper's policies for CIFAR-100 and ResNet20;
+    ``fl-privacy search-policies`` finds others.
+
+    Args:
+        policies: ``i-j-k``, a list of such (drawn uniformly for each image: "hybrid"), or a file of the search.
+        table: of the operations: ``paper`` (Table 1) or ``code`` (the authors' program, with other operations at 16 and
+            43); ``None`` is that of the file, of names the paper's.
+        by_probability: apply each operation with AutoAugment's probability instead of always.
+    """
+    checks.one_of("defense.by_probability", by_probability, (True, False))
+    chosen = read_policies(policies, table)
+
+    def on_batch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
+        return Batch(transform(batch.inputs, chosen, rng, by_probability=by_probability), batch.labels)
+
+    return Defense(
+        name="ats",
+        data=(on_batch,),
+        prepare=(check_shape,),
+        public={
+            "policies": [str(policy) for policy in chosen],
+            "table": chosen[0].table,
+            "by_probability": by_probability,
+        },
+    )

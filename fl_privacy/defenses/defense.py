@@ -1,0 +1,160 @@
+"""What a defense is: plain functions at a few places of a client's round."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.gradients import LossChange
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+
+@dataclass(eq=False)
+class ClientState:
+    """What survives between the rounds on one client and never leaves it: private layers, passports, robust data.
+
+    Attributes:
+        tensors: by name; a defense puts its own name in front (``"spn/head.weight"``).
+        input_shape: (C, H, W) of the client's images; ``None`` where they are not known.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    input_shape: tuple[int, ...] | None = None
+
+    def of_images(self, shape: tuple[int, ...]) -> "ClientState":
+        """The same, tensors shared, of a client whose images have this shape."""
+        return ClientState(self.tensors, tuple(shape))
+
+
+@dataclass(frozen=True, eq=False)
+class LocalStep:
+    """Where a gradient was computed: all that a defense of the gradient may look at.
+
+    Attributes:
+        model: with private parts.
+        sent: its values at this step, private ones with them.
+        batch: of this step.
+        plan: of the client.
+        state: of the client.
+        rng: of the defense.
+        changes: of the loss, which a defense that computes the gradient anew has to make as well.
+    """
+
+    model: nn.Module
+    sent: ModelState
+    batch: Batch
+    plan: LocalPlan
+    state: ClientState
+    rng: torch.Generator
+    changes: Sequence[LossChange] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class LocalData:
+    """Whose examples are to be exchanged: all that a defense of a client's data may look at.
+
+    Attributes:
+        num_classes: K.
+        state: of the client; what is kept there need not be made again.
+        rng: in the same state in every round, so that what is made of the same examples is the same.
+    """
+
+    num_classes: int
+    state: ClientState
+    rng: torch.Generator
+
+
+Prepare = Callable[[tuple[int, ...]], None]
+PrivateHook = Callable[[nn.Module], Collection[str]]
+ModelHook = Callable[[nn.Module, ClientState, torch.Generator], nn.Module]
+ExamplesHook = Callable[[Batch, LocalData], Batch]
+OutcomeHook = Callable[[Tensor, int], Tensor]
+DataHook = Callable[[Batch, ClientState, torch.Generator], Batch]
+GradientHook = Callable[[Tensors, LocalStep], Tensors]
+UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defense:
+    """A defense as hooks, each a tuple of functions run left to right; it fills those it needs.
+
+    Attributes:
+        name: as in the configuration.
+        model: (Module, ClientState, rng) -> Module, a new one. Parameters and buffers that the result has beyond the
+            model sent are private: they are kept in the ClientState and not uploaded. Their first values are drawn
+            from ``rng``, the client's own stream, which is the same in every round.
+        examples: (Batch, LocalData) -> Batch, on all that the client has, before it is cut into batches: what it
+            trains on, and is probed with, instead. The number of examples may change; then ``outcome`` says so.
+        outcome: (labels (N,), K) -> labels (M,) of what ``examples`` will make of examples with these labels, told
+            before it is made.
+        data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient; as many examples, in their order.
+        loss: changes of the local loss, such as extra terms, on the forward pass that the loss has anyway.
+        gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step by the parameters that were
+            sent. Private ones take the gradient that they have, unless the result has another for them.
+        upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta);
+            names that it drops are withheld.
+        private: (Module) -> names of parameters and buffers of the model that stay with each client: they are neither
+            sent nor uploaded, and each client keeps its own in the ClientState.
+        private_passes: over its examples, in which a client trains its private parameters alone on each new model.
+        prepare: (C, H, W) -> None, once before anything is trained: gets what the defense needs, or says in a
+            ``UserError`` why it can't.
+        public: the description an adaptive attacker may know, shown in reports.
+    """
+
+    name: str = "none"
+    model: tuple[ModelHook, ...] = ()
+    examples: tuple[ExamplesHook, ...] = ()
+    outcome: tuple[OutcomeHook, ...] = ()
+    data: tuple[DataHook, ...] = ()
+    loss: tuple[LossChange, ...] = ()
+    gradient: tuple[GradientHook, ...] = ()
+    upload: tuple[UploadHook, ...] = ()
+    private: tuple[PrivateHook, ...] = ()
+    private_passes: int = 0
+    prepare: tuple[Prepare, ...] = ()
+    public: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether the same example is another one in every round, so that its updates can't be matched together."""
+        return bool(self.data)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """``public`` with the name of the defense, or of the part of it, in front: ``{"pruning.rate": 0.9}``."""
+        composed = "+" in self.name
+        return {key if composed else f"{self.name}.{key}": value for key, value in self.public.items()}
+
+
+def compose(*defenses: Defense) -> Defense:
+    """All of ``defenses`` in order: the hooks of the first run first.
+
+    In ``public``, settings have the name of their defense in front, the second of the same name as ``NAME#2``.
+    """
+    names: list[str] = []
+    for d in defenses:
+        before = sum(name.partition("#")[0] == d.name for name in names)
+        names.append(f"{d.name}#{before + 1}" if before else d.name)
+    return Defense(
+        name="+".join(d.name for d in defenses) or "none",
+        model=tuple(hook for d in defenses for hook in d.model),
+        examples=tuple(hook for d in defenses for hook in d.examples),
+        outcome=tuple(hook for d in defenses for hook in d.outcome),
+        data=tuple(hook for d in defenses for hook in d.data),
+        loss=tuple(change for d in defenses for change in d.loss),
+        gradient=tuple(hook for d in defenses for hook in d.gradient),
+        upload=tuple(hook for d in defenses for hook in d.upload),
+        private=tuple(hook for d in defenses for hook in d.private),
+        private_passes=max((d.private_passes for d in defenses), default=0),
+        prepare=tuple(hook for d in defenses for hook in d.prepare),
+        public={
+            f"{name}.{key}": value for name, d in zip(names, defenses, strict=True) for key, value in d.public.items()
+        },
+    )
+
+
+def none() -> Defense:
+    """No defense: what is computed is uploaded."""
+    return Defense()

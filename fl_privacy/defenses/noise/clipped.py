@@ -1,0 +1,118 @@
+"""Noise on what was clipped: the update, each local gradient, the gradient of each example."""
+
+import math
+from typing import Literal
+
+import torch
+
+from fl_privacy import checks
+from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
+from fl_privacy.defenses.noise.mechanism import Distribution, Scope, clip_by_norm, noise_std, sample_noise
+from fl_privacy.gradients import clipped_sum
+from fl_privacy.types import Tensors
+
+
+def dp_noise(
+    *,
+    noise: Distribution = "gaussian",
+    scale: float = 0.01,
+    clip_norm: float | None = None,
+    clip_scope: Scope = "global",
+    at: Literal["upload", "gradient"] = "upload",
+) -> Defense:
+    """Clip, then add independent noise to every element (Abadi et al. 2016 for a whole update; DLG section 5.1).
+
+    ``scale`` is a scale, not a privacy budget: without ``clip_norm`` there is no guarantee whatever the scale;
+    with it, ``accounting.guarantee`` says which.
+
+    Args:
+        noise: distribution of each element.
+        scale: standard deviation of the Gaussian, or the Laplace parameter b; in units of the update, at least 0.
+        clip_norm: l2 norm the update is scaled down to first; ``None`` leaves it.
+        clip_scope: ``global`` bounds the norm of the whole update, ``layer`` that of each parameter tensor.
+        at: ``upload`` perturbs once what is uploaded, ``gradient`` the gradient of every local step.
+    """
+    checks.one_of("defense.noise", noise, ("gaussian", "laplace"))
+    checks.one_of("defense.clip_scope", clip_scope, ("layer", "global"))
+    checks.one_of("defense.at", at, ("upload", "gradient"))
+    checks.number("defense.scale", scale, at_least=0, example=0.01)
+    if clip_norm is not None:
+        checks.number("defense.clip_norm", clip_norm, above=0, example=1.0)
+
+    def perturb(tensors: Tensors, rng: torch.Generator) -> Tensors:
+        if clip_norm is not None:
+            tensors = clip_by_norm(tensors, clip_norm, scope=clip_scope)
+        return {name: t + sample_noise(t, noise, scale, rng) for name, t in tensors.items()}
+
+    def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
+        return perturb(tensors, rng)
+
+    def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
+        return perturb(tensors, step.rng)
+
+    return Defense(
+        name="dp_noise",
+        gradient=(on_gradient,) if at == "gradient" else (),
+        upload=(on_upload,) if at == "upload" else (),
+        public={
+            "noise": noise,
+            "scale": scale,
+            "std": noise_std(noise, scale),
+            "clip_norm": clip_norm,
+            "clip_scope": clip_scope,
+            "at": at,
+        },
+    )
+
+
+def local_dp(
+    *, round_epsilon: float = 1.0, delta: float = 1e-5, clip_norm: float = 1.0, sensitivity: float | None = None
+) -> Defense:
+    """Clipped Gaussian noise calibrated to one round by the classical formula (Dwork and Roth 2014, Theorem A.1).
+
+    The update has the distribution that Flower's ``LocalDpMod(clip_norm, sensitivity, round_epsilon, delta)`` gives
+    it. The formula is proven up to epsilon 1 and speaks of one round; ``accounting.guarantee`` says what holds after
+    many.
+
+    Args:
+        round_epsilon: the budget of one round, above 0.
+        delta: in (0, 1).
+        clip_norm: l2 norm the update is scaled down to, above 0.
+        sensitivity: l2 distance that the calibration hides; ``None`` takes ``clip_norm``.
+    """
+    checks.number("defense.round_epsilon", round_epsilon, above=0, example=1.0)
+    checks.number("defense.delta", delta, above=0, below=1, example=1e-5)
+    if sensitivity is None:
+        sensitivity = clip_norm
+    checks.number("defense.sensitivity", sensitivity, at_least=0, example=1.0)
+    scale = sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / round_epsilon
+    return dp_noise(noise="gaussian", scale=scale, clip_norm=clip_norm)
+
+
+def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
+    """Clip each example's gradient, add Gaussian noise to the sum, divide by the batch size (Abadi et al. 2016).
+
+    It computes the gradient anew from the batch, so compose it before other defenses of the gradient. Private
+    parameters are clipped and noised with the others: what they know of an example shapes the uploads to come.
+    ``accounting.guarantee`` turns the noise multiplier into epsilon.
+
+    Args:
+        clip_norm: bound C on the l2 norm of one example's gradient, above 0.
+        noise_multiplier: standard deviation of the noise on the sum, in units of C; at least 0.
+    """
+    checks.number("defense.clip_norm", clip_norm, above=0, example=1.0)
+    checks.number("defense.noise_multiplier", noise_multiplier, at_least=0, example=1.0)
+
+    def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
+        total = clipped_sum(step.model, step.sent, step.batch, clip_norm, plan=step.plan, changes=step.changes)
+        std = noise_multiplier * clip_norm
+        return {
+            name: (total[name] + sample_noise(total[name], "gaussian", std, step.rng)) / len(step.batch)
+            for name in total
+        }
+
+    return Defense(
+        name="dp_sgd",
+        gradient=(on_gradient,),
+        public={"clip_norm": clip_norm, "noise_multiplier": noise_multiplier},
+    )

@@ -1,0 +1,113 @@
+"""Which part of a model stays with the clients, found by the names of its modules."""
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fl_privacy import checks
+from fl_privacy.defenses.defense import ClientState, Defense, ModelHook, PrivateHook
+from fl_privacy.errors import UserError
+
+Start = Literal["own", "shared"]
+"""Initial private values: ``own``, drawn by each client, or ``shared``, those of the model."""
+
+
+def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
+    """``names`` if ``model`` has such modules; ``None`` is ``first_layer``.
+
+    Raises:
+        UserError: a module is missing, or nothing would be left to share.
+    """
+    modules = dict(model.named_modules())
+    if names is None:
+        return first_layer(model)
+    owners = [name for name, module in modules.items() if name and any(True for _ in module.parameters())]
+    if missing := [name for name in names if name not in owners]:
+        raise UserError(
+            f"defense.private is expected to name modules with parameters, but got {missing[0]!r};"
+            f" use some of {', '.join(owners)}."
+        )
+    return _leaving_some(model, names)
+
+
+def first_layer(model: nn.Module) -> list[str]:
+    """The first convolution or linear layer.
+
+    Raises:
+        UserError: there is none, or nothing would be left to share.
+    """
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    if not layers:
+        raise UserError(
+            f"A convolution or linear layer to keep private is expected, but {type(model).__name__} has none;"
+            " name modules in defense.private."
+        )
+    return _leaving_some(model, layers[:1])
+
+
+def keep_private(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHook:
+    """The hook that keeps the parameters and buffers of the modules that ``choose`` names with the clients."""
+
+    def kept(model: nn.Module) -> list[str]:
+        chosen = choose(model)
+        values = [*model.named_parameters(), *model.named_buffers()]
+        return [name for name, _ in values if _within(name, chosen)]
+
+    return kept
+
+
+def draw_own(private: PrivateHook) -> ModelHook:
+    """The hook by which each client starts with private parameters of its own.
+
+    They are the model's in an order of the client's own, element by element: the same distribution, whatever the
+    model's initialization is.
+    """
+
+    def drawn(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
+        names = set(private(model))
+        own = copy.deepcopy(model)
+        with torch.no_grad():
+            for name, parameter in own.named_parameters():
+                if name in names:
+                    order = torch.randperm(parameter.numel(), generator=rng).to(parameter.device)
+                    parameter.copy_(parameter.flatten()[order].view_as(parameter))
+        return own
+
+    return drawn
+
+
+def _leaving_some(model: nn.Module, names: Sequence[str]) -> list[str]:
+    if all(_within(name, names) for name, _ in model.named_parameters()):
+        raise UserError("defense.private is expected to leave something to share, but covers the model; name fewer.")
+    return list(names)
+
+
+def _within(name: str, modules: Sequence[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def split_fed(*, private: Sequence[str] | None = None, start: Start = "own", private_passes: int = 1) -> Defense:
+    """Keep some layers with the clients; only the others are sent, uploaded and averaged (Gu et al. 2021, Eq. 23).
+
+    At the end of each round a client trains its private layers on the new public ones, which it leaves as they are
+    (Algorithm 5 without the passport). With an empty ``private`` this is plain federated averaging.
+
+    Args:
+        private: names of the modules that are kept; ``None`` is the first convolution or linear layer.
+        start: initial private values, ``own`` to each client or ``shared`` by all.
+        private_passes: over a client's examples at the end of each round.
+    """
+    checks.one_of("defense.start", start, ("own", "shared"))
+    checks.whole("defense.private_passes", private_passes, at_least=0, example=1)
+    hook = keep_private(partial(private_modules, names=private))
+    return Defense(
+        name="split_fed",
+        private=(hook,),
+        private_passes=private_passes,
+        model=(draw_own(hook),) if start == "own" else (),
+        public={"private": "first layer" if private is None else list(private), "start": start},
+    )

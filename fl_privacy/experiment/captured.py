@@ -1,0 +1,100 @@
+"""What another run captured: its own configuration, and updates that are shown to be of it."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from fl_privacy.config.check import check_settings
+from fl_privacy.config.foreign import recorded_parts, trusted
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.build import Federation
+from fl_privacy.experiment.run import CAPTURES
+from fl_privacy.results.read import read_identity
+from fl_privacy.types import Observation
+
+CONFIG, IDENTITY = "config.yaml", "run.json"
+OF_THE_RUN = (
+    "data",
+    "partition",
+    "model",
+    "federation",
+    "defense",
+    "seed",
+    "batch_size",
+    "intercept",
+    "victims",
+    "colluder",
+    "knows_features",
+    "features_at",
+)
+"""Configuration keys that a captured update takes from the run that made it."""
+
+
+def expect_of(federation: Federation, observation: Observation, config: DictConfig) -> None:
+    """Refuse an update that is not of ``federation``: its truth could not be found, or would be another's.
+
+    Raises:
+        UserError: it is not.
+    """
+    examples = federation.dataset.train
+    round, client, probe = observation.id.round, observation.id.client, observation.id.probe
+    wrong = None
+    if not 1 <= round <= federation.rounds:
+        wrong = f"the run had rounds 1..{federation.rounds}"
+    elif client not in federation.participants:
+        wrong = f"the run had clients 0..{len(federation.participants) - 1}"
+    elif probe is not None and (probe + 1) * config.batch_size > federation.participants[client].number_of_examples:
+        wrong = f"client {client} has no such victim of {config.batch_size} examples"
+    elif (observation.input_shape, observation.num_classes) != (examples.input_shape, examples.num_classes):
+        wrong = f"it is of {observation.num_classes} classes of images {observation.input_shape}"
+    elif observation.plan != federation.server.local_plan.in_round(round, probe=probe is not None):
+        wrong = "it was made by another local plan"
+    if wrong:
+        raise UserError(
+            f"{config.captured} is expected to hold updates of the run in its {CONFIG}, but has {observation.id}, and"
+            f" {wrong}; remove that one."
+        )
+
+
+def captures_of(config: DictConfig) -> Path:
+    """The folder of the updates in ``config.captured``, or that itself."""
+    folder = Path(config.captured)
+    return folder / CAPTURES if (folder / CONFIG).is_file() else folder
+
+
+def as_captured(config: DictConfig) -> DictConfig:
+    """``config`` with data, model and clients of the run that captured the updates.
+
+    Raises:
+        UserError: there is no such run, or its configuration is none, was changed, or names what is not registered.
+    """
+    folder = Path(config.captured)
+    run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
+    if run is None:
+        raise UserError(
+            f"captured is expected to be a run's folder with {CONFIG}, but got {config.captured}; name the folder that"
+            " `fl-privacy run intercept.save=true` printed."
+        )
+    made_by = recorded_parts(run / CONFIG, OF_THE_RUN, trusted(config))
+    _expect_unchanged(made_by, run)
+    merged = config.copy()
+    with open_dict(merged):
+        for key in OF_THE_RUN:
+            merged[key] = made_by[key]
+        merged.choices.update(made_by.choices)
+    check_settings(merged)
+    return merged
+
+
+def _expect_unchanged(made_by: DictConfig, run: Path) -> None:
+    """Refuse a configuration that is not the one in ``run.json``: the truth would be that of other data or models."""
+    if not (run / IDENTITY).is_file():
+        return
+    recorded = read_identity(run / IDENTITY).config
+    settings = OmegaConf.to_container(made_by)
+    assert isinstance(settings, dict)
+    if changed := [key for key in OF_THE_RUN if recorded.get(key) != settings[key]]:
+        raise UserError(
+            f"{run / CONFIG} is expected to be as the run wrote it, but its {changed[0]} is not the one in {IDENTITY};"
+            " one of the two was changed, get the folder anew."
+        )

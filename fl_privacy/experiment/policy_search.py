@@ -1,0 +1,208 @@
+"""Search transformation policies: one configuration, one folder, resumed where it was stopped."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from fl_privacy.config import to_yaml
+from fl_privacy.config.check import expect_seed
+from fl_privacy.config.instantiate import check_arguments, expect_type, plain_settings
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.build import positive
+from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.policy_scorer import PolicyScorer
+from fl_privacy.files import write_whole
+from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan, require_fsim
+from fl_privacy.report.policy_search import Findings, render_search
+from fl_privacy.results import folder_name
+from fl_privacy.results.folder import move_aside
+from fl_privacy.results.lock import Lock, hold, release
+from fl_privacy.results.records import RecordWriter, dump_json, read_records
+from fl_privacy.rng import derive_generator
+from fl_privacy.transformations import POLICY_FILE, TABLES, UNTRANSFORMED, Policy, Table, random_policies
+
+SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safetensors"
+
+
+def singles(table: Table) -> list[Policy]:
+    """The operations of ``table`` by themselves, whose ranking explains the policies."""
+    return [Policy((index,), table) for index in range(len(TABLES[table]))]
+
+
+def search_policies(config: DictConfig, monitor: Monitor) -> Path:
+    """Search as ``config`` (of ``conf/policy_search.yaml``) says; returns the folder with the policy set.
+
+    Raises:
+        UserError: a setting is wrong, or no policy fulfills the demands.
+    """
+    plans = _Plans.of(config)
+    folder = _folder_of(config)
+    if not config.overwrite and _is_finished(folder, plans):
+        monitor.say("Finished already; overwrite=true searches again.")
+        return folder
+    lock = _claim(folder, config)
+    try:
+        (folder / POLICY_FILE).unlink(missing_ok=True)
+        write_whole(folder / "config.yaml", to_yaml(config))
+        plain, *scored = _score_all(config, plans, folder, monitor)
+        _write_results(config, plans, folder, scored, plain)
+    finally:
+        release(lock)
+    return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plans:
+    privacy: PrivacyPlan
+    selection: Selection
+    training: TrainingPlan
+
+    @classmethod
+    def of(cls, config: DictConfig) -> "_Plans":
+        """Checked before anything long begins."""
+        settings = plain_settings(config)
+        for name, annotation in (
+            ("variant", str), ("points", int | None), ("alpha", float), ("beta", float), ("keep", int),
+            ("accuracy_at_least", float | None), ("accuracy_share", float), ("fsim_at_least", float | None),
+            ("altered_at_least", float),
+            ("weights", str | None), ("table", Table), ("seed", int), ("overwrite", bool), ("name", str | None),
+            ("out", str),
+        ):  # fmt: skip
+            expect_type(name, settings[name], annotation)
+        expect_seed(settings["seed"])
+        for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together"):
+            positive(settings[name], name)
+        training = dict(settings["training"])
+        share = training.pop("share")
+        if not isinstance(share, int | float) or not 0 < share < 1:
+            raise UserError(f"training.share is expected in (0, 1), but got {share!r}; the paper's is 0.1.")
+        check_arguments(TrainingPlan, training, "training")
+        selection = Selection(**{field.name: settings[field.name] for field in fields(Selection)})
+        if selection.fsim_at_least is not None:
+            require_fsim()
+        return cls(
+            privacy=PrivacyPlan.named(
+                settings["variant"], points=settings["points"], alpha=settings["alpha"], beta=settings["beta"]
+            ),
+            selection=selection,
+            training=TrainingPlan(**training),
+        )
+
+
+def _folder_of(config: DictConfig) -> Path:
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    front = [] if config.name is None else [str(config.name)]
+    label = "-".join([*front, "search", config.choices.data, config.choices.model])
+    unscored = {"together", *(field.name for field in fields(Selection))}
+    settings = {str(key): value for key, value in plain.items() if key not in unscored}
+    settings["fsim"] = config.fsim_at_least is not None
+    return Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
+
+
+def _is_finished(folder: Path, plans: _Plans) -> bool:
+    return (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(plans.selection)
+
+
+def _claim(folder: Path, config: DictConfig) -> Lock:
+    """Hold ``folder``, which is there afterwards; with ``overwrite`` what it held is moved aside."""
+    try:
+        lock = hold(folder)
+        if config.overwrite and folder.exists():
+            move_aside(folder, "previous" if (folder / POLICY_FILE).is_file() else "interrupted")
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"out is expected to be a folder that can be written, but {config.out} can't ({error.strerror});"
+            " set out=FOLDER."
+        ) from error
+    return lock
+
+
+def _selected_by(folder: Path) -> object:
+    """The demands that the policies in ``folder`` were chosen by."""
+    try:
+        return json.loads((folder / POLICY_FILE).read_text()).get("selection")
+    except (ValueError, AttributeError):
+        return None
+
+
+def _score_all(config: DictConfig, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
+    """Scores of no transformation and of all policies, in the order of the search; as far as known, from the folder."""
+    rng = derive_generator(config.seed, "search", "policies")
+    drawn = random_policies(config.policies, rng, table=config.table)
+    wanted = list(dict.fromkeys([UNTRANSFORMED, *singles(config.table), *drawn]))
+    known, _ = read_records(folder / SCORES)
+    write_whole(folder / SCORES, "".join(f"{dump_json(record)}\n" for record in known))
+    found = {scored.policy: scored for scored in (_from_record(record, config.table) for record in known)}
+    missing = [policy for policy in wanted if policy not in found]
+    if missing:
+        scorer = PolicyScorer(
+            config,
+            privacy=plans.privacy,
+            training=plans.training,
+            semi_trained=folder / SEMI_TRAINED,
+            monitor=monitor,
+        )
+        with RecordWriter(folder / SCORES) as records, monitor.counting("Scoring policies", len(wanted)) as count:
+            for start in range(0, len(missing), config.together):
+                for scored in scorer(missing[start : start + config.together]):
+                    found[scored.policy] = scored
+                    records.append(_as_record(scored))
+                count(len(found))
+    return [found[policy] for policy in wanted]
+
+
+def _write_results(
+    config: DictConfig, plans: _Plans, folder: Path, scored: Sequence[Scored], untransformed: Scored
+) -> None:
+    selection = plans.selection
+    chosen = selection.chosen(scored, untransformed.privacy)
+    found = Findings(
+        scored=scored,
+        untransformed=untransformed,
+        accepted=selection.accepted(scored, untransformed.privacy),
+        chosen=chosen,
+        threshold=selection.threshold(scored),
+        without_effect=[s for s in scored if not selection.has_effect(s)],
+    )
+    page = render_search(found, data=config.choices.data, model=config.choices.model, seed=config.seed)
+    write_whole(folder / PAGE, page)
+    content = {
+        "table": config.table,
+        "policies": [str(s.policy) for s in chosen],
+        "scores": [_as_record(s) for s in chosen],
+        "selection": asdict(selection),
+        "accuracy_threshold": found.threshold,
+        "untransformed": _as_record(untransformed),
+        "without_effect": [str(s.policy) for s in found.without_effect],
+        "accepted": [_as_record(s) for s in found.accepted[:100]],
+        "single_operations": [_as_record(s) for s in found.singles],
+    }
+    write_whole(folder / POLICY_FILE, dump_json(content, indent=1))
+
+
+def _as_record(scored: Scored) -> dict[str, Any]:
+    return {
+        "kind": "policy",
+        "policy": str(scored.policy),
+        "privacy": scored.privacy,
+        "accuracy": scored.accuracy,
+        "altered": scored.altered,
+        "fsim": scored.fsim,
+    }
+
+
+def _from_record(record: dict[str, Any], table: Table) -> Scored:
+    name = record["policy"]
+    return Scored(
+        policy=UNTRANSFORMED if name == str(UNTRANSFORMED) else Policy.parse(name, table),
+        privacy=record["privacy"],
+        accuracy=record["accuracy"],
+        altered=record["altered"],
+        fsim=record["fsim"],
+    )

@@ -1,0 +1,93 @@
+"""What differential privacy a run gives its clients, round by round."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fl_privacy.defenses.privacy.accountants import Accountant
+from fl_privacy.defenses.privacy.accounting import Guarantee, guarantee
+from fl_privacy.experiment.build import Federation
+from fl_privacy.federation.client.examples import local_batches
+from fl_privacy.rng import derive_generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The guarantee of the client that is worst off.
+
+    Attributes:
+        statement: for the report.
+        missing: why there is no guarantee; ``None`` if there is one.
+        epsilons: after each round; ``None`` without guarantee.
+    """
+
+    statement: str
+    missing: str | None
+    epsilons: tuple[float, ...] | None
+
+    def epsilon(self, round: int) -> float | None:
+        """Spent in the rounds up to ``round``, from 1; ``None`` without guarantee."""
+        return self.epsilons[round - 1] if self.epsilons else None
+
+
+def privacy_of(federation: Federation, *, delta: float, accountant: Accountant) -> Privacy:
+    """Epsilon over the rounds for the client that is worst off, or why there is none.
+
+    Clients that a round draws at random are taken to be drawn in every round: the server sees who takes part.
+
+    Args:
+        federation: before it runs.
+        delta: in (0, 1), below one over a client's number of examples.
+        accountant: ``rdp`` or ``prv``.
+    """
+    candidates = guarantees(federation, delta=delta, accountant=accountant)
+    missing = candidates[0].missing
+    if missing is not None:
+        return Privacy(statement=candidates[0].describe(federation.rounds), missing=missing, epsilons=None)
+    taken_part = rounds_taken_part(federation)
+    distinct = sorted(set(taken_part))
+    courses = [dict(zip(distinct, candidate.course(distinct), strict=True)) for candidate in candidates]
+    worst, _ = max(zip(candidates, courses, strict=True), key=lambda pair: pair[1][distinct[-1]])
+    return Privacy(
+        statement=_statement(worst, taken_part[-1]),
+        missing=None,
+        epsilons=tuple(max(course[number] for course in courses) for number in taken_part),
+    )
+
+
+def guarantees(federation: Federation, *, delta: float, accountant: Accountant) -> list[Guarantee]:
+    """Those of the clients that may be worst off: no other one samples as much and releases as often."""
+    server, plan = federation.server, federation.server.local_plan
+    kinds = set()
+    for participant in federation.participants.values():
+        number = len(participant.indices)
+        size = min(plan.batch_size or number, number)
+        kinds.add((size / number, len(local_batches(number, plan, derive_generator(0)))))
+    return [
+        guarantee(
+            federation.defense,
+            sample_rate=sample_rate,
+            delta=delta,
+            steps_per_round=steps,
+            accountant=accountant,
+            num_tensors=len(server.state.parameters),
+            buffers_shared=bool(server.state.buffers) and plan.buffers == "shared" and plan.batch_norm == "train",
+        )
+        for sample_rate, steps in sorted(kinds)
+        if not any(rate >= sample_rate and n >= steps for rate, n in kinds - {(sample_rate, steps)})
+    ]
+
+
+def rounds_taken_part(federation: Federation) -> Sequence[int]:
+    """In how many rounds the busiest client has taken part after each round."""
+    turns = len(federation.participants) if federation.server.plan.aggregation == "round_robin" else 1
+    return [math.ceil(round / turns) for round in range(1, federation.rounds + 1)]
+
+
+def _statement(worst: Guarantee, taken_part: int) -> str:
+    sentences = [worst.describe(taken_part)]
+    if taken_part > 1:
+        sentences.append(f"After one round epsilon is {worst.epsilon(1):.4g}.")
+    if worst.sample_rate < 1:
+        sentences.append("This run draws its batches without replacement instead, which the accountant does not cover.")
+    return " ".join(sentences)

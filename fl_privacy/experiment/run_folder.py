@@ -1,0 +1,67 @@
+"""Where a run's results go."""
+
+from pathlib import Path
+from typing import Literal
+
+from omegaconf import DictConfig, OmegaConf
+
+from fl_privacy.config import to_yaml
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.report import write_report
+from fl_privacy.results import RunFolder, folder_name, is_finished
+
+Command = Literal["run", "attack"]
+
+
+def plain(config: DictConfig, command: Command) -> dict[str, object]:
+    """``config`` as plain values, with the command that it was given to."""
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    return {"command": command, **{str(key): value for key, value in values.items()}}
+
+
+def folder_of(config: DictConfig, command: Command) -> Path:
+    """Where ``open_folder`` records ``config``."""
+    return Path(config.out) / folder_name(_label(config, command), plain(config, command))
+
+
+def finished_before(config: DictConfig, command: Command, monitor: Monitor) -> Path | None:
+    """The folder of ``config`` with a new page, if there is nothing left to do; decided before anything is built."""
+    folder = folder_of(config, command)
+    if config.overwrite or not is_finished(folder):
+        return None
+    monitor.say("Finished already; overwrite=true runs it again.")
+    write_report([folder])
+    return folder
+
+
+def open_folder(config: DictConfig, command: Command) -> RunFolder:
+    """The folder of ``config``: named after its choices, told apart by the hash of all of it.
+
+    Raises:
+        UserError: it can't be made.
+    """
+    try:
+        return RunFolder.open_or_create(
+            Path(config.out),
+            label=_label(config, command),
+            config=plain(config, command),
+            config_text=f"command: {command}\n{to_yaml(config)}",
+            undefended=config.choices.defense == "none" and command == "run",
+            overwrite=config.overwrite,
+        )
+    except OSError as error:
+        raise UserError(
+            f"out is expected to be a folder that can be written, but {config.out} can't ({error.strerror});"
+            " set out=FOLDER."
+        ) from error
+
+
+def _label(config: DictConfig, command: Command) -> str:
+    chosen = [config.choices[group] for group in ("data", "model", "federation", "defense", "attack")]
+    front = [str(config.name)] if config.name is not None else [] if command == "run" else [command]
+    label = "-".join([*front, *chosen])
+    if "/" in label:
+        raise UserError(f"name is expected to be part of a folder's name, but got {config.name!r}; set out=FOLDER too.")
+    return label

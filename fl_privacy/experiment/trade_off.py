@@ -1,0 +1,91 @@
+"""A sweep over defenses: each is trained once, and attacked by every attack of the grid."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_privacy.config import compose
+from fl_privacy.config.compose import merge_overrides
+from fl_privacy.config.grid import Grid, Point
+from fl_privacy.experiment.calibration import calibrated, calibration
+from fl_privacy.experiment.run_folder import Command, folder_of
+from fl_privacy.report.trade_off import Outcome
+from fl_privacy.results import is_finished
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run or an attack.
+
+    Attributes:
+        command: which of the two.
+        overrides: its configuration.
+        folder: where its results are once it has finished.
+    """
+
+    command: Command
+    overrides: tuple[str, ...]
+    folder: Path
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return is_finished(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """All jobs of a grid.
+
+    Attributes:
+        out: the folder of their folders.
+        trainings: one for each point of the grid, in its order.
+        attacks: by name, for each point.
+        grid: what they come from.
+    """
+
+    out: Path
+    trainings: tuple[Job, ...]
+    attacks: tuple[Mapping[str, Job], ...]
+    grid: Grid
+
+    def stages(self) -> Iterator[list[Job]]:
+        """What can be done side by side, stage after stage."""
+        yield list(self.trainings)
+        yield [job for of_point in self.attacks for job in of_point.values()]
+
+    def outcomes(self) -> list[Outcome]:
+        """Where the results of each point are, once there are any."""
+        return [
+            Outcome(
+                family=point.family,
+                strength=point.strength,
+                training=training.folder,
+                attacks={name: job.folder for name, job in attacks.items()},
+            )
+            for point, training, attacks in zip(self.grid.points, self.trainings, self.attacks, strict=True)
+        ]
+
+
+def plan_sweep(grid: Grid) -> Sweep:
+    """The jobs of ``grid``.
+
+    Raises:
+        UserError: the configuration of one is wrong.
+    """
+    trainings = tuple(_job("run", grid.training(point)) for point in grid.points)
+    attacks = tuple(
+        {name: _job("attack", _attacking(grid, point, training, name)) for name in grid.attacks}
+        for point, training in zip(grid.points, trainings, strict=True)
+    )
+    return Sweep(out=trainings[0].folder.parent, trainings=trainings, attacks=attacks, grid=grid)
+
+
+def _attacking(grid: Grid, point: Point, training: Job, attack: str) -> list[str]:
+    """The attack faces the noise that the training was calibrated to, whatever its own data are."""
+    weights = training.folder if grid.weights == "final" else None
+    return merge_overrides(grid.attacking(point, attack, weights), calibration(compose(training.overrides)))
+
+
+def _job(command: Command, overrides: list[str]) -> Job:
+    return Job(command, tuple(overrides), folder_of(calibrated(compose(overrides)), command))

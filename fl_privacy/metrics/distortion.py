@@ -1,0 +1,131 @@
+"""What a defense does to an update, and what private layers come to."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.types import Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturbation:
+    """A defended update beside the clean one.
+
+    Attributes:
+        signal_to_perturbation: ||B|| / ||E||, clean norm over the norm of the difference; infinite if nothing changed.
+        cosine: of the angle between both, in [-1, 1]; NaN if one of them is zero.
+        zeros: share of the clean update's elements that are zero or withheld in the defended one.
+    """
+
+    signal_to_perturbation: float
+    cosine: float
+    zeros: float
+
+
+def perturbation(clean: Tensors, defended: Tensors) -> Perturbation:
+    """Compare ``defended`` with the update ``clean`` of the same client, batch and model.
+
+    Args:
+        clean: gradient or delta by name.
+        defended: the same names and shapes; a name that is missing was withheld and counts as zeros.
+
+    Raises:
+        UserError: ``defended`` has a name or shape that ``clean`` has not.
+    """
+    for name, t in defended.items():
+        if name not in clean or clean[name].shape != t.shape:
+            expected = f"shape {tuple(clean[name].shape)}" if name in clean else f"a name among {sorted(clean)}"
+            raise UserError(f"Both updates are expected to match, but {name} has {tuple(t.shape)}, not {expected}.")
+    b = _flat(clean)
+    d = _flat({name: defended.get(name, torch.zeros_like(t)) for name, t in clean.items()})
+    signal, error, size = (float(torch.linalg.vector_norm(v)) for v in (b, d - b, d))
+    return Perturbation(
+        signal_to_perturbation=signal / error if error > 0 else math.inf,
+        cosine=float(b @ d) / (signal * size) if signal > 0 and size > 0 else math.nan,
+        zeros=float((d == 0).double().mean()),
+    )
+
+
+def _flat(tensors: Tensors) -> Tensor:
+    """(n,) float64."""
+    return torch.cat([t.detach().flatten().double() for t in tensors.values()])
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearSystem:
+    """B x = W of a layer, with what a defense added: B + E_B and W + E_W (SPN, Theorem 2.2).
+
+    B is diagonal: each entry b_i of the bias gradient, once for each input. Norms are spectral, of W Euclidean.
+
+    Attributes:
+        condition: kappa(B), largest over smallest |b_i|.
+        contraction: ||B^-1 E_B||, the largest |e_i / b_i|.
+        error_bound: on ||x* - x|| / ||x||; infinite where the condition of the theorem does not hold.
+    """
+
+    condition: float
+    contraction: float
+    error_bound: float
+
+    @property
+    def solvable(self) -> bool:
+        """Whether ||B^-1 E_B|| < 1, the condition under which the theorem says that x can be determined."""
+        return self.contraction < 1
+
+
+def linear_system(
+    clean: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], *, rows: int | None = None
+) -> LinearSystem:
+    """The system of a layer before and after the defense.
+
+    Args:
+        clean: gradient of weight (M, N) and bias (M,) without defense.
+        seen: as uploaded.
+        rows: take the so many rows with the largest bias gradient that was seen, as an attacker would; ``None`` takes
+            all whose bias gradient is not zero.
+
+    Returns:
+        The diagnostic; a condition and contraction of infinity where a row that is taken has no gradient.
+    """
+    (weight, bias), (seen_weight, seen_bias) = (_double(*clean), _double(*seen))
+    chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices
+    w, b = weight[chosen], bias[chosen].abs()
+    if not len(chosen) or not b.all():
+        return LinearSystem(condition=math.inf, contraction=math.inf, error_bound=math.inf)
+    e_w, e_b = (seen_weight - weight)[chosen], (seen_bias - bias)[chosen].abs()
+    condition, contraction = float(b.max() / b.min()), float((e_b / b).max())
+    relative = float(e_b.max() / b.max()) + float(e_w.norm() / w.norm())
+    bound = condition / (1 - contraction) * relative if contraction < 1 else math.inf
+    return LinearSystem(condition=condition, contraction=contraction, error_bound=bound)
+
+
+def _double(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    return weight.detach().to(torch.float64), bias.detach().to(torch.float64)
+
+
+def mean_squared_distance(weights: Tensor) -> float:
+    """Mean over all pairs of clients, a client with itself included, of ``||W_i - W_j||^2`` (Figure 4).
+
+    Args:
+        weights: (N, ...) of N clients.
+    """
+    flat = weights.flatten(1).double()
+    return float(torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square().mean())
+
+
+def effective_rank(weight: Tensor, *, share: float = 0.99) -> int:
+    """How many of the largest singular values add up to ``share`` of the sum of all (Figure 5, left).
+
+    The paper takes "99 % of the sum of the singular values as threshold" and counts the values above; a single value is
+    never above that, so it is read as the sum that the values counted have to reach.
+
+    Args:
+        weight: (O, ...), seen as a matrix of O rows.
+        share: above 0 up to 1.
+    """
+    values = torch.linalg.svdvals(weight.flatten(1).double())
+    reached = values.cumsum(0) >= share * values.sum() * (1 - 1e-12)
+    return int(reached.long().argmax()) + 1

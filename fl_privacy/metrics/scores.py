@@ -1,0 +1,152 @@
+"""The one place where a guess meets the truth."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.metrics.images import MetricFunction
+from fl_privacy.metrics.matching import Match, match
+from fl_privacy.metrics.registry import METRICS
+from fl_privacy.types import Batch, Reconstruction, VictimId
+
+CHUNK = 256
+"""Images compared at a time; bounds the memory that the features of LPIPS take."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageScore:
+    """How well one image was reconstructed.
+
+    Attributes:
+        image: its index in the true batch.
+        guess: index of its guess in the reconstruction's batch; ``None`` without a guess.
+        values: by name in ``METRICS``; NaN where a metric can't be computed, empty after a failure.
+        failure: one line on why there is nothing to compare.
+    """
+
+    image: int
+    guess: int | None
+    values: dict[str, float]
+    failure: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VictimScore:
+    """How well one victim's batch was reconstructed.
+
+    Attributes:
+        id: of the observation.
+        images: one score for each of the B true images, in their order.
+        originals: (B, C, H, W) in [0, 1], on the CPU.
+        guesses: (B, C, H, W) in [0, 1], matched to the originals and clamped; zeros where there is no guess.
+        transformed: (B, C, H, W) in [0, 1], what a defense put in place of the originals; ``None`` where none did.
+        attack_loss: the attacker's own loss.
+        history: the attacker's loss over its iterations.
+        label_source: how the labels were found, as in the reconstruction.
+    """
+
+    id: VictimId
+    images: tuple[ImageScore, ...]
+    originals: Tensor
+    guesses: Tensor
+    attack_loss: float
+    history: tuple[float, ...] = ()
+    label_source: str = "inferred"
+    transformed: Tensor | None = None
+
+
+_NOTHING: Mapping[str, MetricFunction] = {}
+
+
+def evaluate(
+    reconstruction: Reconstruction, truth: Batch, *, functions: Mapping[str, MetricFunction] = _NOTHING
+) -> VictimScore:
+    """``evaluate_all`` of a single victim."""
+    return evaluate_all([reconstruction], [truth], functions=functions)[0]
+
+
+def evaluate_all(
+    reconstructions: Sequence[Reconstruction],
+    truths: Sequence[Batch],
+    *,
+    functions: Mapping[str, MetricFunction] = _NOTHING,
+    transformed: Sequence[Batch] | None = None,
+) -> list[VictimScore]:
+    """Match each reconstruction to its truth, then compute every metric of all images at once.
+
+    Guesses are clamped to [0, 1] first: every attacker knows the range of a pixel. The guesses of a batch are
+    matched to the truths with the least total squared error. An image whose victim failed, or whose guess has a
+    pixel that is not finite, gets a ``failure`` in place of values. Metrics whose package is not installed are
+    left out.
+
+    Args:
+        reconstructions: one for each victim.
+        truths: the victims' batches in the same order, all with the same (C, H, W).
+        functions: of metrics that have none of their own, by name; without it these are left out.
+        transformed: what a defense put in place of each truth, in the same order of images; guesses are matched to
+            them apart. Without it the metrics of transformed images are left out.
+
+    Raises:
+        UserError: lengths or image shapes differ, or batches are to be matched and scipy is not installed.
+    """
+    if len(reconstructions) != len(truths):
+        raise UserError(
+            f"One truth for each reconstruction is expected, but got {len(truths)}, {len(reconstructions)}."
+        )
+    if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
+        raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
+    matches = [match(r, t) for r, t in zip(reconstructions, truths, strict=True)]
+    replaced = None if transformed is None else [match(r, t) for r, t in zip(reconstructions, transformed, strict=True)]
+    rows = iter(_measure(matches, replaced, functions))
+    return [
+        VictimScore(
+            id=reconstruction.id,
+            images=tuple(_score(image, guess, rows, m.failure) for image, guess in enumerate(m.order.tolist())),
+            originals=m.originals,
+            guesses=m.guesses,
+            attack_loss=reconstruction.loss,
+            history=reconstruction.history,
+            label_source=reconstruction.label_source,
+            transformed=None if replaced is None else replaced[number].originals,
+        )
+        for number, (reconstruction, m) in enumerate(zip(reconstructions, matches, strict=True))
+    ]
+
+
+def _measure(
+    matches: Sequence[Match], replaced: Sequence[Match] | None, given: Mapping[str, MetricFunction]
+) -> list[dict[str, float]]:
+    """Every metric of every image that has a guess, in order."""
+    if not any(len(m.found) for m in matches):
+        return []
+    compared = {"images": _images(matches, matches)}
+    compared["labels"] = (
+        torch.cat([m.guessed_labels[m.found] for m in matches]),
+        torch.cat([m.labels[m.found] for m in matches]),
+    )
+    if replaced is not None:
+        compared["transformed"] = _images(matches, replaced)
+    columns = {}
+    for name, metric in METRICS.items():
+        function = given.get(name) or metric.function
+        if function is None or metric.of not in compared or not metric.available:
+            continue
+        guesses, truths = compared[metric.of]
+        chunks = zip(torch.split(guesses, CHUNK), torch.split(truths, CHUNK), strict=True)
+        columns[name] = torch.cat([function(g, t) for g, t in chunks]).tolist()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, Tensor]:
+    """Guesses and originals of ``matches`` where ``found`` has a guess."""
+    pairs = list(zip(found, matches, strict=True))
+    return torch.cat([m.guesses[f.found] for f, m in pairs]), torch.cat([m.originals[f.found] for f, m in pairs])
+
+
+def _score(image: int, guess: int, rows: Iterator[dict[str, float]], failure: str | None) -> ImageScore:
+    if guess < 0:
+        return ImageScore(image=image, guess=None, values={}, failure=failure)
+    return ImageScore(image=image, guess=guess, values=next(rows))

@@ -1,0 +1,50 @@
+import pytest
+import torch
+from torch import nn
+
+from fl_privacy.attacks.gradient_inversion.labels import _to_labels, guessed_outputs, infer_labels, output_layer
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.types import Batch, ModelState
+
+CLASSES = 6
+
+
+def _model(bias: bool) -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, 32), nn.Sigmoid(), nn.Linear(32, CLASSES, bias=bias))
+
+
+def _inferred(labels: list[int], bias: bool) -> list[int]:
+    model = _model(bias)
+    generator = torch.Generator().manual_seed(3)
+    batch = Batch(torch.rand((len(labels), 3, 4, 4), generator=generator), torch.tensor(labels))
+    gradient = loss_gradients(model, ModelState.of(model), batch).gradients
+    layer = output_layer(model, CLASSES)
+    assert layer == ("3.weight", "3.bias" if bias else None)
+    outputs = guessed_outputs(model, torch.rand((64, 3, 4, 4), generator=generator), layer[0])
+    found = infer_labels(gradient, layer, len(labels), *outputs)
+    assert found is not None
+    return found.tolist()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("label", range(CLASSES))
+def test_the_label_of_one_image_is_exact(label: int, bias: bool) -> None:
+    assert _inferred([label], bias) == [label]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("labels", [[1, 1], [0, 2, 2, 2], [0, 1, 2, 3, 4, 5, 5, 5], [3] * 16])
+def test_counts_of_repeated_labels_are_found_at_initialization(labels: list[int], bias: bool) -> None:
+    assert _inferred(labels, bias) == labels
+
+
+def test_counts_are_whole_and_sum_to_the_batch() -> None:
+    assert _to_labels(torch.tensor([1.6, -0.2, 0.5, 0.4]), 3).tolist() == [0, 0, 2]
+    assert _to_labels(torch.tensor([2.9, 2.2, 0.0]), 3).tolist() == [0, 0, 1]
+    assert _to_labels(torch.zeros(3), 2).tolist() == [0, 1]
+
+
+def test_a_withheld_layer_yields_nothing() -> None:
+    assert infer_labels({}, ("w", "b"), 1, torch.zeros(2), torch.ones(3)) is None
+    assert output_layer(nn.Linear(3, 4), 5) is None

@@ -1,0 +1,96 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel, Objective, audible
+from fl_privacy.attacks.gradient_inversion.statistics import Explicit, Target
+from fl_privacy.errors import UserError
+
+GENERATOR = torch.Generator().manual_seed(0)
+GUESS = {n: torch.randn(3, *s, generator=GENERATOR).double() for n, s in (("a.weight", (4, 2)), ("a.bias", (4,)))}
+SEEN = {name: torch.randn(value.shape, generator=GENERATOR).double() for name, value in GUESS.items()}
+
+
+def _loss(objective: Objective) -> Tensor:
+    return objective({name: Explicit(GUESS[name], Target.of(SEEN[name])) for name in GUESS})
+
+
+def _flat(row: int, tensors: dict[str, Tensor]) -> Tensor:
+    return torch.cat([t[row].flatten() for t in tensors.values()])
+
+
+@pytest.mark.parametrize("row", range(3))
+def test_each_row_is_the_formula_of_its_victim(row: int) -> None:
+    guess, seen = _flat(row, GUESS), _flat(row, SEEN)
+    assert _loss(L2())[row].item() == pytest.approx(F.mse_loss(guess, seen, reduction="sum").item())
+    assert _loss(L2(relative=True))[row].item() == pytest.approx(
+        ((guess - seen) ** 2).sum().item() / (seen @ seen).item()
+    )
+    assert _loss(L1())[row].item() == pytest.approx(F.l1_loss(guess, seen, reduction="sum").item())
+    assert _loss(Cosine())[row].item() == pytest.approx(1 - F.cosine_similarity(guess, seen, dim=0).item())
+    by_layer = [1 - F.cosine_similarity(GUESS[n][row].flatten(), SEEN[n][row].flatten(), dim=0).item() for n in GUESS]
+    assert _loss(Cosine(per_layer=True))[row].item() == pytest.approx(sum(by_layer) / 2)
+    assert _loss(Cosine(layers={"*.bias": 0}))[row].item() == pytest.approx(by_layer[0])
+    assert _loss(Cosine(per_layer=True, layers={"*.bias": 3}))[row].item() == pytest.approx(
+        (by_layer[0] + 3 * by_layer[1]) / 4
+    )
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-5])
+def test_the_cosine_by_layer_is_that_of_the_published_code(size: float) -> None:
+    """The dot product over the greater of both lengths' product and 1e-10, as PyTorch's own had it then."""
+    guess, seen = GUESS["a.bias"] * size, SEEN["a.bias"] * 1e-7
+    leaf = guess.clone().requires_grad_()
+    found = Cosine(per_layer=True)({"a.bias": Explicit(leaf, Target.of(seen))})
+    expected = 1 - (guess * seen).sum(1) / (guess.norm(dim=1) * seen.norm(dim=1)).clamp_min(1e-10)
+    torch.testing.assert_close(found.detach(), expected)
+    assert (size == 1e-5) == bool((guess.norm(dim=1) * seen.norm(dim=1) < 1e-10).any())
+
+
+def test_rounding_errors_count_as_nothing_in_the_cosine_by_layer() -> None:
+    noise = torch.randn(2, 1, 6, generator=GENERATOR) * 1e-8
+    leaf = noise[0].clone().requires_grad_()
+    loss = Cosine(per_layer=True)({"bias": Explicit(leaf, Target.of(noise[1]))})
+    (slope,) = torch.autograd.grad(loss.sum(), leaf)
+    assert loss.item() == pytest.approx(1, abs=1e-5)
+    assert float(slope.norm()) * 1e-8 < 1e-5  # moving it by its own size changes nothing
+
+
+@pytest.mark.parametrize("form", ["literal", "normalized"])
+def test_gaussian_kernel(form) -> None:
+    expected = 0.0
+    for name, weight in (("a.weight", 1.0), ("a.bias", 0.25)):
+        guess, seen = GUESS[name][1].numpy(), SEEN[name][1].numpy()
+        sigma = 2 * seen.var() * (seen.size if form == "normalized" else 1)
+        expected += weight * (1 - math.exp(-((guess - seen) ** 2).sum() / sigma))
+    objective = GaussianKernel(form=form, bandwidth=2, depth="geometric", last=0.25)
+    assert _loss(objective)[1].item() == pytest.approx(expected)
+
+
+def test_the_literal_kernel_has_no_slope_far_away_and_the_normalized_one_has() -> None:
+    seen = torch.randn(1, 10_000, generator=GENERATOR)
+    slopes = []
+    for form in ("literal", "normalized"):
+        guess = torch.zeros(1, 10_000).requires_grad_()
+        loss = GaussianKernel(form=form)({"w": Explicit(guess, Target.of(seen))})
+        slopes.append(torch.autograd.grad(loss.sum(), guess)[0].abs().max().item())
+    assert slopes[0] == 0 < slopes[1]
+
+
+def test_a_zero_gradient_has_a_finite_loss_and_slope() -> None:
+    for objective in (L2(), L2(relative=True), L1(), Cosine(), Cosine(per_layer=True), GaussianKernel()):
+        guess = torch.zeros(1, 3, requires_grad=True)
+        loss = objective({"w": Explicit(guess, Target.of(torch.tensor([[1.0, 2, 3]])))})
+        assert loss.isfinite().all()
+        assert torch.autograd.grad(loss.sum(), guess)[0].isfinite().all()
+
+
+def test_muted_layers_are_left_out() -> None:
+    assert audible({"a.*": 0, "a.bias": 2}, ["a.weight", "a.bias"]) == ["a.bias"]
+    with pytest.raises(UserError, match="muted"):
+        audible({"*": 0}, ["a.weight"])
+    with pytest.raises(UserError, match="typo"):
+        audible({"typo": 0}, ["a.weight"])

@@ -1,0 +1,67 @@
+import pytest
+import torch
+from skimage.restoration import denoise_tv_chambolle
+from torch import nn
+
+from fl_privacy.attacks.gradient_inversion.priors import (
+    BatchNormStatistics,
+    ColorRange,
+    GroupConsistency,
+    Guess,
+    ImageNorm,
+    TotalVariation,
+    batch_statistics,
+)
+
+IMAGES = torch.rand((4, 2, 3, 5, 6), generator=torch.Generator().manual_seed(0)).double()
+
+
+def _guess(images: torch.Tensor = IMAGES, attempts: int = 1, model: nn.Module | None = None) -> Guess:
+    return Guess(images, attempts, lambda: batch_statistics(model or nn.Identity(), images))
+
+
+def test_total_variation_is_the_mean_step_between_neighbors() -> None:
+    image = IMAGES[1].numpy()
+    expected = abs(image[..., :, 1:] - image[..., :, :-1]).mean() + abs(image[..., 1:, :] - image[..., :-1, :]).mean()
+    assert TotalVariation(weight=0.3)(_guess())[1].item() == pytest.approx(0.3 * expected)
+
+
+@pytest.mark.parametrize("isotropic", [False, True])
+def test_total_variation_falls_when_an_image_is_denoised(isotropic: bool) -> None:
+    prior = TotalVariation(weight=1, isotropic=isotropic)
+    smooth = torch.from_numpy(denoise_tv_chambolle(IMAGES.numpy(), channel_axis=2))
+    assert (prior(_guess(smooth)) < prior(_guess())).all()
+    slope = torch.ones(1, 1, 1, 4, 4).cumsum(-1)
+    assert prior(_guess(slope)).item() == pytest.approx(1)
+
+
+def test_norm_and_color_range() -> None:
+    expected = IMAGES[2].flatten(1).norm(dim=1).mean().item()
+    assert ImageNorm(weight=2)(_guess())[2].item() == pytest.approx(2 * expected)
+    assert ColorRange(weight=1)(_guess()).abs().max() == 0
+    assert ColorRange(weight=1)(_guess(IMAGES + 1.5))[0].item() == pytest.approx(
+        (IMAGES[0] + 0.5).square().mean().item()
+    )
+
+
+def test_batch_norm_statistics_are_compared_victim_by_victim() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4, momentum=None)).double()
+    model(IMAGES.flatten(0, 1))
+    model.eval()
+    first = model[0](IMAGES[3])
+    second = model[2](model[1](first))
+    distance = []
+    for values, layer in ((first, model[1]), (second, model[3])):
+        channels = values.transpose(0, 1).flatten(1)
+        distance.append((channels.mean(1) - layer.running_mean).norm() + (channels.var(1, correction=0) - layer.running_var).norm())  # noqa: E501 # fmt: skip
+    penalty = BatchNormStatistics(weight=0.5, first=10)(_guess(model=model))
+    assert penalty.shape == (4,)
+    assert penalty[3].item() == pytest.approx(0.5 * (10 * distance[0] + distance[1]).item())
+
+
+def test_group_consistency_compares_attempts_at_the_same_victim_only() -> None:
+    penalty = GroupConsistency(weight=1)(_guess(attempts=2))
+    half = (IMAGES[0] - IMAGES[1]).norm().item() / 2
+    assert penalty[:2].tolist() == pytest.approx([half, half])
+    assert GroupConsistency(weight=1)(_guess(IMAGES[:1].expand(4, -1, -1, -1, -1), attempts=4)).max() < 1e-5

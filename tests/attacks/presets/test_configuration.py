@@ -1,0 +1,83 @@
+"""Every configuration of an attack builds the preset that it names, with the preset's own defaults."""
+
+import inspect
+from pathlib import Path
+
+import hydra.utils
+import pytest
+from omegaconf import OmegaConf
+
+from fl_privacy import attacks
+from fl_privacy.attacks.gradient_inversion.objectives import Cosine
+from fl_privacy.attacks.gradient_inversion.priors import (
+    BatchNormStatistics,
+    ColorRange,
+    GroupConsistency,
+    TotalVariation,
+)
+from fl_privacy.attacks.optimizers import LBFGS, Adam, GradientDescent, StepDecay
+from fl_privacy.config import compose
+from fl_privacy.experiment.build import build_attack
+
+FILES = sorted((Path(__file__).parents[3] / "conf/attack").glob("*.yaml"))
+
+VARIANTS = (
+    "inverting_gradients_code",
+    "inverting_gradients_notebook",
+    "inverting_gradients_refiner",
+    "grad_inversion_paper",
+    "grad_inversion_refiner",
+    "idlg_refiner",
+)
+"""Configurations of a preset with other settings than its own defaults."""
+
+
+@pytest.mark.parametrize("name", [f.stem for f in FILES if f.stem not in ("none", "custom")])
+def test_configurations_are_complete(name: str) -> None:
+    config = compose([f"attack={name}", "device=cpu"])
+    settings = config.attack
+    preset = hydra.utils.get_object(settings._target_)
+    assert settings.keys() - {"_target_", "shards"} == inspect.signature(preset).parameters.keys()
+    built = build_attack(config)
+    assert isinstance(built, attacks.GradientInversion | attacks.AnalyticInversion | attacks.ModelInversion)
+    if not name.startswith("ats") and name not in VARIANTS:
+        assert built == (preset(device="cpu") if "device" in settings else preset())
+
+
+@pytest.mark.parametrize("name", [f.stem for f in FILES if f.stem.startswith("ats")])
+def test_configurations_of_ats_are_the_settings_of_their_variant(name: str) -> None:
+    config = compose([f"attack={name}", "device=cpu"])
+    _, optimizer, distance, *variant = name.split("_")
+    expected = attacks.ats(optimizer=optimizer, distance=distance, variant=(*variant, "paper")[0], device="cpu")
+    assert build_attack(config) == expected
+
+
+def test_ats_as_its_authors_program_sets_it() -> None:
+    cosine, l2 = (attacks.ats(variant="code", optimizer="lbfgs", distance=d) for d in ("cosine", "l2"))
+    assert (cosine.optimizer, l2.optimizer) == (LBFGS(lr=1e-4, sign="hard"), LBFGS(lr=1e-4))
+    assert (cosine.restarts, cosine.iterations, cosine.projection) == (16, 300, "clamp")
+    assert (l2.restarts, l2.iterations, l2.projection) == (2, 50, "none")
+    assert (cosine.priors, l2.priors) == ((TotalVariation(weight=4e-4),), (TotalVariation(weight=4e-3),))
+    paper = attacks.ats(optimizer="lbfgs", distance="l2")
+    assert (paper.optimizer, paper.priors, paper.restarts, paper.iterations) == (LBFGS(), (), 16, 300)
+    sgd = attacks.ats(optimizer="sgd").optimizer
+    assert sgd == GradientDescent(lr=0.01, momentum=0.9, nesterov=True, sign="hard", schedule=StepDecay())
+
+
+def test_every_preset_has_a_configuration() -> None:
+    targets = {str(OmegaConf.load(path).get("_target_")).rpartition(".")[2] for path in FILES}
+    presets = {name for name in attacks.__all__ if name[0].islower() and name != "no_progress"}
+    assert presets <= targets
+
+
+def test_every_part_can_be_set_from_the_command_line() -> None:
+    overrides = ["per_layer=true", "sign=soft", "noise=0.1", "isotropic=true", "color_range=0.5", "projection=none"]
+    built = build_attack(compose([f"attack.{override}" for override in overrides]))
+    assert isinstance(built, attacks.GradientInversion)
+    assert built.objective == Cosine(per_layer=True)
+    assert built.optimizer == Adam(lr=0.1, sign="soft", schedule=StepDecay())
+    assert built.priors == (TotalVariation(weight=4e-4, isotropic=True), ColorRange(weight=0.5))
+    assert (built.noise, built.projection) == (0.1, "none")
+    grouped = build_attack(compose(["attack=grad_inversion", "attack.first_layer=1", "attack.restarts=2"]))
+    assert isinstance(grouped, attacks.GradientInversion)
+    assert grouped.priors[2:] == (BatchNormStatistics(weight=0.1, first=1.0), GroupConsistency(weight=0.01))

@@ -1,0 +1,68 @@
+import pytest
+import torch
+from scipy import stats
+
+from fl_privacy.defenses import compose, dp_noise
+from fl_privacy.defenses.noise.mechanism import clip_by_norm
+from fl_privacy.errors import UserError
+
+from ..harness import flat, large_update, local_step, run
+
+
+@pytest.mark.parametrize("noise, reference", [("gaussian", stats.norm), ("laplace", stats.laplace)])
+def test_noise_has_the_distribution_asked_for(noise, reference):
+    clean = large_update()
+    difference = (flat(run(dp_noise(noise=noise, scale=0.3), clean, local_step())) - flat(clean)).numpy()
+    assert stats.kstest(difference, reference(scale=0.3).cdf).pvalue > 0.01
+    assert stats.kstest(difference, reference(scale=0.3 * 1.1).cdf).pvalue < 0.01
+    assert abs(stats.pearsonr(difference[1:], difference[:-1]).statistic) < 0.03
+
+
+def test_public_std_is_that_of_the_noise():
+    for noise in ("gaussian", "laplace"):
+        defense = dp_noise(noise=noise, scale=0.3)
+        noised = flat(run(defense, {"a": torch.zeros(200_000)}, local_step()))
+        assert noised.std().item() == pytest.approx(defense.public["std"], rel=0.01)
+
+
+def test_clipping_matches_torch_and_leaves_what_is_within_the_norm():
+    update = large_update()
+    leaves = [torch.nn.Parameter(torch.zeros_like(t)) for t in update.values()]
+    for leaf, t in zip(leaves, update.values(), strict=True):
+        leaf.grad = t.clone()
+    torch.nn.utils.clip_grad_norm_(leaves, 2.0)
+    for ours, leaf in zip(clip_by_norm(update, 2.0).values(), leaves, strict=True):
+        torch.testing.assert_close(ours, leaf.grad)
+    layered = clip_by_norm(update, 5.0, scope="layer")
+    assert [t.norm().item() for t in layered.values()] == pytest.approx([5.0, update["b.weight"].norm().item()])
+    torch.testing.assert_close(clip_by_norm(update, 1e6), dict(update), rtol=0, atol=0)
+    assert flat(clip_by_norm({"a": torch.zeros(3)}, 1.0)).tolist() == [0, 0, 0]
+
+
+def test_clipped_before_the_noise():
+    update = {"a": torch.full((100_000,), 10.0)}
+    defended = flat(run(dp_noise(scale=0.5, clip_norm=1.0), update, local_step()))
+    assert defended.mean().abs() < 0.02
+    assert defended.std().item() == pytest.approx(0.5, rel=0.02)
+
+
+def test_two_noises_composed_add_their_variances():
+    both = compose(dp_noise(scale=0.3), dp_noise(scale=0.4))
+    assert flat(run(both, {"a": torch.zeros(100_000)}, local_step())).std().item() == pytest.approx(0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale": -1},
+        {"scale": float("nan")},
+        {"clip_norm": 0},
+        {"noise": "uniform"},
+        {"clip_scope": "all"},
+        {"at": "x"},
+    ],
+)
+def test_bad_options_are_one_line(options):
+    with pytest.raises(UserError, match="expected") as error:
+        dp_noise(**options)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,79 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from scipy import stats
+from torch import nn
+
+from fl_privacy.defenses import dp_sgd
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import clipped_sum, examples
+from fl_privacy.types import Batch, LocalPlan
+
+from ..harness import clean_gradient, flat, local_step, run, small_model
+
+CLIP = 0.4
+
+
+def clipped(step, clip_norm):
+    return clipped_sum(step.model, step.sent, step.batch, clip_norm, plan=step.plan, changes=step.changes)
+
+
+def opacus_gradient(step, clip_norm):
+    wrapped = GradSampleModule(small_model(), loss_reduction="mean")
+    wrapped.load_state_dict({f"_module.{n}": p for n, p in step.sent.parameters.items()})
+    optimizer = DPOptimizer(
+        torch.optim.SGD(wrapped.parameters(), lr=0.1),
+        noise_multiplier=0.0,
+        max_grad_norm=clip_norm,
+        expected_batch_size=len(step.batch),
+    )
+    nn.functional.cross_entropy(wrapped(step.batch.inputs), step.batch.labels).backward()
+    optimizer.pre_step()
+    return torch.cat([p.grad.flatten() for p in wrapped.parameters()])
+
+
+@pytest.mark.parametrize("chunk_elements", [1, 7000, 1 << 26])
+@pytest.mark.parametrize("clip_norm", [0.4, 5.29])
+def test_clipped_gradients_are_those_of_opacus(monkeypatch, chunk_elements, clip_norm):
+    monkeypatch.setattr(examples, "_CHUNK_ELEMENTS", chunk_elements)
+    step = local_step(examples=9)
+    clean = clean_gradient(step)
+    ours = flat(run(dp_sgd(clip_norm=clip_norm, noise_multiplier=0), clean, step))
+    assert not torch.allclose(ours, flat(clean)), "some examples are clipped"
+    torch.testing.assert_close(ours, opacus_gradient(step, clip_norm), rtol=1e-4, atol=1e-6)
+
+
+def test_noise_on_the_mean_is_that_of_abadi():
+    step = local_step(examples=4)
+    total = flat(clipped(step, CLIP)) / 4
+    defended = flat(run(dp_sgd(clip_norm=CLIP, noise_multiplier=2.0), clean_gradient(step), step))
+    assert stats.kstest((defended - total).numpy(), stats.norm(scale=2.0 * CLIP / 4).cdf).pvalue > 0.01
+
+
+def test_no_example_moves_the_sum_by_more_than_the_clip_norm():
+    step = local_step(examples=5)
+    without = replace(step, batch=Batch(step.batch.inputs[1:], step.batch.labels[1:]))
+    change = flat(clipped(step, CLIP)) - flat(clipped(without, CLIP))
+    assert change.norm() <= CLIP * (1 + 1e-5)
+
+
+def test_loss_scale_and_soft_labels_hold():
+    step = local_step()
+    soft = torch.softmax(torch.arange(20.0).view(4, 5), dim=1)
+    step = replace(step, batch=Batch(step.batch.inputs, soft), plan=LocalPlan(loss_scale=3.0))
+    expected = 3 * flat(clean_gradient(step))
+    torch.testing.assert_close(flat(clipped(step, 1e6)) / 4, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_batch_norm_is_refused_in_training_mode_and_right_in_evaluation_mode():
+    model = small_model()
+    model.insert(1, nn.BatchNorm2d(12))
+    step = local_step(model)
+    with pytest.raises(UserError, match="batch_norm=eval"):
+        clipped(step, CLIP)
+    step = replace(step, plan=LocalPlan(batch_norm="eval"))
+    total = flat(clipped(step, 1e6)) / 4
+    torch.testing.assert_close(total, flat(clean_gradient(step)), rtol=1e-4, atol=1e-6)

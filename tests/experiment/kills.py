@@ -1,0 +1,124 @@
+"""Commands that are ended at random points, and what they leave behind."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.experiment.runs import NO_RESULT
+
+RUN = ("federation.clients=2", "federation.rounds=3", "evaluate_every=3", "victims=2", "attack.iterations=40")
+GRID = """
+settings: [federation.clients=2, federation.rounds=3]
+train: [evaluate_every=3]
+attack: [victims=2, knows_defense=true]
+attacks:
+  iDLG: [attack=idlg, attack.iterations=20]
+weights: final
+defenses:
+  Pruning: [defense=pruning, "defense.rate=0.5,0.99"]
+"""
+SEARCH = ("policies=30", "images_per_class=1", "points=2", "accuracy_draws=2", "accuracy_images=8", "together=2")
+SEARCH += ("training.epochs=2", "data.image_size=8", "model.width=2")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A command that can be resumed.
+
+    Attributes:
+        arguments: of the command, but for ``out``; a grid is in a file that is named by the folder.
+        table: of what it left in a folder, without what a clock decides.
+    """
+
+    arguments: Callable[[Path], Sequence[str]]
+    table: Callable[[Path], Any]
+
+    def command(self, out: Path) -> list[str]:
+        """Comes to the same whatever was done before."""
+        return [sys.executable, "-m", "fl_privacy", *self.arguments(out), f"out={out}"]
+
+
+def sweep(out: Path) -> Sequence[str]:
+    return ("run", "-m", "defense=none,pruning,dp_noise", "twin=false", *RUN)
+
+
+def trade_off(out: Path) -> Sequence[str]:
+    grid = out.with_name(f"{out.name}.yaml")
+    grid.write_text(GRID)
+    return ("trade-off", str(grid), "--jobs", "2")
+
+
+def search(out: Path) -> Sequence[str]:
+    return ("search-policies", *SEARCH)
+
+
+def recorded(out: Path) -> Any:
+    """Every line of measurement of every run, and its weights."""
+
+    def lines(run: Path) -> list[Any]:
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in record.items() if key not in NO_RESULT} for record in records]
+
+    runs = sorted(path.parent for path in out.glob("*/metrics.jsonl"))
+    assert runs
+    return {run.name: (sorted(map(str, lines(run))), (run / "model.safetensors").read_bytes()) for run in runs}
+
+
+def compared(out: Path) -> Any:
+    return json.loads((out / "trade_off.json").read_text())
+
+
+def searched(out: Path) -> Any:
+    (folder,) = [path.parent for path in out.glob("*/scores.jsonl")]
+    scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    return sorted(map(str, scores)), json.loads((folder / "policies.json").read_text())
+
+
+SUBJECTS = {
+    "sweep": Subject(sweep, recorded),
+    "trade-off": Subject(trade_off, compared),
+    "search": Subject(search, searched),
+}
+
+
+def finish(subject: Subject, out: Path) -> float:
+    """Let it run to its end; returns the seconds."""
+    started = time.monotonic()
+    done = subprocess.run(subject.command(out), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return time.monotonic() - started
+
+
+def kill(subject: Subject, out: Path, *, kills: int, within: float, rng: random.Random) -> list[float]:
+    """Kill it ``kills`` times, each time up to ``within`` seconds after it was started; returns when.
+
+    It goes on where it stopped; where it has finished, it starts anew in another folder, ``OUT-1``, ``OUT-2``, ...
+    """
+    at: list[float] = []
+    folder, finished = out, 0
+    while len(at) < kills:
+        wait = rng.uniform(0.0, within)
+        process = subprocess.Popen(
+            subject.command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            _, said = process.communicate(timeout=wait)
+            assert process.returncode == 0, said
+            finished += 1
+            folder = out.with_name(f"{out.name}-{finished}")
+        except subprocess.TimeoutExpired:
+            at.append(wait)
+        finally:
+            os.kill(process.pid, signal.SIGKILL) if process.poll() is None else None
+            process.communicate()
+    for left in (out, *(out.with_name(f"{out.name}-{k + 1}") for k in range(finished))):
+        finish(subject, left)
+    return at

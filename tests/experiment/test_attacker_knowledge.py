@@ -1,0 +1,39 @@
+"""Which updates the adaptive attacker is told to match together."""
+
+from dataclasses import replace
+
+import pytest
+
+from fl_privacy.defenses import ats, compose, dp_noise, instahide, pruning
+from fl_privacy.experiment.attacker_knowledge import attacker_knowledge_of
+from fl_privacy.types import LocalPlan, VictimId
+from tests.federation import harness
+
+PROBED, TRAINED = VictimId(2, 1, 0), VictimId(2, 1)
+
+
+def told(defense, observation, plan=harness.FEDSGD):
+    participants = harness.participants(plan, defense)
+    return attacker_knowledge_of(defense, participants).same_data(observation)
+
+
+@pytest.mark.parametrize("defense", [pruning(), dp_noise()], ids=["pruning", "noise"])
+def test_rounds_of_the_same_examples_are_told(defense):
+    assert told(defense, PROBED) == "client-1/victim-0"
+    assert told(defense, TRAINED, LocalPlan()) == "client-1"
+    assert told(defense, TRAINED, LocalPlan(batch_size=8)) is None
+
+
+@pytest.mark.parametrize("defense", [ats(), instahide(), compose(ats(), dp_noise())], ids=["ats", "mixed", "composed"])
+def test_rounds_are_not_joined_where_images_change(defense):
+    assert defense.changes_images
+    assert told(defense, PROBED) is None
+    assert told(defense, TRAINED, LocalPlan()) is None
+
+
+@pytest.mark.parametrize(("batch_size", "joined"), [(8, True), (7, False)])
+def test_what_is_trained_on_counts_not_what_it_was_made_of(batch_size, joined):
+    """8 images stand for 12."""
+    defense = replace(harness.DATA, data=(), public={"images": 8})
+    plan = LocalPlan(batch_size=batch_size)
+    assert (told(defense, TRAINED, plan) is not None) == joined

@@ -1,0 +1,146 @@
+"""What an attack on defended data is measured against."""
+
+import pytest
+import torch
+
+from fl_privacy.config import compose
+from fl_privacy.defenses.condensation import distribution_matching
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.attacker_knowledge import data_names
+from fl_privacy.experiment.build import build_federation
+from fl_privacy.experiment.ground_truth import fresh_states, ground_truth_of, trains_on_others, transformed_of
+from fl_privacy.experiment.update_distortion import update_distortion_of
+from fl_privacy.interception import Audit, Probe
+from tests.experiment.runs import TINY, run
+from tests.experiment.test_disturbance import observations
+
+pytest.importorskip("mlxtend")
+
+AUDIT = Audit(probes=(Probe(0, 0), Probe(1, 3)), batch_size=2)
+DM = ["defense=dm", "defense.images_per_class=2", "defense.iterations=1", "defense.width=2", "defense.real_batch=2"]
+
+
+def federation(*options):
+    return build_federation(compose(["federation.clients=4", "federation.plan.batch_size=32", *options]))
+
+
+def test_transformed_images_lie_beside_their_originals():
+    built = federation("defense=ats", "defense.policies=0")  # inverts
+    truth, transformed = ground_truth_of(built.participants, 2), transformed_of(built.participants, 2)
+    for observation in observations(built, AUDIT):
+        original, seen = truth(observation.id), transformed(observation)
+        assert torch.allclose(seen.inputs, 1 - original.inputs)
+        assert torch.equal(seen.labels, original.labels)
+
+
+def test_updates_from_augmented_images_are_measured_against_these_and_not_joined_over_rounds():
+    settings = ("federation=fedavg", "federation.plan.batch_size=null", "federation.plan.flip=true")
+    built = federation(*settings, "intercept.target=update")
+    plan, updates = built.participants[0].plan, Audit(target="update", clients=frozenset({0}))
+    (observation,) = observations(built, updates)
+    original = ground_truth_of(built.participants, 2)(observation.id).inputs
+    seen = transformed_of(built.participants, 2)(observation).inputs
+    flipped = (seen != original).flatten(1).any(1)
+    assert torch.equal(seen[flipped], original[flipped].flip(-1))
+    assert 0.3 < flipped.float().mean() < 0.7
+    assert trains_on_others(built.defense, plan, "update")
+    assert not trains_on_others(built.defense, plan, "probe")
+    assert data_names(built.participants)(observation.id) is None
+    assert data_names(federation(*settings[:2]).participants)(observation.id) == "client-0"
+
+
+def test_probes_that_are_augmented_are_measured_against_what_they_became_and_not_joined_over_rounds():
+    settings = ("federation.plan.flip=true", "federation.plan.augment_probes=true")
+    built = federation("federation=fedavg", *settings)
+    assert trains_on_others(built.defense, built.participants[0].plan, "probe")
+    truth, transformed = ground_truth_of(built.participants, 2), transformed_of(built.participants, 2)
+    found = observations(built, AUDIT)
+    pairs = [(truth(o.id).inputs, transformed(o).inputs) for o in found]
+    original, seen = (torch.cat(images) for images in zip(*pairs, strict=True))
+    flipped = (seen != original).flatten(1).any(1)
+    assert flipped.any() and not flipped.all()
+    assert torch.equal(seen[flipped], original[flipped].flip(-1))
+    assert all(data_names(built.participants)(o.id) is None for o in found)
+
+
+def test_the_truth_of_a_condensed_image_is_the_nearest_of_the_client_s_own():
+    built = federation(*DM)
+    truth, transformed = ground_truth_of(built.participants, 2), transformed_of(built.participants, 2)
+    for observation in observations(built, AUDIT):
+        client = built.participants[observation.id.client]
+        seen, nearest = transformed(observation), truth(observation.id)
+        own = client.examples.batch(client.indices)
+        for image, label, found in zip(seen.inputs, seen.labels, nearest.inputs, strict=True):
+            rivals = own.inputs[own.labels == label]
+            distances = (rivals - image).square().sum((1, 2, 3))
+            assert torch.equal(rivals[distances.argmin()], found)
+
+
+def test_condensed_images_are_made_once_for_all_who_look(monkeypatch):
+    built, made = federation(*DM), []
+    states, train = fresh_states(), distribution_matching.fresh_network
+    monkeypatch.setattr(distribution_matching, "fresh_network", lambda *a: made.append(a) or train(*a))
+    seen = observations(built, AUDIT)
+    made.clear()
+    behind = (built.participants, 2, states)
+    truth, transformed, measure = ground_truth_of(*behind), transformed_of(*behind), update_distortion_of(*behind)
+    for observation in seen:
+        truth(observation.id), transformed(observation), measure(observation)
+    assert len(made) == 2  # clients, each with one iteration
+
+
+def test_victims_are_as_many_as_there_are_condensed_images():
+    """Two of each of the ten classes on each of four clients."""
+    assert len(federation(*DM, "victims=40", "batch_size=2").audit.probes) == 40
+    with pytest.raises(UserError, match="only 40"):
+        federation(*DM, "victims=41", "batch_size=2")
+
+
+def test_mixtures_are_repeated_for_the_evaluation():
+    built = federation("defense=instahide")
+    transformed = transformed_of(built.participants, 2)
+    for observation in observations(built, AUDIT):
+        one, two = transformed(observation), transformed(observation)
+        assert torch.equal(one.inputs, two.inputs)
+        assert one.labels.shape == (2, 10)
+
+
+def test_known_labels_are_those_of_the_mixture(tmp_path):
+    settings = ("attack", "defense=instahide", "victims=1", "attack.iterations=30", "knows_defense=false")
+    known, inferred = (run(*settings, f"knows_labels={k}", out=tmp_path / k) for k in ("true", "false"))
+    assert known.status == inferred.status == 0
+    ((one,), (two,)) = known.records("victim"), inferred.records("victim")
+    assert one["label_source"] == "known"
+    assert one["attack_loss"] < two["attack_loss"]
+
+
+def test_a_run_records_both_distances(tmp_path):
+    done = run("run", *TINY, "defense=ats", "twin=false", out=tmp_path)
+    assert done.status == 0
+    victims = done.records("victim")
+    assert all(v["transformed_psnr"] != v["psnr"] for v in victims)
+    assert {"transformed_psnr", "transformed_ssim"} <= done.json("summary.json")["metrics"].keys()
+    page = (done.path / "report.html").read_text()
+    assert "PSNR to transformed" in page
+    assert "<span>Transformed</span>" in page
+
+
+def test_undefended_runs_have_no_transformed_images(undefended):
+    assert all("transformed_psnr" not in v for v in undefended.records("victim"))
+    assert "<span>Transformed</span>" not in (undefended.path / "report.html").read_text()
+
+
+def test_condensation_runs_on_every_backend_alike(tmp_path):
+    settings = (*TINY, *DM, "twin=false", "federation=fedavg")
+    loop, flower = (run("run", *settings, f"backend={b}", out=tmp_path / b) for b in ("loop", "flower"))
+    assert loop.status == flower.status == 0
+    assert loop.records("victim") == flower.records("victim")
+    assert (loop.path / "model.safetensors").read_bytes() == (flower.path / "model.safetensors").read_bytes()
+
+
+def test_the_undefended_update_of_a_condensed_victim_is_the_same():
+    built = federation(*DM)
+    measure = update_distortion_of(built.participants, 2)
+    for observation in observations(built, AUDIT):
+        perturbation, _ = measure(observation)
+        assert perturbation.signal_to_perturbation == float("inf")

@@ -1,0 +1,66 @@
+"""What a run had recorded when it was killed can be read."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.results import read_run
+from tests.experiment.runs import wait_until
+
+SETTINGS = (
+    "federation.clients=2",
+    "federation.rounds=100000",
+    "victims=2",
+    "attack.iterations=2",
+    "intercept.rounds=first",
+    "intercept.when=during",
+)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was killed -9 after some rounds."""
+    out = tmp_path_factory.mktemp("killed")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fl_privacy", "run", *SETTINGS, f"out={out}"], stdout=subprocess.DEVNULL
+    )
+
+    def some_rounds() -> bool:
+        assert process.poll() is None, "the run ended by itself"
+        return any(path.read_text().count('"kind": "round"') >= 3 for path in out.glob("*/metrics.jsonl"))
+
+    try:
+        wait_until(some_rounds, seconds=240)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    (folder,) = out.glob("[!.]*")
+    return folder
+
+
+def test_everything_recorded_is_readable(killed: Path) -> None:
+    recorded = read_run(killed)
+    rounds = recorded.of_kind("round")
+    assert not recorded.finished
+    assert [r["round"] for r in rounds] == list(range(1, len(rounds) + 1))
+    assert all(0 <= r["accuracy"] <= 1 for r in rounds)
+    assert len(recorded.of_kind("victim")) == 2
+    assert len(recorded.read_pairs()[0]) == 2
+    assert recorded.threat_model
+    assert recorded.partition is not None
+    for path in killed.rglob("*.json"):
+        json.loads(path.read_text())
+
+
+def test_the_report_of_a_killed_run(killed: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fl_privacy", "report", str(killed)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    page = Path(done.stdout.splitlines()[-1])
+    assert page == killed / "report.html"
+    assert "<svg" in page.read_text()

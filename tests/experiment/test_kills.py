@@ -1,0 +1,96 @@
+"""Ended at any point, a command loses nothing: started again it comes to the same table.
+
+``make kill`` kills each twenty times and sends every signal; FL_PRIVACY_KILLS is the number, 1 where it is not set, and
+then SIGTERM is the only signal.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.results import read_run
+from tests.experiment.kills import SUBJECTS, finish, kill
+from tests.experiment.runs import wait_until
+
+KILLS = int(os.environ.get("FL_PRIVACY_KILLS", "1"))
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")]
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_killed_at_random_points_it_comes_to_the_same_table(name: str, tmp_path: Path) -> None:
+    subject = SUBJECTS[name]
+    seconds = finish(subject, tmp_path / "whole")
+    wanted = subject.table(tmp_path / "whole")
+
+    seed = int(os.environ.get("FL_PRIVACY_KILL_SEED", time.time_ns() % 2**32))
+    print(f"FL_PRIVACY_KILL_SEED={seed}")
+    at = kill(subject, tmp_path / "killed", kills=KILLS, within=seconds, rng=random.Random(seed))
+
+    print(f"{name}: killed after {', '.join(f'{t:.1f}' for t in at)} of {seconds:.1f} s")
+    assert len(at) == KILLS
+    for out in [path for path in tmp_path.glob("killed*") if path.is_dir()]:
+        assert subject.table(out) == wanted, out.name
+
+
+SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
+SENT = tuple(SIGNALS) if KILLS > 1 else ("SIGTERM",)
+LONG = ("run", "federation.clients=2", "federation.rounds=100000", "victims=2", "attack.iterations=2")
+LONG += ("intercept.rounds=first", "intercept.when=during")
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_a_signal_ends_a_run_with_one_line_and_leaves_a_readable_folder(name: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fl_privacy", *LONG, f"out={tmp_path}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def some_rounds() -> bool:
+        assert process.poll() is None, "the run ended by itself"
+        return any(path.read_text().count('"kind": "round"') >= 2 for path in tmp_path.glob("*/metrics.jsonl"))
+
+    try:
+        wait_until(some_rounds, seconds=900)
+        process.send_signal(getattr(signal, name))
+        _, said = process.communicate(timeout=300)
+    finally:
+        process.kill()
+
+    assert process.returncode == SIGNALS[name]
+    assert said.splitlines()[-1].startswith("interrupted; what was recorded is kept")
+    assert "Traceback" not in said
+    (folder,) = [path.parent for path in tmp_path.glob("*/metrics.jsonl")]
+    assert len(read_run(folder).of_kind("round")) >= 2
+    done = subprocess.run([sys.executable, "-m", "fl_privacy", "report", str(folder)], capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_a_signal_ends_a_sweep_with_its_workers(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [*SUBJECTS["trade-off"].command(out), "federation.rounds=100000"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(lambda: process.poll() is not None or any(out.glob("*/metrics.jsonl")), seconds=900)
+        process.send_signal(getattr(signal, name))
+        _, said = process.communicate(timeout=300)  # workers that went on would hold the pipe open
+    finally:
+        process.kill()
+
+    assert process.returncode == SIGNALS[name]
+    assert [line for line in said.splitlines() if line.strip()] == [
+        "interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it"
+    ]

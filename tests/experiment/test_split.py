@@ -1,0 +1,75 @@
+"""Private layers, their attackers and secure aggregation through the command line."""
+
+import pytest
+
+from tests.experiment.runs import TINY, UNATTACKED, run
+
+MODEL = ("model=lenet5", "federation=fedavg", "federation.plan.batch_size=200", "twin=false")
+INVERSION = ("attack=model_inversion", "attack.matching_iterations=3")
+
+
+def test_a_run_with_passports_is_attacked_with_a_colluding_client_s_layers(tmp_path) -> None:
+    settings = (*TINY, *MODEL, *INVERSION, "colluder=1", "knows_features=true", "features_at=features.2")
+
+    found = run("run", *settings, "defense=fdl_pp", "knows_defense=true", "intercept.save=true", out=tmp_path)
+
+    assert found.status == 0
+    victims = found.records("victim")
+    assert {v["client"] for v in victims} == {0}
+    assert {v["attacker"] for v in victims} == {"plain", "adaptive"}
+    assert all(v["failure"] is None and v["bpki"] >= 0 for v in victims)
+    assert found.records("round")[-1]["accuracy"] is not None
+    threats = " ".join(found.json("threat_model.json"))
+    assert "Client 1 colludes" in threats
+    assert "sees what enters features.2" in threats
+    page = (found.path / "report.html").read_text()
+    assert "jointly with the image" in page
+
+    again = run("attack", f"captured={found.path}", "attack=dlg", "attack.iterations=2", out=tmp_path)
+
+    assert again.status == 0
+    assert all(v["failure"] is None for v in again.records("victim"))
+
+
+def test_the_accuracy_of_private_layers_is_that_of_the_clients(tmp_path) -> None:
+    shared = run("run", *UNATTACKED, *MODEL, "defense=split_fed", "defense.private=[]", out=tmp_path)
+    plain = run("run", *UNATTACKED, *MODEL, out=tmp_path)
+    split = run("run", *UNATTACKED, *MODEL, "defense=split_fed", out=tmp_path)
+
+    accuracy = [r.records("round")[-1]["accuracy"] for r in (shared, plain, split)]
+    assert accuracy[0] == accuracy[1] != accuracy[2]
+
+
+def test_victims_are_attacked_without_training_too(tmp_path) -> None:
+    settings = ("victims=1", "model=lenet5", "defense=split_fed", *INVERSION, "attack.iterations=2")
+
+    assert run("attack", *settings, "colluder=1", out=tmp_path).records("victim")[0]["failure"] is None
+    alone = run("attack", *settings, out=tmp_path)
+    assert "values of its own draw" in " ".join(alone.json("threat_model.json"))
+    assert run("attack", *settings, "colluder=0", out=tmp_path).status == 2
+
+
+@pytest.mark.parametrize("name", ["secagg", "ckks"])
+def test_secure_aggregation_trains_like_the_plain_mean(tmp_path, name) -> None:
+    if name == "ckks":
+        pytest.importorskip("tenseal", reason="the extra crypto is not installed")
+    plain = run("run", *UNATTACKED, *MODEL, out=tmp_path)
+
+    secure = run("run", *UNATTACKED, *MODEL, f"secure_aggregation={name}", out=tmp_path)
+
+    assert secure.path != plain.path
+    rounds = [r.records("round")[-1] for r in (plain, secure)]
+    assert rounds[1]["accuracy"] == pytest.approx(rounds[0]["accuracy"], abs=0.01)
+    assert rounds[1]["bytes_up"] > rounds[0]["bytes_up"]
+    refused = run("run", *TINY, f"secure_aggregation={name}", out=tmp_path)
+    assert refused.status == 2
+
+
+def test_secure_aggregation_is_refused_where_updates_are_read(tmp_path, capsys) -> None:
+    attack = run("attack", "victims=1", *MODEL[:1], "secure_aggregation=secagg", out=tmp_path)
+
+    assert attack.status == 2
+    assert "The command attack reads every update" in capsys.readouterr().err
+    assert run("run", *UNATTACKED, "secure_aggregation.name=secag", out=tmp_path).status == 2
+    assert "secure_aggregation.name is expected" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,88 @@
+"""A sweep over defenses comes to the same table whether or not it is killed, and does nothing twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.experiment.runs import stamps, wait_until
+
+GRID = """
+settings: [federation.clients=2, federation.rounds=2]
+train: [evaluate_every=2]
+attack: [victims=2, knows_defense=true]
+attacks:
+  iDLG: [attack=idlg, attack.iterations=3]
+weights: final
+defenses:
+  Pruning: [defense=pruning, "defense.rate=0.5,0.99"]
+"""
+
+
+def command(grid: Path, out: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "fl_privacy", "trade-off", str(grid), f"out={out}", *options]
+
+
+def finish(grid: Path, out: Path, *options: str) -> Path:
+    done = subprocess.run(command(grid, out, *options), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.splitlines()[-1])
+
+
+def table(page: Path) -> Any:
+    return json.loads(page.with_suffix(".json").read_text())
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("grid") / "grid.yaml"
+    path.write_text(GRID)
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(grid: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finish(grid, tmp_path_factory.mktemp("sweep") / "runs", "--jobs", "2")
+
+
+def test_every_point_is_trained_and_attacked(page: Path) -> None:
+    undefended, weak, strong = table(page)
+    assert [row["strength"] for row in (undefended, weak, strong)] == ["", "rate 0.5", "rate 0.99"]
+    assert undefended["pmm"] == 100
+    assert all(0 <= row["accuracy"] <= 1 for row in (undefended, weak, strong))
+    assert [entry["attacker"] for entry in undefended["leakage"]] == ["plain"]
+    for row, rate in ((weak, 0.5), (strong, 0.99)):
+        assert [entry["attacker"] for entry in row["leakage"]] == ["plain", "adaptive"]
+        assert all(entry["metrics"]["psnr"]["n"] == 2 for entry in row["leakage"])
+        assert row["perturbation"]["zeros"]["mean"] == pytest.approx(rate, abs=0.03)
+    assert strong["bytes_per_upload"] < weak["bytes_per_upload"] < undefended["bytes_per_upload"]
+    text = page.read_text()
+    assert text.count("<svg") == 3 + 4, "PSNR, SSIM, LPIPS; CAP and three curves"
+    assert "Pruning" in text and "adaptive attacker" in text
+
+
+def test_a_killed_sweep_ends_with_the_same_table(grid: Path, page: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    process = subprocess.Popen(command(grid, out, "--jobs", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: process.poll() is not None or len(list(out.glob("*/summary.json"))) >= 2, seconds=240)
+        assert process.poll() is None, "the sweep ended by itself"
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    finished = {path.parent / "metrics.jsonl" for path in out.glob("*/summary.json")}
+    before = {path: at for path, at in stamps(out).items() if path in finished}
+    assert table(finish(grid, out)) == table(page)
+    assert {path: at for path, at in stamps(out).items() if path in finished} == before
+
+
+def test_a_finished_sweep_only_reports(grid: Path, page: Path) -> None:
+    before = stamps(page.parent)
+    assert finish(grid, page.parent, "--psnr-below", "99") == page
+    assert stamps(page.parent) == before
+    assert "below 99.0 dB" in page.read_text()

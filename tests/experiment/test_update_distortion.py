@@ -1,0 +1,78 @@
+import pytest
+
+from fl_privacy.config import compose
+from fl_privacy.defenses import ClientState
+from fl_privacy.experiment.build import build_federation
+from fl_privacy.experiment.update_distortion import update_distortion_of
+from fl_privacy.interception import Audit, Interceptor, Probe
+from fl_privacy.types import VictimId
+
+
+def observations(federation, audit, batch_size=2):
+    seen = []
+    interceptor = Interceptor(
+        model=federation.model,
+        plan=federation.server.local_plan,
+        input_shape=federation.dataset.train.input_shape,
+        num_classes=federation.dataset.train.num_classes,
+        sink=seen.append,
+    )
+    sent = federation.server.state
+    for probe in audit.probes:
+        client = federation.participants[probe.client]
+        result = client.probe(sent, ClientState(), round=1, victim=probe.victim, batch_size=batch_size)
+        interceptor.capture(VictimId(1, probe.client, probe.victim), sent=sent, upload=result.upload)
+    for number in audit.clients:
+        result = federation.participants[number].update(sent, ClientState(), round=1)
+        interceptor.capture(VictimId(1, number), sent=sent, upload=result.upload)
+    return seen
+
+
+@pytest.mark.parametrize("federation", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize(
+    "audit", [Audit(probes=(Probe(0, 0), Probe(1, 3)), batch_size=2), Audit(target="update", clients=frozenset({1}))]
+)
+def test_only_the_defense_makes_a_difference(federation, audit):
+    options = [f"federation={federation}", "federation.clients=4", "federation.plan.batch_size=32"]
+    defended = build_federation(compose([*options, "defense=pruning", "defense.rate=0.6"]))
+    measure = update_distortion_of(defended.participants, 2)
+    for observation in observations(defended, audit):
+        found, solving = measure(observation)
+        assert solving == {}
+        assert found.zeros == pytest.approx(0.6, abs=0.02)
+        assert found.cosine**2 + found.signal_to_perturbation**-2 == pytest.approx(1, abs=1e-4)
+    undefended = build_federation(compose(options))
+    for observation in observations(undefended, audit):
+        assert measure(observation)[0].signal_to_perturbation == float("inf")
+
+
+def test_the_equations_of_a_fully_connected_layer_are_measured():
+    audit = Audit(probes=(Probe(0, 0),), batch_size=1)
+    options = ["model=mlp", "model.widths=[16]", "federation.clients=4", "defense=dp_noise"]
+    figures = []
+    for scale in ("1e-6", "10"):
+        federation = build_federation(compose([*options, f"defense.scale={scale}"]))
+        (observation,) = observations(federation, audit, 1)
+        figures.append(update_distortion_of(federation.participants, 1)(observation)[1])
+    weak, strong = figures
+    assert weak["condition"] == strong["condition"] > 1
+    assert weak["solvable"] == 1 and weak["contraction"] < 1e-3 and weak["error_bound"] < 1e-2
+    assert strong["solvable"] == 0 and strong["error_bound"] == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size", "measured"),
+    [
+        ([], 2, False),
+        (["federation=fedavg"], 1, True),
+        (["federation=fedavg", "federation.plan.optimizer=adam"], 1, False),
+    ],
+    ids=["batch", "steps of SGD", "steps of Adam"],
+)
+def test_the_equations_are_those_of_one_example_and_of_gradients(options, batch_size, measured):
+    common = ["model=mlp", "model.widths=[16]", "federation.clients=4", "defense=dp_noise", "defense.scale=1e-7"]
+    federation = build_federation(compose([*common, *options]))
+    audit = Audit(probes=(Probe(0, 0),), batch_size=batch_size)
+    (observation,) = observations(federation, audit, batch_size)
+    figures = update_distortion_of(federation.participants, batch_size)(observation)[1]
+    assert (figures["solvable"] == 1 and figures["error_bound"] < 0.1) if measured else figures == {}
