@@ -102,5 +102,5 @@ def _stand_in(colluder: int | None) -> str:
 def _describe_defense(defense: Defense) -> str:
     if not defense.parts:
         return "Clients do not defend themselves."
-    values = settings_in_words(defense.parts)
-    return f"Clients defend themselves with {defense.name}" + (f" ({values})." if values else ".")
+    parts = [(part.name, ", ".join(f"{key}={value}" for key, value in part.settings.items())) for part in defense.parts]
+    return f"Clients defend themselves with {' and '.join(f'{n} ({s})' if s else n for n, s in parts)}."

@@ -14,8 +14,8 @@ PROBED, TRAINED = VictimId(2, 1, 0), VictimId(2, 1)
 
 
 def told(defense, observation, plan=harness.FEDSGD):
-    participants = harness.participants(plan, defense)
-    return attacker_knowledge_of(defense, participants).same_data(observation)
+    clients = harness.clients(plan, defense)
+    return attacker_knowledge_of(defense, clients).same_data(observation)
 
 
 @pytest.mark.parametrize("defense", [pruning(), dp_noise()], ids=["pruning", "noise"])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fl_privacy.data.examples import Examples
 from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.effects import Part
-from fl_privacy.federation import Participant, RoundReport, Server, ServerPlan
+from fl_privacy.federation import Client, RoundReport, Server, ServerPlan
 from fl_privacy.interception import Audit, Interceptor, spread_probes
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
 
@@ -111,12 +111,12 @@ FAULTS = {
 }
 
 
-def participants(
+def clients(
     plan: LocalPlan = FEDAVG, defense: Defense = NOISE, faults: tuple[tuple[int, str], ...] = ()
-) -> dict[int, Participant]:
+) -> dict[int, Client]:
     data = examples()
     clients = {
-        i: Participant(
+        i: Client(
             id=i,
             examples=data,
             indices=torch.arange(len(data))[i::CLIENTS],

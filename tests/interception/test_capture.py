@@ -36,7 +36,7 @@ def observations() -> list[Observation]:
     recording = harness.Recording()
     run_rounds(
         harness.server(),
-        harness.participants(),
+        harness.clients(),
         rounds=1,
         audit=harness.probes(1, victims=3),
         interceptor=recording.interceptor(),
