@@ -31,6 +31,7 @@ from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.defenses.privacy.accountants import epsilon, noise_multiplier_for
 from fl_privacy.defenses.private_layers.passports import passport_layers
+from fl_privacy.effects import Noise
 from fl_privacy.experiment.build import Federation, build_dataset, build_federation
 from fl_privacy.federation import Client, RoundReport, evaluate_model, private_names, run_rounds
 from fl_privacy.federation.secure.encrypted import run_encrypted
@@ -260,7 +261,7 @@ def attacked(
     for name, (attack, informed) in attacks(options).items():
         if (informed and not federation.server.personal) or (method in SECURE and name.startswith("MI")):
             continue
-        views = [o.told(defense=federation.defense.description) for o in observations] if informed else observations
+        views = [o.told(defense=federation.defense.parts) for o in observations] if informed else observations
         started = time.process_time()
         again = [replace(view, id=replace(view.id, part=f"run-{run}")) for run in range(options.runs) for view in views]
         found = attack(again, seed=options.seed)
@@ -308,7 +309,7 @@ def outcome(
         "bytes": reports[-1].upload_bytes,
         "course": course.rows,
     }
-    scale = federation.defense.public.get("std")
+    scale = sum(part.effect.std or 0 for part in federation.defense.parts if isinstance(part.effect, Noise))
     return {**row, "privacy": accounted(federation, float(scale), options.rounds)} if scale else row
 
 

@@ -105,7 +105,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 threads=positive(config.attack_threads, "attack_threads"),
                 monitor=monitor,
                 public=public_examples(config, found.unattacked),
-                disturbance=update_distortion_of(*behind) if defense.public and not defense.private else None,
+                disturbance=update_distortion_of(*behind) if defense.parts and not defense.private else None,
                 guesses=previous_reconstructions_of(config, clients),
                 informed=attacker_knowledge_of(defense, clients) if config.knows_defense else None,
                 functions=found.functions,

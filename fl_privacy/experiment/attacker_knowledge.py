@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from omegaconf import DictConfig
 
 from fl_privacy.defenses import Defense
+from fl_privacy.effects import Description
 from fl_privacy.federation import Client
 from fl_privacy.federation.client.examples import local_batches
 from fl_privacy.interception import Insider
@@ -23,7 +23,7 @@ class AttackerKnowledge:
         same_data: see ``data_names``.
     """
 
-    defense: Mapping[str, Any]
+    defense: Description
     same_data: Callable[[VictimId], str | None]
 
     def __call__(self, observation: Observation) -> Observation:
@@ -33,9 +33,9 @@ class AttackerKnowledge:
 
 def attacker_knowledge_of(defense: Defense, clients: Mapping[int, Client]) -> AttackerKnowledge | None:
     """What can be told of ``defense`` and ``clients``; ``None`` where the defense has no public description."""
-    if not defense.description:
+    if not defense.parts:
         return None
-    return AttackerKnowledge(defense=defense.description, same_data=data_names(clients))
+    return AttackerKnowledge(defense=defense.parts, same_data=data_names(clients))
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:

@@ -125,7 +125,7 @@ def _run(
             monitor=monitor,
             public=public_examples(config, dataset.test),
             disturbance=update_distortion_of(federation.clients, config.batch_size, states)
-            if federation.defense.public and not federation.server.personal
+            if federation.defense.parts and not federation.server.personal
             else None,
             guesses=previous_reconstructions_of(config, federation.clients),
             informed=attacker_knowledge_of(federation.defense, federation.clients) if config.knows_defense else None,

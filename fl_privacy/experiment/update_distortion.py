@@ -66,4 +66,4 @@ def _solving(clean: Tensors, seen: Tensors, names: tuple[str, str]) -> dict[str,
 
 def _undefended(client: Client) -> Client:
     """With the same examples to exchange, so that the same are compared."""
-    return replace(client, defense=Defense(examples=client.defense.examples))
+    return replace(client, defense=Defense(parts=client.defense.parts, examples=client.defense.examples))

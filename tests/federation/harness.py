@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fl_privacy.data.examples import Examples
 from fl_privacy.defenses import ClientState, Defense, LocalData
+from fl_privacy.effects import Part
 from fl_privacy.federation import Client, RoundReport, Server, ServerPlan
 from fl_privacy.interception import Audit, Interceptor, spread_probes
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
@@ -71,9 +72,11 @@ def brightened(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
     return Batch(batch.inputs * torch.rand(len(batch), 1, 1, 1, generator=rng), batch.labels)
 
 
-NOISE = Defense(name="noise", upload=(with_noise,))
-DATA = Defense(name="data", examples=(exchanging,), outcome=(two_thirds,), data=(brightened,), upload=(with_noise,))
-HEAD = Defense(name="head", model=(with_private_head,), upload=(with_memory, withholding, with_noise))
+NOISE = Defense(parts=(Part("noise"),), upload=(with_noise,))
+DATA = Defense(
+    parts=(Part("data"),), examples=(exchanging,), outcome=(two_thirds,), data=(brightened,), upload=(with_noise,)
+)
+HEAD = Defense(parts=(Part("head"),), model=(with_private_head,), upload=(with_memory, withholding, with_noise))
 
 
 def examples(number: int = CLIENTS * EXAMPLES_EACH, seed: int = 5) -> Examples:

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from fl_privacy.attacks.feature_inversion.problem import InversionProblem
 from fl_privacy.attacks.gradient_inversion.space import Space
 from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp, none, split_fed
+from fl_privacy.effects import Part
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, Server, private_names, public_state, run_rounds
 from fl_privacy.flower import LocalGrid, run_in_process, run_on_grid, simulated_client_app
@@ -211,7 +212,7 @@ def test_the_second_phase_descends_the_changed_loss() -> None:
 
     split = split_fed(private=CONV)
     ends = []
-    for defense, lr in ((split, 0.2), (compose(split, Defense(name="twice", loss=(twice,))), 0.1)):
+    for defense, lr in ((split, 0.2), (compose(split, Defense(parts=(Part("twice"),), loss=(twice,))), 0.1)):
         client, state = clients_of(defense, LocalPlan(shares="delta", lr=lr))[0], ClientState()
         client.personalize(server(defense).state, state, round=1, test=False)
         ends.append(state.tensors)
@@ -249,7 +250,9 @@ def test_without_a_colluder_the_attacker_has_a_draw_of_its_own() -> None:
 
 
 def test_splits_compose() -> None:
-    state, _, kept = run(Defense(name="x", private=split_fed(private=CONV).private, upload=dp_noise(scale=0.1).upload))
+    state, _, kept = run(
+        Defense(parts=(Part("x"),), private=split_fed(private=CONV).private, upload=dp_noise(scale=0.1).upload)
+    )
 
     assert "conv.weight" not in state.parameters
     assert isinstance(state, ModelState)

@@ -74,7 +74,7 @@ def test_a_subclass_is_its_defense() -> None:
     noisy = DPClient(simulated(), scale=0.5, clip_norm=1.0)
     sparse = PruningClient(simulated(), rate=0.75)
 
-    assert noisy.wrapped.defense.public == dp_noise(scale=0.5, clip_norm=1.0).public
+    assert noisy.wrapped.defense.parts[0].settings == dp_noise(scale=0.5, clip_norm=1.0).parts[0].settings
     arrays, _, metrics = sparse.fit(sparse.get_parameters({}), {"server-round": 1})
     update = dict(zip(json.loads(str(metrics["names"])), arrays, strict=True))
     assert (update["out.weight"] == 0).mean() == 0.75

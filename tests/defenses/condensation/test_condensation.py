@@ -187,7 +187,7 @@ def test_wrong_settings_are_one_line(settings):
 
 
 def test_they_start_as_published_noise_for_dc_and_own_images_for_dsa_and_dm():
-    assert [METHODS[name].public["start"] for name in ("dc", "dsa", "dm")] == ["noise", "real", "real"]
+    assert [METHODS[name].parts[0].settings["start"] for name in ("dc", "dsa", "dm")] == ["noise", "real", "real"]
 
 
 @pytest.mark.parametrize("make", [dc, dsa, dm])
