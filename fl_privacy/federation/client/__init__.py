@@ -2,7 +2,7 @@
 
 from fl_privacy.federation.client.client import Client, ClientSource, LocalWork, Personalized
 from fl_privacy.federation.client.private_part import private_names, public_state
-from fl_privacy.federation.client.replay import Replay
+from fl_privacy.federation.client.replay import Replay, examples_behind
 from fl_privacy.federation.client.training import LocalResult, local_update
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "LocalWork",
     "Personalized",
     "Replay",
+    "examples_behind",
     "local_update",
     "private_names",
     "public_state",

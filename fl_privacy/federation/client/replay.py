@@ -1,6 +1,7 @@
 """What was behind an upload: a simulated client repeats it by the same random streams; nothing of it ever travels."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +13,25 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.client.client import Client, LocalWork
 from fl_privacy.rng import Secret
 from fl_privacy.types import Batch, ModelState, Upload, VictimId
+
+
+def examples_behind(client: Client, victim: VictimId, state: ClientState, *, batch_size: int) -> Batch:
+    """What ``client`` made the upload ``victim`` of, each example once: of a probe in its own order, of a training as
+    first visited.
+
+    Args:
+        client: whose draws can be repeated.
+        victim: the upload.
+        state: of the client; what its defense makes of its examples once is added to it.
+        batch_size: examples of a probed batch.
+
+    Raises:
+        UserError: the client draws from a secret of its own.
+    """
+    if victim.probe is not None:
+        return client.victim_batch(victim.probe, batch_size, state)
+    rows = _rows(victim, _work(client, victim, state, batch_size), batch_size)
+    return client.examples_of(torch.tensor(rows), state)
 
 
 class _EnoughError(Exception):
@@ -28,9 +48,6 @@ class Replay:
         sent: what the client was sent.
         state: what it kept for itself before; what a defense makes of the client's examples once is added to it.
         batch_size: examples of a probed batch.
-
-    Raises:
-        UserError: the client draws from a secret of its own.
     """
 
     client: Client
@@ -39,60 +56,40 @@ class Replay:
     state: ClientState
     batch_size: int
 
-    def __post_init__(self) -> None:
-        if isinstance(self.client.seed, Secret):
-            raise UserError(
-                f"Client {self.client.id} is expected to be simulated for its draws to be repeated, but has a secret of"
-                " its own; give it a number as seed."
-            )
-
     @cached_property
     def examples(self) -> Batch:
-        """Those behind the upload, each once: of a probe in its own order, of a training as first visited."""
-        if self.victim.probe is not None:
-            return self.client.victim_batch(self.victim.probe, self.batch_size, self.state)
-        return self.client.examples_of(torch.tensor(self._rows), self.state)
+        """See ``examples_behind``."""
+        return examples_behind(self.client, self.victim, self.state, batch_size=self.batch_size)
 
     @cached_property
     def transformed(self) -> Batch:
         """What augmentation and the defense first made of each of ``examples``, in their order."""
-        if self.client.defense.data:
-            batches = self._through_the_defense()
-        elif self._augments:
-            batches = self._work.batches
-        else:
+        if not self.client.defense.data and not self._augments:
             return self.examples
+        work = self._work()
+        batches = self._defended(work) if self.client.defense.data else work.batches
         inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
-        visited = _flat(self._work.order)
-        first = [visited.index(row) for row in self._rows]
+        visited = _flat(work.order)
+        first = [visited.index(row) for row in _rows(self.victim, work, self.batch_size)]
         return Batch(inputs[first], labels[first])
 
     @cached_property
     def undefended(self) -> Upload:
         """What the client would have uploaded without its defense, of the same examples in the same order."""
         plain = replace(self.client, defense=Defense(examples=self.client.defense.examples))
-        return plain.do(self._work, self.sent, ClientState(dict(self.state.tensors))).upload
+        return plain.do(self._work(), self.sent, ClientState(dict(self.state.tensors))).upload
 
-    @cached_property
     def _work(self) -> LocalWork:
-        round, probe = self.victim.round, self.victim.probe
-        if probe is None:
-            return self.client.training_work(self.state, round=round)
-        return self.client.probe_work(self.state, round=round, victim=probe, batch_size=self.batch_size)
-
-    @property
-    def _rows(self) -> list[int]:
-        """Which of the client's examples, or of the probed batch, ``examples`` are."""
-        return list(dict.fromkeys(_flat(self._work.order)) if self.victim.probe is None else range(self.batch_size))
+        return _work(self.client, self.victim, self.state, self.batch_size)
 
     @property
     def _augments(self) -> bool:
         return self.client.plan.augments if self.victim.probe is None else self.client.plan.augment_probes
 
-    def _through_the_defense(self) -> list[Batch]:
-        """The first batches as the gradient is taken of them; of one step alone, no gradient is taken."""
+    def _defended(self, work: LocalWork) -> list[Batch]:
+        """The first batches as the defense transforms them; the last of them is not trained on, nor a single one."""
         seen: list[Batch] = []
-        needed = _steps_until(self._work.order, set(self._rows))
+        needed = _steps_until(work.order, set(_rows(self.victim, work, self.batch_size)))
 
         def watch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
             seen.append(batch)
@@ -102,11 +99,25 @@ class Replay:
 
         defense = self.client.defense
         watched = replace(self.client, defense=replace(defense, data=(*defense.data, watch)))
-        try:
-            watched.do(self._work, self.sent, ClientState(dict(self.state.tensors)))
-        except _EnoughError:
-            pass
+        with suppress(_EnoughError):
+            watched.do(work, self.sent, ClientState(dict(self.state.tensors)))
         return seen
+
+
+def _work(client: Client, victim: VictimId, state: ClientState, batch_size: int) -> LocalWork:
+    if isinstance(client.seed, Secret):
+        raise UserError(
+            f"Client {client.id} is expected to be simulated for its draws to be repeated, but has a secret of its own;"
+            " give it a number as seed."
+        )
+    if victim.probe is None:
+        return client.training_work(state, round=victim.round)
+    return client.probe_work(state, round=victim.round, victim=victim.probe, batch_size=batch_size)
+
+
+def _rows(victim: VictimId, work: LocalWork, batch_size: int) -> list[int]:
+    """Which of the client's examples, or of the probed batch, are behind the upload."""
+    return list(range(batch_size)) if victim.probe is not None else list(dict.fromkeys(_flat(work.order)))
 
 
 def _flat(order: Sequence[Tensor]) -> list[int]:
