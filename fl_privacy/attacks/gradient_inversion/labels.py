@@ -39,7 +39,7 @@ def choose_labels(
     if layer is None:
         raise NotAttackableError("The model has no linear output layer to infer labels from; use labels=optimize.")
     gradient = {n: g.to(like) / loss_scale for n, g in as_gradient(observation).items() if n in layer}
-    generator = derive_generator(seed, "attack", observation.id, "labels")
+    generator = derive_generator(seed, "attack", str(observation.id), "labels")
     guesses = torch.rand((_GUESSES, *observation.input_shape), generator=generator).to(like)
     outputs = guessed_outputs(model, guesses, layer[0])
     found = infer_labels(gradient, layer, observation.upload.num_examples, *outputs)

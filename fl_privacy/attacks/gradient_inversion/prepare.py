@@ -114,14 +114,14 @@ class Prepared:
         chosen = []
         for member, restart in zip(members, restarts, strict=True):
             draw = restart // self.attempts_together
-            rng = derive_generator(self.seed, "attack", member.observation.id, draw, "changes")
+            rng = derive_generator(self.seed, "attack", str(member.observation.id), draw, "changes")
             chosen.append(choose_transforms(len(transforms), draw, self.shape[0], rng))
         return AssumedTransform(transforms, torch.stack(chosen).to(self._like.device))
 
     def start(self, members: Sequence[Member], restarts: Sequence[int]) -> tuple[Tensor, list[torch.Generator]]:
         """First variables (V, N) and random stream of each victim."""
         generators = [
-            derive_generator(self.seed, "attack", member.observation.id, restart)
+            derive_generator(self.seed, "attack", str(member.observation.id), restart)
             for member, restart in zip(members, restarts, strict=True)
         ]
         rows = [self._row(member, generator) for member, generator in zip(members, generators, strict=True)]
