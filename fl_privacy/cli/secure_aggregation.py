@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.backend import Backend, ParticipantSource
+from fl_privacy.experiment.backend import Backend, ClientSource
 from fl_privacy.federation import Server
 from fl_privacy.interception import Audit, Interceptor
 
@@ -42,7 +42,7 @@ def secure_backend_of(config: DictConfig) -> Backend | None:
 
 
 def _unattacked(
-    run: Any, server: Server, source: ParticipantSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
+    run: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
 ) -> None:
     """``run`` as a backend; there is nothing to intercept."""
     run(server, source(), **settings)

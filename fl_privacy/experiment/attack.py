@@ -42,7 +42,7 @@ from fl_privacy.experiment.threat_model import threat_model
 from fl_privacy.experiment.tracing import tracer_of
 from fl_privacy.experiment.update_distortion import update_distortion_of
 from fl_privacy.experiment.weights import load_weights
-from fl_privacy.federation import Participant, public_state
+from fl_privacy.federation import Client, public_state
 from fl_privacy.interception import Audit, Interceptor, Probe
 from fl_privacy.interception.capture_reader import load_observations
 from fl_privacy.metrics import MetricFunction
@@ -59,7 +59,7 @@ class _Intercepted:
     """
 
     observations: list[Observation]
-    participants: Mapping[int, Participant]
+    clients: Mapping[int, Client]
     unattacked: Examples
     defense: Defense
     threats: list[str]
@@ -87,9 +87,9 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
         else f"Preparing data {config.choices.data}, model {config.choices.model} and {config.victims} victims"
     )
     found = _captured(config) if config.captured else _fresh(config, monitor)
-    defense, participants = found.defense, found.participants
-    behind = (participants, config.batch_size, found.states)
-    plan, target = participants[0].plan, config.intercept.target if config.captured else "probe"
+    defense, clients = found.defense, found.clients
+    behind = (clients, config.batch_size, found.states)
+    plan, target = clients[0].plan, config.intercept.target if config.captured else "probe"
     with open_folder(config, "attack") as folder:
         if folder.finished:
             monitor.say("Another process has just finished it.")
@@ -105,11 +105,11 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
                 threads=positive(config.attack_threads, "attack_threads"),
                 monitor=monitor,
                 public=public_examples(config, found.unattacked),
-                disturbance=update_distortion_of(*behind) if defense.public and not defense.private else None,
-                guesses=previous_reconstructions_of(config, participants),
-                informed=attacker_knowledge_of(defense, participants) if config.knows_defense else None,
+                disturbance=update_distortion_of(*behind) if defense.parts and not defense.private else None,
+                guesses=previous_reconstructions_of(config, clients),
+                informed=attacker_knowledge_of(defense, clients) if config.knows_defense else None,
                 functions=found.functions,
-                tracer=tracer_of(config, participants),
+                tracer=tracer_of(config, clients),
                 transformed=transformed_of(*behind) if trains_on_others(defense, plan, target) else None,
             )(found.observations)
             folder.finish()
@@ -128,7 +128,7 @@ def _fresh(config: DictConfig, monitor: Monitor) -> _Intercepted:
     initial = public_state(model, defense)
     sent = load_weights(Path(config.weights), initial) if config.weights else initial
     victims, batch_size = positive(config.victims, "victims"), positive(config.batch_size, "batch_size")
-    owner = Participant(
+    owner = Client(
         id=0,
         examples=examples,
         indices=torch.arange(len(examples)),
@@ -146,9 +146,9 @@ def _fresh(config: DictConfig, monitor: Monitor) -> _Intercepted:
         )
     if config.colluder == owner.id:
         raise UserError("colluder is expected to be another client than 0, which is the victim; set colluder=1.")
-    participants = {0: owner}
+    clients = {0: owner}
     if config.colluder is not None:
-        participants[config.colluder] = replace(owner, id=config.colluder)
+        clients[config.colluder] = replace(owner, id=config.colluder)
     audit = Audit(probes=tuple(Probe(0, k) for k in range(victims)), batch_size=batch_size)
     observations: list[Observation] = []
     interceptor = Interceptor(
@@ -157,7 +157,7 @@ def _fresh(config: DictConfig, monitor: Monitor) -> _Intercepted:
         input_shape=examples.input_shape,
         num_classes=examples.num_classes,
         sink=observations.append,
-        insider=insider_of(config, participants),
+        insider=insider_of(config, clients),
     )
     states = fresh_states()
     with monitor.working("Making the victims' uploads"):
@@ -168,7 +168,7 @@ def _fresh(config: DictConfig, monitor: Monitor) -> _Intercepted:
     weights = "as trained elsewhere" if config.weights else "untrained"
     return _Intercepted(
         observations=observations,
-        participants={0: owner},
+        clients={0: owner},
         unattacked=dataset.test if config.split == "train" else dataset.train,
         defense=defense,
         threats=[*threats, f"The model is {weights}."],
@@ -180,7 +180,7 @@ def _fresh(config: DictConfig, monitor: Monitor) -> _Intercepted:
 def _captured(config: DictConfig) -> _Intercepted:
     """What a run captured; its own configuration says what the truth was."""
     federation = build_federation(config)
-    inside = None if config.colluder is None else federation.participants[config.colluder].architecture()
+    inside = None if config.colluder is None else federation.clients[config.colluder].architecture()
     observations = load_observations(captures_of(config), federation.model, inside=inside)
     if not observations:
         raise UserError(
@@ -191,7 +191,7 @@ def _captured(config: DictConfig) -> _Intercepted:
     threats = threat_model(config, federation.model, federation.server.local_plan, federation.audit, federation.defense)
     return _Intercepted(
         observations=observations,
-        participants=federation.participants,
+        clients=federation.clients,
         unattacked=federation.dataset.test,
         defense=federation.defense,
         threats=threats,

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from omegaconf import DictConfig
 
 from fl_privacy.defenses import Defense
-from fl_privacy.federation import Participant
+from fl_privacy.effects import Description
+from fl_privacy.federation import Client
 from fl_privacy.federation.client.examples import local_batches
 from fl_privacy.interception import Insider
 from fl_privacy.rng import derive_generator
@@ -23,7 +23,7 @@ class AttackerKnowledge:
         same_data: see ``data_names``.
     """
 
-    defense: Mapping[str, Any]
+    defense: Description
     same_data: Callable[[VictimId], str | None]
 
     def __call__(self, observation: Observation) -> Observation:
@@ -31,14 +31,14 @@ class AttackerKnowledge:
         return observation.told(defense=self.defense, same_data=self.same_data(observation.id))
 
 
-def attacker_knowledge_of(defense: Defense, participants: Mapping[int, Participant]) -> AttackerKnowledge | None:
-    """What can be told of ``defense`` and ``participants``; ``None`` where the defense has no public description."""
-    if not defense.description:
+def attacker_knowledge_of(defense: Defense, clients: Mapping[int, Client]) -> AttackerKnowledge | None:
+    """What can be told of ``defense`` and ``clients``; ``None`` where the defense has no public description."""
+    if not defense.parts:
         return None
-    return AttackerKnowledge(defense=defense.description, same_data=data_names(participants))
+    return AttackerKnowledge(defense=defense.parts, same_data=data_names(clients))
 
 
-def data_names(participants: Mapping[int, Participant]) -> Callable[[VictimId], str | None]:
+def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
     """Observation id -> name of the examples behind it, ``None`` where they change from round to round.
 
     A probe holds the same examples in every round; so does the update of a client that trains on all it has. They are
@@ -46,22 +46,22 @@ def data_names(participants: Mapping[int, Participant]) -> Callable[[VictimId], 
     """
 
     def same_data(victim: VictimId) -> str | None:
-        participant = participants[victim.client]
+        client = clients[victim.client]
         probed = victim.probe is not None
-        changes = participant.plan.augment_probes if probed else not _trains_on_everything(participant)
-        if changes or participant.defense.changes_images:
+        changes = client.plan.augment_probes if probed else not _trains_on_everything(client)
+        if changes or client.defense.changes_images:
             return None
         return victim.source
 
     return same_data
 
 
-def insider_of(config: DictConfig, participants: Mapping[int, Participant]) -> Insider | None:
+def insider_of(config: DictConfig, clients: Mapping[int, Client]) -> Insider | None:
     """What help from inside ``config`` gives the attacker; ``None`` where no layer is private and nothing is shown."""
-    if not config.knows_features and not any(p.keeps_private() for p in participants.values()):
+    if not config.knows_features and not any(p.keeps_private() for p in clients.values()):
         return None
     return Insider(
-        participants=participants,
+        clients=clients,
         colluder=config.colluder,
         knows_features=config.knows_features,
         features_at=config.features_at,
@@ -70,9 +70,9 @@ def insider_of(config: DictConfig, participants: Mapping[int, Participant]) -> I
     )
 
 
-def _trains_on_everything(participant: Participant) -> bool:
-    if participant.plan.augments:
+def _trains_on_everything(client: Client) -> bool:
+    if client.plan.augments:
         return False
-    number = participant.number_of_examples
-    batches = local_batches(number, participant.plan, derive_generator(0))
+    number = client.number_of_examples
+    batches = local_batches(number, client.plan, derive_generator(0))
     return len({int(i) for batch in batches for i in batch}) == number

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from fl_privacy.federation import Participant, RoundReport, Server, run_rounds
+from fl_privacy.federation import Client, RoundReport, Server, run_rounds
 from fl_privacy.interception import Audit, Interceptor
 
-ParticipantSource = Callable[[], Mapping[int, Participant]]
+ClientSource = Callable[[], Mapping[int, Client]]
 """Makes the clients where they are to run; can be pickled."""
 
 
@@ -16,7 +16,7 @@ class Backend(Protocol):
     def __call__(
         self,
         server: Server,
-        source: ParticipantSource,
+        source: ClientSource,
         *,
         rounds: int,
         audit: Audit,
@@ -29,7 +29,7 @@ class Backend(Protocol):
 
 def plain_loop(
     server: Server,
-    source: ParticipantSource,
+    source: ClientSource,
     *,
     rounds: int,
     audit: Audit,

@@ -3,13 +3,11 @@
 from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.config import to_yaml
+from fl_privacy.defenses.privacy import mechanism, noise_of
 from fl_privacy.defenses.privacy.accountants import noise_multiplier_for
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_federation
+from fl_privacy.experiment.build import build_defense, build_federation
 from fl_privacy.experiment.privacy import guarantees, rounds_taken_part
-
-_NOISE = {"fl_privacy.defenses.dp_sgd": "noise_multiplier", "fl_privacy.defenses.dp_noise": "scale"}
-"""Defense -> the setting that its noise is proportional to."""
 
 
 def calibrated(config: DictConfig) -> DictConfig:
@@ -41,12 +39,7 @@ def calibration(config: DictConfig) -> list[str]:
         return []
     if config.choices.defense == "none":
         return [done]
-    noise = _NOISE.get(str(config.defense.get("_target_")))
-    if noise is None:
-        raise UserError(
-            f"privacy.epsilon is expected with defense=dp_sgd, or with defense=dp_noise and a clip_norm, but got"
-            f" defense={config.choices.defense}; set privacy.epsilon=null."
-        )
+    noise = _noise_setting(config)
     delta, accountant = config.privacy.delta, config.privacy.accountant
     federation = build_federation(config)
     candidates = guarantees(federation, delta=delta, accountant=accountant)
@@ -65,3 +58,19 @@ def calibration(config: DictConfig) -> list[str]:
         for candidate in candidates
     )
     return [f"defense.{noise}={float(config.defense[noise]) * factor!r}", done]
+
+
+def _noise_setting(config: DictConfig) -> str:
+    """The setting that the noise of the defense is proportional to: its part says which, and twice as much is tried."""
+    part = mechanism(build_defense(config))
+    if part and part.strength and part.strength in config.defense:
+        doubled = OmegaConf.create(to_yaml(config))
+        assert isinstance(doubled, DictConfig)
+        doubled.defense[part.strength] *= 2
+        other = mechanism(build_defense(doubled))
+        if other and noise_of(other.effect) == 2 * (noise_of(part.effect) or 0.0):
+            return part.strength
+    raise UserError(
+        "privacy.epsilon is expected with a defense whose noise is proportional to one of its settings, such as dp_sgd,"
+        f" or dp_noise with a clip_norm, but got defense={config.choices.defense}; set privacy.epsilon=null."
+    )

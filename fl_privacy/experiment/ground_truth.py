@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from fl_privacy.defenses import ClientState, Defense
-from fl_privacy.federation import Participant
+from fl_privacy.federation import Client
 from fl_privacy.metrics.matching import hard_labels
 from fl_privacy.types import Batch, LocalPlan, Observation, VictimId
 
@@ -26,9 +26,7 @@ def fresh_states() -> ClientStates:
     return defaultdict(ClientState)
 
 
-def ground_truth_of(
-    participants: Mapping[int, Participant], batch_size: int, states: ClientStates | None = None
-) -> GroundTruth:
+def ground_truth_of(clients: Mapping[int, Client], batch_size: int, states: ClientStates | None = None) -> GroundTruth:
     """Looks victims up in the simulated clients' data; nothing of it ever travels.
 
     Where a defense exchanges a client's examples, the truth of each is the client's own image nearest to it.
@@ -36,12 +34,12 @@ def ground_truth_of(
     states = fresh_states() if states is None else states
 
     def find(victim: VictimId) -> Batch:
-        participant, state = participants[victim.client], states[victim.client]
+        client, state = clients[victim.client], states[victim.client]
         if victim.probe is None:
-            batch = participant.trained_batch(round=victim.round, state=state)
+            batch = client.trained_batch(round=victim.round, state=state)
         else:
-            batch = participant.victim_batch(victim.probe, batch_size, state)
-        return _nearest(participant, batch) if participant.defense.examples else batch
+            batch = client.victim_batch(victim.probe, batch_size, state)
+        return _nearest(client, batch) if client.defense.examples else batch
 
     return find
 
@@ -52,25 +50,23 @@ def trains_on_others(defense: Defense, plan: LocalPlan, target: str) -> bool:
     return bool(defense.examples or defense.data) or augmented
 
 
-def transformed_of(
-    participants: Mapping[int, Participant], batch_size: int, states: ClientStates | None = None
-) -> Transformed:
+def transformed_of(clients: Mapping[int, Client], batch_size: int, states: ClientStates | None = None) -> Transformed:
     """Repeats what augmentation and the clients' defenses did to the data, by the same random streams."""
     states = fresh_states() if states is None else states
 
     def find(observation: Observation) -> Batch:
         id, sent = observation.id, observation.sent
-        participant, state = participants[id.client], states[id.client]
+        client, state = clients[id.client], states[id.client]
         if id.probe is None:
-            return participant.transformed_batch(sent, state, round=id.round)
-        return participant.transformed_victim(sent, state, round=id.round, victim=id.probe, batch_size=batch_size)
+            return client.transformed_batch(sent, state, round=id.round)
+        return client.transformed_victim(sent, state, round=id.round, victim=id.probe, batch_size=batch_size)
 
     return find
 
 
-def _nearest(participant: Participant, batch: Batch) -> Batch:
+def _nearest(client: Client, batch: Batch) -> Batch:
     """The client's own images nearest to those of ``batch``, among those of the same class where there are any."""
-    own = participant.examples.batch(participant.indices, participant.device)
+    own = client.examples.batch(client.indices, client.device)
     labels = hard_labels(batch.labels)
     distances = torch.cdist(batch.inputs.flatten(1), own.inputs.flatten(1))
     other = labels[:, None] != own.labels

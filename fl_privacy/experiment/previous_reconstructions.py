@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from fl_privacy.experiment.attacker_knowledge import data_names
-from fl_privacy.federation import Participant
+from fl_privacy.federation import Client
 from fl_privacy.results import Attacker
 from fl_privacy.types import Observation, Reconstruction, VictimId
 
@@ -35,8 +35,6 @@ class PreviousReconstructions:
                 self._kept[attacker, name] = result.batch.inputs
 
 
-def previous_reconstructions_of(
-    config: DictConfig, participants: Mapping[int, Participant]
-) -> PreviousReconstructions | None:
+def previous_reconstructions_of(config: DictConfig, clients: Mapping[int, Client]) -> PreviousReconstructions | None:
     """An empty memory, where the attack of ``config`` starts from earlier guesses."""
-    return PreviousReconstructions(data_names(participants)) if config.attack.get("start") == "previous" else None
+    return PreviousReconstructions(data_names(clients)) if config.attack.get("start") == "previous" else None

@@ -18,7 +18,7 @@ from fl_privacy.experiment.build import (
     build_attack,
     build_federation,
     build_functions,
-    participants_of,
+    clients_of,
     positive,
 )
 from fl_privacy.experiment.calibration import calibrated
@@ -111,29 +111,27 @@ def _run(
     lines = threat_model(config, federation.model, plan, audit, federation.defense)
     folder.write_threat_model([*lines, who_draws(simulated), privacy.statement])
     folder.add_privacy(delta=delta, accountant=accountant, missing=privacy.missing)
-    table = partition_table(dataset.train, [p.indices for p in federation.participants.values()])
+    table = partition_table(dataset.train, [p.indices for p in federation.clients.values()])
     folder.write_partition(table.tolist(), dataset.train.class_names)
     states = fresh_states()
     stage = (
         AttackStage(
             attack=attack,
-            truth=ground_truth_of(federation.participants, config.batch_size, states),
+            truth=ground_truth_of(federation.clients, config.batch_size, states),
             folder=folder,
             seed=config.seed,
             knows_labels=config.knows_labels,
             threads=positive(config.attack_threads, "attack_threads"),
             monitor=monitor,
             public=public_examples(config, dataset.test),
-            disturbance=update_distortion_of(federation.participants, config.batch_size, states)
-            if federation.defense.public and not federation.server.personal
+            disturbance=update_distortion_of(federation.clients, config.batch_size, states)
+            if federation.defense.parts and not federation.server.personal
             else None,
-            guesses=previous_reconstructions_of(config, federation.participants),
-            informed=attacker_knowledge_of(federation.defense, federation.participants)
-            if config.knows_defense
-            else None,
+            guesses=previous_reconstructions_of(config, federation.clients),
+            informed=attacker_knowledge_of(federation.defense, federation.clients) if config.knows_defense else None,
             functions=build_functions(config, dataset),
-            tracer=tracer_of(config, federation.participants),
-            transformed=transformed_of(federation.participants, config.batch_size, states)
+            tracer=tracer_of(config, federation.clients),
+            transformed=transformed_of(federation.clients, config.batch_size, states)
             if trains_on_others(federation.defense, plan, audit.target)
             else None,
         )
@@ -177,7 +175,7 @@ def _run(
     with monitor.training(federation.rounds):
         backend(
             federation.server,
-            partial(participants_of, to_yaml(config)),
+            partial(clients_of, to_yaml(config)),
             rounds=federation.rounds,
             audit=audit,
             interceptor=Interceptor(
@@ -186,7 +184,7 @@ def _run(
                 input_shape=dataset.train.input_shape,
                 num_classes=dataset.train.num_classes,
                 sink=intercepted,
-                insider=insider_of(config, federation.participants),
+                insider=insider_of(config, federation.clients),
             ),
             on_round=on_round,
         )

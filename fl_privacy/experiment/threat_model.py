@@ -1,11 +1,10 @@
 """The threat model of a run in sentences, for its report."""
 
-from collections.abc import Mapping
-
 from omegaconf import DictConfig
 from torch import nn
 
 from fl_privacy.defenses import Defense
+from fl_privacy.effects import settings_in_words
 from fl_privacy.interception import Audit
 from fl_privacy.models import has_batch_norm
 from fl_privacy.types import Knowledge, LocalPlan
@@ -30,7 +29,7 @@ _SECURE = {
 def threat_model(config: DictConfig, model: nn.Module, plan: LocalPlan, audit: Audit, defense: Defense) -> list[str]:
     """Who attacks, what is seen, what is known, what is defended."""
     if config.secure_aggregation.name != "none":
-        return [_SECURE[config.secure_aggregation.name], _describe_defense(defense.name, defense.public)]
+        return [_SECURE[config.secure_aggregation.name], _describe_defense(defense)]
     lines = [
         "The server is honest but curious: it follows the protocol and reads what it receives.",
         f"Each client uploads {_SHARED[plan.shares]}.",
@@ -60,14 +59,14 @@ def threat_model(config: DictConfig, model: nn.Module, plan: LocalPlan, audit: A
         known.append(
             f"The attacker sees what enters {config.features_at or 'the first public layer'} of a victim's model."
         )
-    if config.knows_defense and defense.public:
+    if config.knows_defense and defense.parts:
         joins = "" if defense.changes_images else ", and which updates of different rounds come from the same examples"
         known.append(
-            f"The attacker knows the defense and its settings ({_in_words(defense.description)}){joins}: the adaptive"
+            f"The attacker knows the defense and its settings ({settings_in_words(defense.parts)}){joins}: the adaptive"
             " attacker. Beside it a plain one that knows nothing of this attacks the same victims."
         )
     known = known or Knowledge().describe()
-    return lines + known + [_describe_defense(defense.name, defense.public)]
+    return lines + known + [_describe_defense(defense)]
 
 
 def who_draws(simulated: bool) -> str:
@@ -100,12 +99,8 @@ def _stand_in(colluder: int | None) -> str:
     )
 
 
-def _describe_defense(name: str, settings: Mapping[str, object]) -> str:
-    if name == "none":
+def _describe_defense(defense: Defense) -> str:
+    if not defense.parts:
         return "Clients do not defend themselves."
-    values = _in_words(settings)
-    return f"Clients defend themselves with {name}" + (f" ({values})." if values else ".")
-
-
-def _in_words(settings: Mapping[str, object]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in settings.items())
+    parts = [(part.name, ", ".join(f"{key}={value}" for key, value in part.settings.items())) for part in defense.parts]
+    return f"Clients defend themselves with {' and '.join(f'{n} ({s})' if s else n for n, s in parts)}."

@@ -10,7 +10,7 @@ from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, first_l
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
 from fl_privacy.defenses import Defense
 from fl_privacy.experiment.ground_truth import ClientStates, fresh_states
-from fl_privacy.federation import Participant
+from fl_privacy.federation import Client
 from fl_privacy.metrics.distortion import Perturbation, linear_system, perturbation
 from fl_privacy.types import ModelState, Observation, Tensors
 
@@ -22,7 +22,7 @@ largest, which an attacker would trust most."""
 
 
 def update_distortion_of(
-    participants: Mapping[int, Participant], batch_size: int, states: ClientStates | None = None
+    clients: Mapping[int, Client], batch_size: int, states: ClientStates | None = None
 ) -> UpdateDistortion:
     """Computes the undefended update anew from the simulated client's data; the attacker never sees it."""
     states = fresh_states() if states is None else states
@@ -37,7 +37,7 @@ def update_distortion_of(
 
     def measure(observation: Observation) -> tuple[Perturbation, Mapping[str, float]]:
         id, sent = observation.id, observation.sent
-        undefended, state = _undefended(participants[id.client]), states[id.client]
+        undefended, state = _undefended(clients[id.client]), states[id.client]
         if id.probe is None:
             result = undefended.update(sent, state, round=id.round)
         else:
@@ -64,6 +64,6 @@ def _solving(clean: Tensors, seen: Tensors, names: tuple[str, str]) -> dict[str,
     }
 
 
-def _undefended(participant: Participant) -> Participant:
+def _undefended(client: Client) -> Client:
     """With the same examples to exchange, so that the same are compared."""
-    return replace(participant, defense=Defense(examples=participant.defense.examples))
+    return replace(client, defense=Defense(parts=client.defense.parts, examples=client.defense.examples))

@@ -1,20 +1,20 @@
 """A federated round without any framework: clients, server, and the plain loop over them."""
 
-from fl_privacy.federation.client import LocalResult, Participant, Settled, local_update, private_names, public_state
+from fl_privacy.federation.client import Client, LocalResult, Personalized, local_update, private_names, public_state
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model, mean_evaluation
 from fl_privacy.federation.guard import Failure, attempt, sort_out
-from fl_privacy.federation.rounds import RoundReport, finish_round, run_rounds, settled
+from fl_privacy.federation.rounds import RoundReport, finish_round, run_rounds, with_personalized
 from fl_privacy.federation.server import Server, ServerPlan, upload_bytes
 
 __all__ = [
+    "Client",
     "Evaluation",
     "Failure",
     "LocalResult",
-    "Participant",
+    "Personalized",
     "RoundReport",
     "Server",
     "ServerPlan",
-    "Settled",
     "attempt",
     "evaluate_model",
     "finish_round",
@@ -23,7 +23,7 @@ __all__ = [
     "private_names",
     "public_state",
     "run_rounds",
-    "settled",
     "sort_out",
     "upload_bytes",
+    "with_personalized",
 ]

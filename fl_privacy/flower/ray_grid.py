@@ -14,13 +14,13 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Failure, Participant
-from fl_privacy.flower.adapter import participant_app
+from fl_privacy.federation import Client, Failure
+from fl_privacy.flower.adapter import simulated_client_app
 from fl_privacy.flower.grid import LocalGrid, failed
 from fl_privacy.parallel.ray_cluster import expect_ray, joins_cluster, one_line, ray_cluster
 from fl_privacy.progress import counted
 
-Source = Callable[[], Mapping[int, Participant]]
+Source = Callable[[], Mapping[int, Client]]
 
 
 class ClientProcess:
@@ -38,7 +38,7 @@ class ClientProcess:
     def _app(self) -> ClientApp:
         import ray  # noqa: PLC0415
 
-        return participant_app(ray.get(self._source[0])())
+        return simulated_client_app(ray.get(self._source[0])())
 
     def answer(self, message: Message, context: Context) -> tuple[Message, Context]:
         """The reply of the message's node, and its context afterwards."""

@@ -26,7 +26,7 @@ def federation(*options):
 
 def test_transformed_images_lie_beside_their_originals():
     built = federation("defense=ats", "defense.policies=0")  # inverts
-    truth, transformed = ground_truth_of(built.participants, 2), transformed_of(built.participants, 2)
+    truth, transformed = ground_truth_of(built.clients, 2), transformed_of(built.clients, 2)
     for observation in observations(built, AUDIT):
         original, seen = truth(observation.id), transformed(observation)
         assert torch.allclose(seen.inputs, 1 - original.inputs)
@@ -36,38 +36,38 @@ def test_transformed_images_lie_beside_their_originals():
 def test_updates_from_augmented_images_are_measured_against_these_and_not_joined_over_rounds():
     settings = ("federation=fedavg", "federation.plan.batch_size=null", "federation.plan.flip=true")
     built = federation(*settings, "intercept.target=update")
-    plan, updates = built.participants[0].plan, Audit(target="update", clients=frozenset({0}))
+    plan, updates = built.clients[0].plan, Audit(target="update", clients=frozenset({0}))
     (observation,) = observations(built, updates)
-    original = ground_truth_of(built.participants, 2)(observation.id).inputs
-    seen = transformed_of(built.participants, 2)(observation).inputs
+    original = ground_truth_of(built.clients, 2)(observation.id).inputs
+    seen = transformed_of(built.clients, 2)(observation).inputs
     flipped = (seen != original).flatten(1).any(1)
     assert torch.equal(seen[flipped], original[flipped].flip(-1))
     assert 0.3 < flipped.float().mean() < 0.7
     assert trains_on_others(built.defense, plan, "update")
     assert not trains_on_others(built.defense, plan, "probe")
-    assert data_names(built.participants)(observation.id) is None
-    assert data_names(federation(*settings[:2]).participants)(observation.id) == "client-0"
+    assert data_names(built.clients)(observation.id) is None
+    assert data_names(federation(*settings[:2]).clients)(observation.id) == "client-0"
 
 
 def test_probes_that_are_augmented_are_measured_against_what_they_became_and_not_joined_over_rounds():
     settings = ("federation.plan.flip=true", "federation.plan.augment_probes=true")
     built = federation("federation=fedavg", *settings)
-    assert trains_on_others(built.defense, built.participants[0].plan, "probe")
-    truth, transformed = ground_truth_of(built.participants, 2), transformed_of(built.participants, 2)
+    assert trains_on_others(built.defense, built.clients[0].plan, "probe")
+    truth, transformed = ground_truth_of(built.clients, 2), transformed_of(built.clients, 2)
     found = observations(built, AUDIT)
     pairs = [(truth(o.id).inputs, transformed(o).inputs) for o in found]
     original, seen = (torch.cat(images) for images in zip(*pairs, strict=True))
     flipped = (seen != original).flatten(1).any(1)
     assert flipped.any() and not flipped.all()
     assert torch.equal(seen[flipped], original[flipped].flip(-1))
-    assert all(data_names(built.participants)(o.id) is None for o in found)
+    assert all(data_names(built.clients)(o.id) is None for o in found)
 
 
 def test_the_truth_of_a_condensed_image_is_the_nearest_of_the_client_s_own():
     built = federation(*DM)
-    truth, transformed = ground_truth_of(built.participants, 2), transformed_of(built.participants, 2)
+    truth, transformed = ground_truth_of(built.clients, 2), transformed_of(built.clients, 2)
     for observation in observations(built, AUDIT):
-        client = built.participants[observation.id.client]
+        client = built.clients[observation.id.client]
         seen, nearest = transformed(observation), truth(observation.id)
         own = client.examples.batch(client.indices)
         for image, label, found in zip(seen.inputs, seen.labels, nearest.inputs, strict=True):
@@ -82,7 +82,7 @@ def test_condensed_images_are_made_once_for_all_who_look(monkeypatch):
     monkeypatch.setattr(distribution_matching, "fresh_network", lambda *a: made.append(a) or train(*a))
     seen = observations(built, AUDIT)
     made.clear()
-    behind = (built.participants, 2, states)
+    behind = (built.clients, 2, states)
     truth, transformed, measure = ground_truth_of(*behind), transformed_of(*behind), update_distortion_of(*behind)
     for observation in seen:
         truth(observation.id), transformed(observation), measure(observation)
@@ -98,7 +98,7 @@ def test_victims_are_as_many_as_there_are_condensed_images():
 
 def test_mixtures_are_repeated_for_the_evaluation():
     built = federation("defense=instahide")
-    transformed = transformed_of(built.participants, 2)
+    transformed = transformed_of(built.clients, 2)
     for observation in observations(built, AUDIT):
         one, two = transformed(observation), transformed(observation)
         assert torch.equal(one.inputs, two.inputs)
@@ -140,7 +140,7 @@ def test_condensation_runs_on_every_backend_alike(tmp_path):
 
 def test_the_undefended_update_of_a_condensed_victim_is_the_same():
     built = federation(*DM)
-    measure = update_distortion_of(built.participants, 2)
+    measure = update_distortion_of(built.clients, 2)
     for observation in observations(built, AUDIT):
         perturbation, _ = measure(observation)
         assert perturbation.signal_to_perturbation == float("inf")

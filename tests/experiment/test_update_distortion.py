@@ -19,11 +19,11 @@ def observations(federation, audit, batch_size=2):
     )
     sent = federation.server.state
     for probe in audit.probes:
-        client = federation.participants[probe.client]
+        client = federation.clients[probe.client]
         result = client.probe(sent, ClientState(), round=1, victim=probe.victim, batch_size=batch_size)
         interceptor.capture(VictimId(1, probe.client, probe.victim), sent=sent, upload=result.upload)
     for number in audit.clients:
-        result = federation.participants[number].update(sent, ClientState(), round=1)
+        result = federation.clients[number].update(sent, ClientState(), round=1)
         interceptor.capture(VictimId(1, number), sent=sent, upload=result.upload)
     return seen
 
@@ -35,7 +35,7 @@ def observations(federation, audit, batch_size=2):
 def test_only_the_defense_makes_a_difference(federation, audit):
     options = [f"federation={federation}", "federation.clients=4", "federation.plan.batch_size=32"]
     defended = build_federation(compose([*options, "defense=pruning", "defense.rate=0.6"]))
-    measure = update_distortion_of(defended.participants, 2)
+    measure = update_distortion_of(defended.clients, 2)
     for observation in observations(defended, audit):
         found, solving = measure(observation)
         assert solving == {}
@@ -53,7 +53,7 @@ def test_the_equations_of_a_fully_connected_layer_are_measured():
     for scale in ("1e-6", "10"):
         federation = build_federation(compose([*options, f"defense.scale={scale}"]))
         (observation,) = observations(federation, audit, 1)
-        figures.append(update_distortion_of(federation.participants, 1)(observation)[1])
+        figures.append(update_distortion_of(federation.clients, 1)(observation)[1])
     weak, strong = figures
     assert weak["condition"] == strong["condition"] > 1
     assert weak["solvable"] == 1 and weak["contraction"] < 1e-3 and weak["error_bound"] < 1e-2
@@ -74,5 +74,5 @@ def test_the_equations_are_those_of_one_example_and_of_gradients(options, batch_
     federation = build_federation(compose([*common, *options]))
     audit = Audit(probes=(Probe(0, 0),), batch_size=batch_size)
     (observation,) = observations(federation, audit, batch_size)
-    figures = update_distortion_of(federation.participants, batch_size)(observation)[1]
+    figures = update_distortion_of(federation.clients, batch_size)(observation)[1]
     assert (figures["solvable"] == 1 and figures["error_bound"] < 0.1) if measured else figures == {}

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from fl_privacy.data.examples import Examples
 from fl_privacy.defenses import ClientState, Defense, LocalData
-from fl_privacy.federation import Participant, RoundReport, Server, ServerPlan
+from fl_privacy.effects import Part
+from fl_privacy.federation import Client, RoundReport, Server, ServerPlan
 from fl_privacy.interception import Audit, Interceptor, spread_probes
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
 
@@ -71,9 +72,11 @@ def brightened(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
     return Batch(batch.inputs * torch.rand(len(batch), 1, 1, 1, generator=rng), batch.labels)
 
 
-NOISE = Defense(name="noise", upload=(with_noise,))
-DATA = Defense(name="data", examples=(exchanging,), outcome=(two_thirds,), data=(brightened,), upload=(with_noise,))
-HEAD = Defense(name="head", model=(with_private_head,), upload=(with_memory, withholding, with_noise))
+NOISE = Defense(parts=(Part("noise"),), upload=(with_noise,))
+DATA = Defense(
+    parts=(Part("data"),), examples=(exchanging,), outcome=(two_thirds,), data=(brightened,), upload=(with_noise,)
+)
+HEAD = Defense(parts=(Part("head"),), model=(with_private_head,), upload=(with_memory, withholding, with_noise))
 
 
 def examples(number: int = CLIENTS * EXAMPLES_EACH, seed: int = 5) -> Examples:
@@ -108,12 +111,12 @@ FAULTS = {
 }
 
 
-def participants(
+def clients(
     plan: LocalPlan = FEDAVG, defense: Defense = NOISE, faults: tuple[tuple[int, str], ...] = ()
-) -> dict[int, Participant]:
+) -> dict[int, Client]:
     data = examples()
     clients = {
-        i: Participant(
+        i: Client(
             id=i,
             examples=data,
             indices=torch.arange(len(data))[i::CLIENTS],

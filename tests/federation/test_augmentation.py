@@ -58,7 +58,7 @@ def test_flipping_alone_mirrors_half_of_the_images():
 
 def test_a_client_trains_on_windows_of_its_own_images_before_any_defense_of_the_data():
     inverting = Defense(data=(lambda batch, state, rng: Batch(1 - batch.inputs, batch.labels),))
-    client = harness.participants(PLAN, inverting)[1]
+    client = harness.clients(PLAN, inverting)[1]
 
     rounds = [client.transformed_batch(SENT, ClientState(), round=r).inputs for r in (1, 1, 2)]
 
@@ -73,7 +73,7 @@ def test_a_client_trains_on_windows_of_its_own_images_before_any_defense_of_the_
 
 
 def test_what_is_probed_is_left_as_it_is():
-    with_, without = (harness.participants(plan)[1] for plan in (PLAN, harness.FEDAVG))
+    with_, without = (harness.clients(plan)[1] for plan in (PLAN, harness.FEDAVG))
     probes = [c.probe(SENT, ClientState(), round=1, victim=0, batch_size=2).upload.tensors for c in (with_, without)]
     harness.assert_same_tensors(*probes)
     updates = [c.update(SENT, ClientState(), round=1).upload.tensors for c in (with_, without)]
@@ -81,7 +81,7 @@ def test_what_is_probed_is_left_as_it_is():
 
 
 def test_what_is_probed_is_augmented_where_asked_for():
-    client = harness.participants(replace(PLAN, augment_probes=True))[1]
+    client = harness.clients(replace(PLAN, augment_probes=True))[1]
     probed = {"round": 1, "victim": 0, "batch_size": 4}
     own = client.victim_batch(0, 4).inputs
     seen, again = (client.transformed_victim(SENT, ClientState(), **probed).inputs for _ in range(2))
@@ -93,7 +93,7 @@ def test_what_is_probed_is_augmented_where_asked_for():
     for image, found in zip(own, seen, strict=True):
         windows = cropped(image.expand(25, -1, -1, -1), 2, offsets)
         assert (torch.cat([windows, windows.flip(-1)]) == found).flatten(1).all(1).any()
-    plain = harness.participants(harness.FEDAVG)[1].probe(SENT, ClientState(), **probed).upload.tensors
+    plain = harness.clients(harness.FEDAVG)[1].probe(SENT, ClientState(), **probed).upload.tensors
     assert not torch.equal(client.probe(SENT, ClientState(), **probed).upload.tensors["out.bias"], plain["out.bias"])
 
 

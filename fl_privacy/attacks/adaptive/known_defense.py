@@ -42,7 +42,7 @@ class KnownDefense:
     def of(cls, observation: Observation, circumstances: Circumstances) -> "KnownDefense":
         """That which ``observation`` knows of; a line in the log on what there is no countermeasure for."""
         found: list[Countermeasure] = []
-        for part in parts(observation.knowledge.defense or {}):
+        for part in parts(observation.knowledge.defense or ()):
             if part.name in COUNTERMEASURES:
                 found += COUNTERMEASURES[part.name](part.settings, circumstances)
             else:

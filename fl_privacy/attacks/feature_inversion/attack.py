@@ -225,7 +225,7 @@ class ModelInversion:
         private = observation.knowledge.private
         if private is None or not private.parameters:
             return False
-        known = [part.name for part in parts(observation.knowledge.defense or {})]
+        known = [part.name for part in parts(observation.knowledge.defense or ())]
         return self.front == "joint" or (self.front == "auto" and any(name in SPLITS for name in known))
 
     def _first_guesses(

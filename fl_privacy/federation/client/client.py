@@ -23,7 +23,7 @@ from fl_privacy.types import Batch, LocalPlan, ModelState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled:
+class Personalized:
     """How a client ended a round.
 
     Attributes:
@@ -36,7 +36,7 @@ class Settled:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Participant:
+class Client:
     """One client of a federation.
 
     Attributes:
@@ -48,7 +48,7 @@ class Participant:
         defense: what it does to its update.
         seed: what this client's random streams derive from, with ``id``. A number makes it a simulation: who knows the
             number repeats every draw, and removes the noise. By default a secret is drawn, as a deployed client needs;
-            one that is kept (``flower.node_secret``) outlives the process, and the participant where a Flower app makes
+            one that is kept (``flower.node_secret``) outlives the process, and the client where a Flower app makes
             one for each message: private layers need that. Streams that one upload uses up are then
             new for each upload, also where a server asks for the same round twice.
         audit_seed: of a deployed client that is audited: the public number which decides what batches are probed.
@@ -80,7 +80,7 @@ class Participant:
         made = own.seconds
         return replace(result, seconds=result.seconds + made, defense_seconds=result.defense_seconds + made)
 
-    def settle(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Settled:
+    def personalize(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Personalized:
         """End ``round``: train the private part on the new model ``sent``, then test both together if asked."""
         started = time.perf_counter()
         if passes := self.defense.private_passes:
@@ -100,7 +100,7 @@ class Participant:
                 )
         seconds = time.perf_counter() - started
         mine = self.examples.subset(self.indices) if self.test is None else self.test
-        return Settled(seconds=seconds, evaluation=self.evaluate(sent, state, mine) if test else None)
+        return Personalized(seconds=seconds, evaluation=self.evaluate(sent, state, mine) if test else None)
 
     def probe(self, sent: ModelState, state: ClientState, *, round: int, victim: int, batch_size: int) -> LocalResult:
         """The upload this client would make if ``victim_batch`` were all it had.
@@ -255,7 +255,7 @@ class Participant:
         with self._streams(self._rng("examples", "torch")):
             return OwnExamples.exchanged(self.examples.batch(self.indices, self.device), self.defense, data)
 
-    def _watched(self) -> tuple["Participant", list[Batch]]:
+    def _watched(self) -> tuple["Client", list[Batch]]:
         """This client, and the batches that will have gone through its data hooks."""
         seen: list[Batch] = []
 
