@@ -24,7 +24,7 @@ from fl_privacy.experiment.ground_truth import trains_on_others
 from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.federation import ClientSource, Server
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
-from fl_privacy.flower.node_secret import SIMULATION_VARIABLE, is_simulation, node_secret
+from fl_privacy.flower.node_secrets import SIMULATION_VARIABLE, is_simulation, node_secret
 from fl_privacy.flower.records import PARTITION
 
 TIMEOUT = "round-timeout"
