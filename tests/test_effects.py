@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 import pytest
 
 from fl_privacy.attacks.adaptive import Circumstances, Countermeasure, countermeasures
-from fl_privacy.effects import Effect, Part, PerExample, PostProcessing, PrivateRelease, Quantized, from_plain, to_plain
+from fl_privacy.effects import Effect, Part, PerExample, PostProcessing, Quantized, from_plain, to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.types import LocalPlan
 
