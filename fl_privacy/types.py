@@ -10,7 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.effects import Description, settings_in_words
-from fl_privacy.plan import LocalPlan as LocalPlan
+from fl_privacy.plan import LocalPlan
+
+__all__ = [
+    "Batch",
+    "Knowledge",
+    "LocalPlan",
+    "ModelState",
+    "Observation",
+    "Reconstruction",
+    "Tensors",
+    "Upload",
+    "VictimId",
+]
 
 Tensors = Mapping[str, Tensor]
 """Parameter name -> tensor. Nothing in this package indexes a layer by number."""
