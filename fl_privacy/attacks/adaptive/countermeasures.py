@@ -88,7 +88,7 @@ sent back into the features is as large as the head's weights."""
 def countermeasures_against(effect: Effect, circumstances: Circumstances) -> Sequence[Countermeasure] | None:
     """What is done against ``effect``, which the attacker is told of; ``None`` where nothing is known to do.
 
-    A function under ``@countermeasures_against.register`` adds what is done against an effect of another package. Fields
+    A function under ``@countermeasures_against.register`` adds what is done against another effect. Fields
     of an effect that are not told are ``None``.
     """
     return None
