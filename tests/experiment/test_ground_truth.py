@@ -12,7 +12,7 @@ from fl_privacy.experiment.ground_truth import fresh_states, ground_truth_of, tr
 from fl_privacy.experiment.update_distortion import update_distortion_of
 from fl_privacy.interception import Audit, Probe
 from tests.experiment.runs import TINY, run
-from tests.experiment.test_disturbance import observations
+from tests.experiment.test_update_distortion import observations
 
 pytest.importorskip("mlxtend")
 
