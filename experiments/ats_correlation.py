@@ -39,7 +39,7 @@ from fl_privacy.metrics.intervals import aggregate
 from fl_privacy.results.records import RecordWriter, dump_json, read_records
 from fl_privacy.rng import derive_generator
 from fl_privacy.transformations import Policy, Table, transform
-from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload
+from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 PLAN = LocalPlan(batch_norm="eval")
 FIGURES = ("transformed", "original", "noise", "plain")
@@ -92,7 +92,7 @@ class Attacked:
         """A record of each policy in ``names``, attacked together."""
         goals = [transformed_as(self._batch.inputs, name, self._table) for name in names]
         observed = [
-            self._observe(Batch(images[k : k + 1], self._batch.labels[k : k + 1]), f"{name}/{k}")
+            self._observe(Batch(images[k : k + 1], self._batch.labels[k : k + 1]), VictimId(0, 0, k, part=name))
             for name, images in zip(names, goals, strict=True)
             for k in range(len(images))
         ]
@@ -102,10 +102,10 @@ class Attacked:
         guesses = torch.cat([r.batch.inputs for r in found if r.batch is not None]).view(len(names), *goals[0].shape)
         return [self._record(name, guess, goal) for name, guess, goal in zip(names, guesses, goals, strict=True)]
 
-    def _observe(self, batch: Batch, name: str) -> Observation:
+    def _observe(self, batch: Batch, victim: VictimId) -> Observation:
         gradients = loss_gradients(self._model, self._sent, batch, batch_norm="eval").gradients
         return Observation(
-            id=name,
+            id=victim,
             model=self._model,
             sent=self._sent,
             upload=Upload(tensors=gradients, num_examples=1),

@@ -30,7 +30,7 @@ from fl_privacy.attacks.gradient_inversion.compile import Compile
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import ConvNet, LeNet, ResNet18, ResNet20
-from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload
+from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 SHAPE = {"in_channels": 3, "image_size": 32, "num_classes": 10}
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -69,7 +69,7 @@ def observe(model: nn.Module, count: int, device: str) -> list[Observation]:
         tensors = loss_gradients(model, sent, batch, batch_norm="eval").gradients
         victims.append(
             Observation(
-                id=str(number),
+                id=VictimId(0, 0, number),
                 model=model,
                 sent=sent,
                 upload=Upload(tensors=tensors, num_examples=1),

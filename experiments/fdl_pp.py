@@ -40,7 +40,7 @@ from fl_privacy.interception import Audit, Insider, Interceptor, Probe, States
 from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance
 from fl_privacy.metrics.images import bpki, mse
 from fl_privacy.metrics.matching import match
-from fl_privacy.types import Batch, Observation, Reconstruction, Upload
+from fl_privacy.types import Batch, Observation, Reconstruction, Upload, VictimId
 
 METHODS = {
     "DL": ["defense=none"],
@@ -72,9 +72,6 @@ class Course:
         self,
         observation: Observation,
         *,
-        round: int,
-        client: int,
-        probe: Probe | None,
         states: States,
     ) -> Observation:
         self.look({client: states(client) for client in self.participants})
@@ -184,14 +181,8 @@ def captured(
     sent = federation.server.state
     for victim in range(options.victims):
         upload = owner.probe(sent, kept[VICTIM], round=options.rounds, victim=victim, batch_size=1).upload
-        interceptor.capture(
-            round=options.rounds,
-            client=VICTIM,
-            sent=sent,
-            upload=upload,
-            probe=Probe(VICTIM, victim),
-            states=kept.__getitem__,
-        )
+        id = VictimId(options.rounds, VICTIM, victim)
+        interceptor.capture(id, sent=sent, upload=upload, states=kept.__getitem__)
     return found, [owner.victim_batch(victim, 1) for victim in range(options.victims)]
 
 
@@ -208,7 +199,7 @@ def summed(
         num_examples=len(probes),
     )
     observation = Observation(
-        id=f"round-{options.rounds}/sum",
+        id=VictimId(options.rounds, 0, part="sum"),
         model=federation.model,
         sent=sent,
         upload=upload,
@@ -271,7 +262,7 @@ def attacked(
             continue
         views = [o.told(defense=federation.defense.description) for o in observations] if informed else observations
         started = time.process_time()
-        again = [replace(view, id=f"{view.id}/run-{run}") for run in range(options.runs) for view in views]
+        again = [replace(view, id=replace(view.id, part=f"run-{run}")) for run in range(options.runs) for view in views]
         found = attack(again, seed=options.seed)
         runs = [scores(found[k : k + len(views)], truth) for k in range(0, len(found), len(views))]
         results[name] = {

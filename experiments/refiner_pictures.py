@@ -24,7 +24,7 @@ from fl_privacy.experiment.build import build_attack, build_dataset, build_netwo
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.metrics.images import psnr
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload
+from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 
 def gradient(step: LocalStep, images: Tensor) -> Tensors:
@@ -76,10 +76,10 @@ def attack_of(config: DictConfig) -> ReconstructionAttack:
     return attack
 
 
-def observation(name: str, step: LocalStep, tensors: Tensors) -> Observation:
+def observation(victim: VictimId, step: LocalStep, tensors: Tensors) -> Observation:
     images = step.batch.inputs
     return Observation(
-        id=name,
+        id=victim,
         model=step.model,
         sent=step.sent,
         upload=Upload(tensors=tensors, num_examples=1),
@@ -137,8 +137,8 @@ def main() -> None:
         series.append((distances, [float(network(i)) for i in images]))
         upload = project(gradient(step, images[-1]), clean, options.epsilon)
         robust.append(images[-1])
-        clean_views.append(observation(f"raw-{number}", step, clean))
-        robust_views.append(observation(f"robust-{number}", step, upload))
+        clean_views.append(observation(VictimId(0, 0, number, part="raw"), step, clean))
+        robust_views.append(observation(VictimId(0, 0, number, part="robust"), step, upload))
         ends = f"{distances[0]:.3f} -> {distances[-1]:.3f}"
         norm = distance(clean, {name: torch.zeros_like(g) for name, g in clean.items()})
         print(f"victim {number}: distance {ends} of a gradient of {norm:.3f}, noise ratio {series[-1][1][-1]:.2f}")

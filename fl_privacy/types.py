@@ -1,8 +1,10 @@
 """The nouns of the package: what is trained, what is uploaded, what an attacker knows and what it finds."""
 
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import total_ordering
 from typing import Any, Literal
 
 import torch
@@ -247,12 +249,69 @@ class Knowledge:
         return lines or ["The attacker knows nothing beyond the protocol."]
 
 
+_VICTIM_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9]{1,9}))?")
+
+
+@total_ordering
+@dataclass(frozen=True)
+class VictimId:
+    """Names an attacked update, its random streams and its files.
+
+    ``str()`` of it is ``round-3/client-2/victim-0``, of an update that trains the model ``round-3/client-2``.
+
+    Attributes:
+        round: from 1; 0 where no round was trained.
+        client: partition number, from 0.
+        probe: which of the client's extra batches is probed, from 0; ``None`` where the update trains the model.
+        part: a word that tells apart several attacks on the same update, such as on its ``features``.
+
+    Raises:
+        ValueError: a number is negative, or ``part`` is no word.
+    """
+
+    round: int
+    client: int
+    probe: int | None = None
+    part: str = ""
+
+    def __post_init__(self) -> None:
+        if min(self.round, self.client, self.probe or 0) < 0 or not re.fullmatch(r"[\w+-]*", self.part, re.ASCII):
+            raise ValueError(f"A victim is expected to be named by numbers from 0 and a word, but got {self!r}.")
+
+    @classmethod
+    def parse(cls, text: str) -> "VictimId":
+        """Inverse of ``str()``, for ids that come from files.
+
+        Raises:
+            ValueError: ``text`` is none.
+        """
+        if not (match := _VICTIM_ID.fullmatch(text)):
+            raise ValueError(f"A name round-R/client-C or round-R/client-C/victim-K is expected, but got {text!r}.")
+        round, client, probe = match.groups()
+        return cls(int(round), int(client), None if probe is None else int(probe))
+
+    @property
+    def source(self) -> str:
+        """The name without its round: what was attacked in several rounds has the same."""
+        words = [f"client-{self.client}", *([] if self.probe is None else [f"victim-{self.probe}"]), self.part]
+        return "/".join(filter(None, words))
+
+    def __str__(self) -> str:
+        return f"round-{self.round}/{self.source}"
+
+    def __lt__(self, other: "VictimId") -> bool:
+        return self._order() < other._order()
+
+    def _order(self) -> tuple[int, int, int, str]:
+        return self.round, self.client, -1 if self.probe is None else self.probe, self.part
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
     """All that an attacker of one update knows.
 
     Attributes:
-        id: names the victim, for example ``round-3/client-2/victim-0``; names its random stream too.
+        id: names the victim and its random streams.
         model: the architecture; its own values are not used.
         sent: the values that this client was sent.
         upload: what the client replied.
@@ -262,7 +321,7 @@ class Observation:
         knowledge: what is known beyond the protocol.
     """
 
-    id: str
+    id: VictimId
     model: nn.Module
     sent: ModelState
     upload: Upload
@@ -303,7 +362,7 @@ class Reconstruction:
         countermeasures: what the attack did against the defense it knows of, a sentence each.
     """
 
-    id: str
+    id: VictimId
     batch: Batch | None
     loss: float = float("nan")
     history: tuple[float, ...] = ()

@@ -59,10 +59,10 @@ print(psnr(guess.batch.inputs.clamp(0, 1), examples(1).inputs).item())
 EVALUATE = """
 import torch
 from fl_privacy.metrics import evaluate
-from fl_privacy.types import Batch, Reconstruction
+from fl_privacy.types import Batch, Reconstruction, VictimId
 
-images = torch.rand(1, 1, 16, 16)
-score = evaluate(Reconstruction(id="a", batch=Batch(images, torch.tensor([0]))), Batch(images, torch.tensor([0])))
+batch = Batch(torch.rand(1, 1, 16, 16), torch.tensor([0]))
+score = evaluate(Reconstruction(id=VictimId(0, 0), batch=batch), batch)
 print(*score.images[0].values)
 """
 

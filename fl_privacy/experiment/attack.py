@@ -48,7 +48,7 @@ from fl_privacy.interception.capture_reader import load_observations
 from fl_privacy.metrics import MetricFunction
 from fl_privacy.progress import counted
 from fl_privacy.report import write_report
-from fl_privacy.types import Observation
+from fl_privacy.types import Observation, VictimId
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,11 +161,9 @@ def _fresh(config: DictConfig, monitor: Monitor) -> _Intercepted:
     )
     states = fresh_states()
     with monitor.working("Making the victims' uploads"):
-        for probe in counted("victim", audit.probes):
-            result = owner.probe(sent, states[0], round=0, victim=probe.victim, batch_size=batch_size)
-            interceptor.capture(
-                round=0, client=0, sent=sent, upload=result.upload, probe=probe, states=states.__getitem__
-            )
+        for k in counted("victim", range(victims)):
+            result = owner.probe(sent, states[0], round=0, victim=k, batch_size=batch_size)
+            interceptor.capture(VictimId(0, 0, k), sent=sent, upload=result.upload, states=states.__getitem__)
     threats = threat_model(config, model, plan, audit, defense)
     weights = "as trained elsewhere" if config.weights else "untrained"
     return _Intercepted(

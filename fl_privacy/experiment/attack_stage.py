@@ -16,7 +16,6 @@ from fl_privacy.experiment.tracing import Tracer
 from fl_privacy.experiment.update_distortion import UpdateDistortion
 from fl_privacy.federation import Failure
 from fl_privacy.federation.guard import attempt
-from fl_privacy.interception import parse_observation_id
 from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all
 from fl_privacy.models import has_batch_norm
 from fl_privacy.progress import counted
@@ -76,7 +75,7 @@ class AttackStage:
             self._attack_all(observations)
 
     def _attack_all(self, observations: Sequence[Observation]) -> None:
-        for round, of_round in groupby(observations, key=lambda o: parse_observation_id(o.id)[0]):
+        for round, of_round in groupby(observations, key=lambda o: o.id.round):
             waiting = [self._told(o) for o in of_round]
             plain: list[VictimScore] = []
             adaptive: list[VictimScore] = []
@@ -156,8 +155,7 @@ class AttackStage:
                 else None,
             )
         for score in scores:
-            client = parse_observation_id(score.id)[1]
-            self.folder.add_victim(score, round=round, client=client, attacker=attacker)
+            self.folder.add_victim(score, round=round, client=score.id.client, attacker=attacker)
         self.folder.save_reconstructions(round, scores, attacker=attacker)
         return scores
 
@@ -172,8 +170,9 @@ class AttackStage:
             if isinstance(measured, Failure):
                 logger.warning("The defense of %s could not be measured: %s", observation.id, measured.reason)
             else:
-                client, (moved, solving) = parse_observation_id(observation.id)[1], measured
-                self.folder.add_perturbation(observation.id, moved, round=round, client=client, solving=solving)
+                moved, solving = measured
+                id = observation.id
+                self.folder.add_perturbation(id, moved, round=round, client=id.client, solving=solving)
 
 
 def _in_words(round: int, start: int, number: int, total: int) -> str:

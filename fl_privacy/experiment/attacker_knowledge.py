@@ -9,9 +9,9 @@ from omegaconf import DictConfig
 from fl_privacy.defenses import Defense
 from fl_privacy.federation import Participant
 from fl_privacy.federation.client.examples import local_batches
-from fl_privacy.interception import Insider, parse_observation_id
+from fl_privacy.interception import Insider
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Observation
+from fl_privacy.types import Observation, VictimId
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,7 +24,7 @@ class AttackerKnowledge:
     """
 
     defense: Mapping[str, Any]
-    same_data: Callable[[str], str | None]
+    same_data: Callable[[VictimId], str | None]
 
     def __call__(self, observation: Observation) -> Observation:
         """``observation`` by the adaptive attacker."""
@@ -38,20 +38,20 @@ def attacker_knowledge_of(defense: Defense, participants: Mapping[int, Participa
     return AttackerKnowledge(defense=defense.description, same_data=data_names(participants))
 
 
-def data_names(participants: Mapping[int, Participant]) -> Callable[[str], str | None]:
+def data_names(participants: Mapping[int, Participant]) -> Callable[[VictimId], str | None]:
     """Observation id -> name of the examples behind it, ``None`` where they change from round to round.
 
     A probe holds the same examples in every round; so does the update of a client that trains on all it has. They are
     not the same where the defense, or augmentation, makes other images of them each time.
     """
 
-    def same_data(observation_id: str) -> str | None:
-        _, client, probe = parse_observation_id(observation_id)
-        participant = participants[client]
-        changes = participant.plan.augment_probes if probe else not _trains_on_everything(participant)
+    def same_data(victim: VictimId) -> str | None:
+        participant = participants[victim.client]
+        probed = victim.probe is not None
+        changes = participant.plan.augment_probes if probed else not _trains_on_everything(participant)
         if changes or participant.defense.changes_images:
             return None
-        return f"client-{client}" + (f"/victim-{probe.victim}" if probe else "")
+        return victim.source
 
     return same_data
 

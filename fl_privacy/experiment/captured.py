@@ -1,6 +1,5 @@
 """What another run captured: its own configuration, and updates that are shown to be of it."""
 
-import re
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -30,8 +29,6 @@ OF_THE_RUN = (
 )
 """Configuration keys that a captured update takes from the run that made it."""
 
-_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9]{1,9}))?")
-
 
 def expect_of(federation: Federation, observation: Observation, config: DictConfig) -> None:
     """Refuse an update that is not of ``federation``: its truth could not be found, or would be another's.
@@ -40,20 +37,17 @@ def expect_of(federation: Federation, observation: Observation, config: DictConf
         UserError: it is not.
     """
     examples = federation.dataset.train
-    match = _ID.fullmatch(observation.id)
-    round, client, victim = (int(n or 0) for n in match.groups()) if match else (0, -1, 0)
+    round, client, probe = observation.id.round, observation.id.client, observation.id.probe
     wrong = None
-    if not match:
-        wrong = "its name is not round-R/client-C or round-R/client-C/victim-K"
-    elif not 1 <= round <= federation.rounds:
+    if not 1 <= round <= federation.rounds:
         wrong = f"the run had rounds 1..{federation.rounds}"
     elif client not in federation.participants:
         wrong = f"the run had clients 0..{len(federation.participants) - 1}"
-    elif (victim + 1) * config.batch_size > federation.participants[client].number_of_examples and match[3]:
+    elif probe is not None and (probe + 1) * config.batch_size > federation.participants[client].number_of_examples:
         wrong = f"client {client} has no such victim of {config.batch_size} examples"
     elif (observation.input_shape, observation.num_classes) != (examples.input_shape, examples.num_classes):
         wrong = f"it is of {observation.num_classes} classes of images {observation.input_shape}"
-    elif observation.plan != federation.server.local_plan.in_round(round, probe=match[3] is not None):
+    elif observation.plan != federation.server.local_plan.in_round(round, probe=probe is not None):
         wrong = "it was made by another local plan"
     if wrong:
         raise UserError(

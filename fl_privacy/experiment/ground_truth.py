@@ -7,11 +7,10 @@ import torch
 
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.federation import Participant
-from fl_privacy.interception import parse_observation_id
 from fl_privacy.metrics.matching import hard_labels
-from fl_privacy.types import Batch, LocalPlan, Observation
+from fl_privacy.types import Batch, LocalPlan, Observation, VictimId
 
-GroundTruth = Callable[[str], Batch]
+GroundTruth = Callable[[VictimId], Batch]
 """Observation id -> the batch behind it."""
 
 Transformed = Callable[[Observation], Batch]
@@ -36,13 +35,12 @@ def ground_truth_of(
     """
     states = fresh_states() if states is None else states
 
-    def find(observation_id: str) -> Batch:
-        round, client, probe = parse_observation_id(observation_id)
-        participant, state = participants[client], states[client]
-        if probe is None:
-            batch = participant.trained_batch(round=round, state=state)
+    def find(victim: VictimId) -> Batch:
+        participant, state = participants[victim.client], states[victim.client]
+        if victim.probe is None:
+            batch = participant.trained_batch(round=victim.round, state=state)
         else:
-            batch = participant.victim_batch(probe.victim, batch_size, state)
+            batch = participant.victim_batch(victim.probe, batch_size, state)
         return _nearest(participant, batch) if participant.defense.examples else batch
 
     return find
@@ -61,11 +59,11 @@ def transformed_of(
     states = fresh_states() if states is None else states
 
     def find(observation: Observation) -> Batch:
-        round, client, probe = parse_observation_id(observation.id)
-        participant, state, sent = participants[client], states[client], observation.sent
-        if probe is None:
-            return participant.transformed_batch(sent, state, round=round)
-        return participant.transformed_victim(sent, state, round=round, victim=probe.victim, batch_size=batch_size)
+        id, sent = observation.id, observation.sent
+        participant, state = participants[id.client], states[id.client]
+        if id.probe is None:
+            return participant.transformed_batch(sent, state, round=id.round)
+        return participant.transformed_victim(sent, state, round=id.round, victim=id.probe, batch_size=batch_size)
 
     return find
 

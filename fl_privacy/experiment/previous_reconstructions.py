@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_privacy.experiment.attacker_knowledge import data_names
 from fl_privacy.federation import Participant
 from fl_privacy.results import Attacker
-from fl_privacy.types import Observation, Reconstruction
+from fl_privacy.types import Observation, Reconstruction, VictimId
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class PreviousReconstructions:
         name_of: see ``data_names``.
     """
 
-    name_of: Callable[[str], str | None]
+    name_of: Callable[[VictimId], str | None]
     _kept: dict[tuple[Attacker, str | None], Tensor] = field(default_factory=dict, init=False)
 
     def tell(self, observation: Observation, attacker: Attacker) -> Observation:

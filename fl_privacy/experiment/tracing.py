@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fl_privacy.experiment.build import positive
 from fl_privacy.federation import Participant
-from fl_privacy.interception import parse_observation_id
 from fl_privacy.metrics import VictimScore
 from fl_privacy.metrics.tracing import Tracing, nearest, tracing_distance
 from fl_privacy.rng import derive_generator
@@ -46,7 +45,7 @@ class Tracer:
         Where nothing was reconstructed, all are traced wrongly.
         """
         attacked = torch.cat([score.originals for score in scores])
-        at = torch.cat([torch.full((len(s.originals),), parse_observation_id(s.id)[1]) for s in scores])
+        at = torch.cat([torch.full((len(s.originals),), s.id.client) for s in scores])
         others, of = self._others(attacked, at)
         shared = len(at.unique()) == 1
         owners = _dealt(len(at), torch.arange(self.participants)) if shared else at

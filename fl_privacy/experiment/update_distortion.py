@@ -11,7 +11,6 @@ from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
 from fl_privacy.defenses import Defense
 from fl_privacy.experiment.ground_truth import ClientStates, fresh_states
 from fl_privacy.federation import Participant
-from fl_privacy.interception import parse_observation_id
 from fl_privacy.metrics.distortion import Perturbation, linear_system, perturbation
 from fl_privacy.types import ModelState, Observation, Tensors
 
@@ -37,12 +36,12 @@ def update_distortion_of(
         return found.weight, found.bias
 
     def measure(observation: Observation) -> tuple[Perturbation, Mapping[str, float]]:
-        round, client, probe = parse_observation_id(observation.id)
-        undefended, state = _undefended(participants[client]), states[client]
-        if probe is None:
-            result = undefended.update(observation.sent, state, round=round)
+        id, sent = observation.id, observation.sent
+        undefended, state = _undefended(participants[id.client]), states[id.client]
+        if id.probe is None:
+            result = undefended.update(sent, state, round=id.round)
         else:
-            result = undefended.probe(observation.sent, state, round=round, victim=probe.victim, batch_size=batch_size)
+            result = undefended.probe(sent, state, round=id.round, victim=id.probe, batch_size=batch_size)
         clean, seen = replace(observation, upload=result.upload).update(), observation.update()
         alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
         names = layer(observation.model, observation.input_shape) if alone else None

@@ -16,6 +16,7 @@ from fl_privacy.federation.evaluation import Evaluation, mean_evaluation
 from fl_privacy.federation.guard import Failure, attempt
 from fl_privacy.federation.server import Server, upload_bytes
 from fl_privacy.progress import counted
+from fl_privacy.types import ModelState, Upload, VictimId
 
 if TYPE_CHECKING:
     from fl_privacy.interception import Audit, Interceptor
@@ -61,25 +62,17 @@ def run_rounds(
     kept = {client: ClientState() for client in participants}
     for round in range(1, rounds + 1):
         for probe in counted("victim", audit.probes_of(round)):
-            sent = server.sent_to(probe.client)
-            result = attempt(
-                partial(
-                    participants[probe.client].probe,
-                    sent,
-                    kept[probe.client],
-                    round=round,
-                    victim=probe.victim,
-                    batch_size=audit.batch_size,
-                )
-            )
+            victim = VictimId(round, probe.client, probe.victim)
+            sent, state = server.sent_to(probe.client), kept[probe.client]
+            probed = partial(participants[probe.client].probe, sent, state, round=round, victim=probe.victim)
+            result = attempt(partial(probed, batch_size=audit.batch_size))
             if isinstance(result, Failure):
-                logger.warning("%s in round %d failed: %s", probe, round, result.reason)
+                logger.warning("The probe %s failed: %s", victim, result.reason)
             else:
-                seen = {"sent": sent, "upload": result.upload, "probe": probe}
-                _capture(interceptor, round=round, client=probe.client, states=kept.__getitem__, **seen)
+                _capture(interceptor, victim, sent=sent, upload=result.upload, states=kept.__getitem__)
         started, before = time.perf_counter(), dict(kept)
         results: dict[int, LocalResult | Failure] = {}
-        intercepted: list[dict[str, Any]] = []
+        intercepted: list[tuple[VictimId, ModelState, Upload]] = []
         for client in counted("client", server.select(round)):
             sent, state = server.sent_to(client), ClientState(dict(kept[client].tensors))
             results[client] = result = attempt(partial(participants[client].update, sent, state, round=round))
@@ -87,9 +80,9 @@ def run_rounds(
                 continue
             kept[client] = state
             if audit.intercepts(round, client):
-                intercepted.append({"client": client, "sent": sent, "upload": result.upload})
-        for seen in intercepted:
-            _capture(interceptor, round=round, states=before.__getitem__, **seen)
+                intercepted.append((VictimId(round, client), sent, result.upload))
+        for victim, sent, upload in intercepted:
+            _capture(interceptor, victim, sent=sent, upload=upload, states=before.__getitem__)
         report = finish_round(server, results, round=round, started=started)
         on_round(settled(report, settle(server, participants, kept, round)) if server.personal else report)
     return kept
@@ -142,8 +135,8 @@ def settle(
     return ends
 
 
-def _capture(interceptor: Interceptor, **capture: Any) -> None:
+def _capture(interceptor: Interceptor, victim: VictimId, **seen: Any) -> None:
     """Intercept; what fails here is the attacker's loss, not the federation's."""
-    result = attempt(partial(interceptor.capture, **capture))
+    result = attempt(partial(interceptor.capture, victim, **seen))
     if isinstance(result, Failure):
-        logger.warning("An update of round %d could not be intercepted: %s", capture["round"], result.reason)
+        logger.warning("The update %s could not be intercepted: %s", victim, result.reason)

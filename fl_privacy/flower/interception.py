@@ -17,7 +17,7 @@ from fl_privacy.flower.records import CLIENT, PARTITION, VICTIM, read_state, rea
 from fl_privacy.flower.strategy import PROBE
 from fl_privacy.interception import Audit, Interceptor, Probe
 from fl_privacy.interception.side_information import States, no_states
-from fl_privacy.types import ModelState
+from fl_privacy.types import ModelState, VictimId
 
 logger = logging.getLogger(__name__)
 
@@ -93,11 +93,13 @@ class HonestButCurious(Strategy):
                 logger.warning("An update of round %d could not be intercepted: %s", round, result.reason)
 
     def _capture(self, round: int, message: Message, reply: Message, states: dict[tuple[int, ...], ModelState]) -> None:
-        client, probe = self._client(message, reply), None
+        client = self._client(message, reply)
+        victim = VictimId(round, client)
         if message.metadata.message_type == PROBE:
             probe = Probe(client, _victim(message.content))
+            victim = VictimId(round, client, probe.victim)
             if probe not in self.audit.probes:
-                raise UserError(f"an answer to one of the probes sent is expected, but got {probe}")
+                raise UserError(f"an answer to one of the probes sent is expected, but got {victim}")
         elif not self.audit.intercepts(round, client):
             return
         model = self.interceptor.model
@@ -105,9 +107,7 @@ class HonestButCurious(Strategy):
         if shared not in states:
             states[shared] = read_state(message.content, model)
         upload = read_upload(reply.content, model)
-        self.interceptor.capture(
-            round=round, client=client, sent=states[shared], upload=upload, probe=probe, states=self._before
-        )
+        self.interceptor.capture(victim, sent=states[shared], upload=upload, states=self._before)
 
     def _held(self, round: int) -> States:
         """``states`` as they are now, before the clients train."""

@@ -31,7 +31,7 @@ from fl_privacy.flower.records import (
     state_records,
 )
 from fl_privacy.interception import Audit
-from fl_privacy.types import ModelState
+from fl_privacy.types import ModelState, VictimId
 
 PROBE = "train.probe"
 SETTLE = "evaluate.settle"
@@ -143,7 +143,7 @@ class Federated(Strategy):
         replies = grid.send_and_receive(messages, timeout=self.timeout) if messages else ()
         for probe, (_, reply) in zip(probes, pair(messages, replies), strict=True):
             if isinstance(reply, Failure):
-                logger.warning("%s in round %d failed: %s", probe, round, reply.reason)
+                logger.warning("The probe %s failed: %s", VictimId(round, probe.client, probe.victim), reply.reason)
 
     def _message(self, client: int, kind: str, round: int, **config: int) -> Message:
         records = self._records(self.server.sent_to(client))

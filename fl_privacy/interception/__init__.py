@@ -3,7 +3,7 @@
 from fl_privacy.interception.audit import Audit, Probe, audited_rounds, spread_probes
 from fl_privacy.interception.capture_reader import load_observations
 from fl_privacy.interception.capture_writer import CaptureWriter, save_observation
-from fl_privacy.interception.interceptor import Interceptor, observation_id, parse_observation_id
+from fl_privacy.interception.interceptor import Interceptor
 from fl_privacy.interception.side_information import Informant, Insider, States, no_states
 
 __all__ = [
@@ -17,8 +17,6 @@ __all__ = [
     "audited_rounds",
     "load_observations",
     "no_states",
-    "observation_id",
-    "parse_observation_id",
     "save_observation",
     "spread_probes",
 ]

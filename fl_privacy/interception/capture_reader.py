@@ -31,7 +31,7 @@ from fl_privacy.interception.capture_writer import (
     UPDATE,
     tensor_file,
 )
-from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 _LATER = frozenset({"lr_decay", "lr_drops", "lr_drop_factor", "crop_padding", "flip", "augment_probes"})
 """Fields of a plan that captures of earlier versions lack; those had their defaults."""
@@ -56,13 +56,14 @@ def load_observations(folder: Path, model: nn.Module, *, inside: nn.Module | Non
     Raises:
         UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
     """
-    paths = sorted(folder.rglob("*.json"), key=_natural)
+    paths = list(folder.rglob("*.json"))
     if not paths:
         raise UserError(f"Captured updates are expected in {folder}, but there are none; run with intercept.save=true.")
     states: dict[str, ModelState] = {}
     knowledge: dict[tuple[str, str], Knowledge] = {}
     models = model, model if inside is None else inside
-    return [_Reader(folder, path, *models).observation(states, knowledge) for path in paths]
+    readers = sorted((_Reader(folder, path, *models) for path in paths), key=lambda reader: reader.id)
+    return [reader.observation(states, knowledge) for reader in readers]
 
 
 class _Reader:
@@ -70,14 +71,17 @@ class _Reader:
 
     def __init__(self, folder: Path, path: Path, model: nn.Module, inside: nn.Module) -> None:
         self.folder, self.path, self.model, self.inside = folder, path, model, inside
+        try:
+            self.id = VictimId.parse(path.relative_to(folder).with_suffix("").as_posix())
+        except ValueError:
+            self._refuse("its name is not round-R/client-C or round-R/client-C/victim-K")
 
     def observation(self, states: dict[str, ModelState], knowledge: dict[tuple[str, str], Knowledge]) -> Observation:
         """What the files hold; values that several observations share come from and go to the mappings."""
         raw = self._json()
-        id = self.path.relative_to(self.folder).with_suffix("").as_posix()
         if raw.get("format") != FORMAT or isinstance(raw["format"], bool):
             self._refuse(f"has format {raw.get('format')!r} where {FORMAT} is expected")
-        if raw.get("id") != id:
+        if raw.get("id") != str(self.id):
             self._refuse(f"is of the observation {raw.get('id')!r}")
         sent, known = (
             self._digest(raw, "sent"),
@@ -93,7 +97,7 @@ class _Reader:
         if sent not in states:
             states[sent] = self._state(sent, knowledge[known].private)
         return Observation(
-            id=id,
+            id=self.id,
             model=self.model,
             sent=states[sent],
             upload=self._upload(raw),
@@ -278,7 +282,3 @@ class _Reader:
             f"{self.path} is expected to be a captured update of the model given, but {what};"
             " choose the model it was captured with, or remove the file."
         )
-
-
-def _natural(path: Path) -> list[str | int]:
-    return [int(part) if k % 2 else part for k, part in enumerate(re.split(r"([0-9]+)", path.as_posix()))]

@@ -6,7 +6,6 @@ written last, so that whatever a killed run leaves behind is complete.
 """
 
 import json
-import re
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private
-from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Upload
+from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Upload, VictimId
 
 FORMAT = 1
 """Version of the layout."""
@@ -27,14 +26,12 @@ LABELS, PUBLIC_IMAGES, PUBLIC_LABELS, GUESS = "labels", "public_images", "public
 FEATURES, PRIVATE_PARAMETERS, PRIVATE_BUFFERS = "features", "private_parameters/", "private_buffers/"
 """Names in the tensor files; those that end in a slash are prefixes."""
 
-_ID = re.compile(r"[\w-]+(/[\w-]+)*", re.ASCII)
-
 
 def save_observation(observation: Observation, folder: Path) -> Path:
     """Write one observation below ``folder`` and return its JSON file.
 
     Raises:
-        UserError: its id makes no file name, or its knowledge of the defense is no JSON.
+        UserError: its knowledge of the defense is no JSON.
     """
     return CaptureWriter(folder).write(observation)
 
@@ -59,15 +56,10 @@ class CaptureWriter:
 
     def write(self, observation: Observation) -> Path:
         """Write ``observation`` and return its JSON file; see ``save_observation``."""
-        if not _ID.fullmatch(observation.id):
-            raise UserError(
-                f"An observation's id is expected to be words joined by slashes, but got {observation.id!r};"
-                " make it with observation_id."
-            )
         description = _to_json(
             {
                 "format": FORMAT,
-                "id": observation.id,
+                "id": str(observation.id),
                 "plan": asdict(observation.plan),
                 "input_shape": list(observation.input_shape),
                 "num_classes": observation.num_classes,
@@ -129,7 +121,7 @@ def _prefixed(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
-def _to_json(description: dict[str, object], id: str) -> bytes:
+def _to_json(description: dict[str, object], id: VictimId) -> bytes:
     try:
         return json.dumps(description, indent=2).encode()
     except TypeError as error:

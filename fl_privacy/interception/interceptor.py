@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from fl_privacy.interception.audit import Probe
 from fl_privacy.interception.side_information import Informant, States, no_states
-from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 Sink = Callable[[Observation], None]
 """Takes each observation as it is made: keeps it, writes it down, or attacks it."""
@@ -35,39 +34,18 @@ class Interceptor:
     knowledge: Knowledge = field(default_factory=Knowledge)
     insider: Informant | None = None
 
-    def capture(
-        self,
-        *,
-        round: int,
-        client: int,
-        sent: ModelState,
-        upload: Upload,
-        probe: Probe | None = None,
-        states: States = no_states,
-    ) -> None:
+    def capture(self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states) -> None:
         """Make the observation of one upload and hand it to the sink; ``states`` are what the clients held before."""
         observation = Observation(
-            id=observation_id(round, client, probe),
+            id=victim,
             model=self.model,
             sent=sent,
             upload=upload,
-            plan=self.plan.in_round(round, probe=probe is not None),
+            plan=self.plan.in_round(victim.round, probe=victim.probe is not None),
             input_shape=self.input_shape,
             num_classes=self.num_classes,
             knowledge=self.knowledge,
         )
         if self.insider:
-            observation = self.insider(observation, round=round, client=client, probe=probe, states=states)
+            observation = self.insider(observation, states=states)
         self.sink(observation)
-
-
-def observation_id(round: int, client: int, probe: Probe | None = None) -> str:
-    """``round-R/client-C/victim-K`` for a probe, ``round-R/client-C`` for a training update."""
-    return f"round-{round}/client-{client}" + (f"/victim-{probe.victim}" if probe else "")
-
-
-def parse_observation_id(text: str) -> tuple[int, int, Probe | None]:
-    """Round, client and probe of an ``observation_id``."""
-    parts = dict(part.rsplit("-", 1) for part in text.split("/"))
-    round, client = int(parts["round"]), int(parts["client"])
-    return round, client, Probe(client, int(parts["victim"])) if "victim" in parts else None

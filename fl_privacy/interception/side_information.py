@@ -14,7 +14,6 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.client.client import Participant
 from fl_privacy.federation.client.private_part import join_private, private_values
 from fl_privacy.gradients import set_mode
-from fl_privacy.interception.audit import Probe
 from fl_privacy.models import Front, cut_layer
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation
@@ -31,10 +30,8 @@ class Informant(Protocol):
         """The simulated clients."""
         ...
 
-    def __call__(
-        self, observation: Observation, *, round: int, client: int, probe: Probe | None, states: States
-    ) -> Observation:
-        """``observation`` of the update of ``client`` with what is told; ``states`` are of before the update."""
+    def __call__(self, observation: Observation, *, states: States) -> Observation:
+        """``observation`` with what is told; ``states`` are of before the update."""
         ...
 
 
@@ -70,20 +67,19 @@ class Insider:
     seed: int = 0
     _models: dict[int, nn.Module] = field(default_factory=dict, init=False, repr=False)
 
-    def __call__(
-        self, observation: Observation, *, round: int, client: int, probe: Probe | None, states: States
-    ) -> Observation:
+    def __call__(self, observation: Observation, *, states: States) -> Observation:
         """``observation`` with what is told, as it is at the moment."""
         model, values = self._stand_in(observation.model, observation.sent, states)
         told = replace(observation, model=model).told(private=values, colluder=self.colluder)
         if not self.knows_features:
             return told
-        victim, sent, state = self.participants[client], observation.sent, states(client)
+        id, sent = observation.id, observation.sent
+        victim, state = self.participants[id.client], states(id.client)
         scratch = ClientState(dict(state.tensors))
         seen = (
-            victim.transformed_batch(sent, scratch, round=round)
-            if probe is None
-            else victim.transformed_victim(sent, scratch, round=round, victim=probe.victim, batch_size=self.batch_size)
+            victim.transformed_batch(sent, scratch, round=id.round)
+            if id.probe is None
+            else victim.transformed_victim(sent, scratch, round=id.round, victim=id.probe, batch_size=self.batch_size)
         )
         features = self._features(victim, sent, state, seen, observation.plan)
         return told.told(features=features, features_at=self.features_at)

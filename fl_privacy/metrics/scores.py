@@ -10,7 +10,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.metrics.images import MetricFunction
 from fl_privacy.metrics.matching import Match, match
 from fl_privacy.metrics.registry import METRICS
-from fl_privacy.types import Batch, Reconstruction
+from fl_privacy.types import Batch, Reconstruction, VictimId
 
 CHUNK = 256
 """Images compared at a time; bounds the memory that the features of LPIPS take."""
@@ -48,7 +48,7 @@ class VictimScore:
         label_source: how the labels were found, as in the reconstruction.
     """
 
-    id: str
+    id: VictimId
     images: tuple[ImageScore, ...]
     originals: Tensor
     guesses: Tensor

@@ -23,7 +23,7 @@ def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
     units: dict[tuple[bool, str], list[int]] = {}
     for position, observation in enumerate(observations):
         same = observation.knowledge.same_data
-        units.setdefault((same is None, same or observation.id), []).append(position)
+        units.setdefault((same is None, same or str(observation.id)), []).append(position)
     lists, count = list(units.values()), min(parts, len(units))
     return [
         [position for unit in lists[k * len(lists) // count : (k + 1) * len(lists) // count] for position in unit]

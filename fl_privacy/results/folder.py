@@ -16,6 +16,7 @@ from fl_privacy.results.lock import Lock, hold, release
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
 from fl_privacy.results.summary import summarize
+from fl_privacy.types import VictimId
 
 FORMAT = 1
 """Of the folder; raised when a reader of the older one would misread it."""
@@ -181,7 +182,7 @@ class RunFolder:
             self._append(
                 kind="victim",
                 attacker=attacker,
-                id=score.id,
+                id=str(score.id),
                 round=round,
                 client=client,
                 image=image.image,
@@ -191,11 +192,11 @@ class RunFolder:
                 failure=image.failure,
             )
         if score.history:
-            self._append(kind="history", attacker=attacker, id=score.id, round=round, loss=list(score.history))
+            self._append(kind="history", attacker=attacker, id=str(score.id), round=round, loss=list(score.history))
 
     def add_perturbation(
         self,
-        id: str,
+        id: VictimId,
         perturbation: Perturbation,
         *,
         round: int,
@@ -212,7 +213,7 @@ class RunFolder:
             solving: further figures by name, on how a fully connected first layer can be solved for its input.
         """
         figures = {**asdict(perturbation), **(solving or {})}
-        self._append(kind="perturbation", id=id, round=round, client=client, **figures)
+        self._append(kind="perturbation", id=str(id), round=round, client=client, **figures)
 
     def add_tracing(self, tracing: Tracing, *, round: int, attacker: Attacker = "plain") -> None:
         """To whom the images attacked in ``round`` were traced by what ``attacker`` reconstructed."""

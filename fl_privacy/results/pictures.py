@@ -44,7 +44,7 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
     replaced = [_bytes(score.transformed) for score in scores if score.transformed is not None]
     if len(replaced) == len(scores):
         tensors["transformed"] = torch.cat(replaced)
-    ids = [[score.id, image.image] for score in scores for image in score.images]
+    ids = [[str(score.id), image.image] for score in scores for image in score.images]
     make_private_folder(folder, folder)
     name = f"round-{round:04d}" + ("" if attacker == "plain" else f"-{attacker}")
     path, number = folder / f"{name}.safetensors", 1

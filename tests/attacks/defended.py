@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.federation.client.private_part import join_private
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, VictimId
 from tests.attacks.victims import CLASSES, observe, smooth_net
 
 
@@ -57,7 +57,7 @@ def victims(defense: Defense, *, count: int = 2, rounds: int = 1, plan: LocalPla
         model = smooth_net(seed=number)
         for k in range(count):
             batch = Batch(truth.inputs[k : k + 1], truth.labels[k : k + 1])
-            seen = observe(model, batch, plan=plan, name=f"round-{number}/victim-{k}", told=True)
+            seen = observe(model, batch, plan=plan, id=VictimId(number, 0, k), told=True)
             found.append(protected(seen, batch, defense, seed=100 * number + k))
     model = found[-1].model
     return [replace(o, model=model, sent=ModelState(o.sent.parameters)) for o in found]
@@ -65,7 +65,4 @@ def victims(defense: Defense, *, count: int = 2, rounds: int = 1, plan: LocalPla
 
 def informed(observations: list[Observation], defense: Defense, *, rounds_known: bool = False) -> list[Observation]:
     """The same, by an attacker that knows ``defense``, and which updates come from the same examples."""
-    return [
-        o.told(defense=defense.description, same_data=o.id.rpartition("/")[2] if rounds_known else None)
-        for o in observations
-    ]
+    return [o.told(defense=defense.description, same_data=o.id.source if rounds_known else None) for o in observations]

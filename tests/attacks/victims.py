@@ -4,8 +4,9 @@ import torch
 from torch import nn
 
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload
+from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
+FIRST = VictimId(0, 0, 0)
 CLASSES = 5
 SHAPE = (2, 8, 8)
 
@@ -29,14 +30,19 @@ def examples(count: int, *, seed: int = 1, shape: tuple[int, ...] = SHAPE) -> Ba
 
 
 def observe(
-    model: nn.Module, batch: Batch, *, plan: LocalPlan | None = None, name: str = "victim", told: bool = False
+    model: nn.Module,
+    batch: Batch,
+    *,
+    plan: LocalPlan | None = None,
+    id: VictimId = FIRST,
+    told: bool = False,
 ) -> Observation:
     """What a server sees of a client that computes the gradient of ``batch``."""
     plan = plan or LocalPlan()
     sent = ModelState.of(model)
     result = loss_gradients(model, sent, batch, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale)
     return Observation(
-        id=name,
+        id=id,
         model=model,
         sent=sent,
         upload=Upload(tensors=result.gradients, num_examples=len(batch)),
@@ -59,7 +65,7 @@ def observations(
     batch = examples(count, shape=shape)
     return [
         observe(
-            model, Batch(batch.inputs[i : i + 1], batch.labels[i : i + 1]), plan=plan, name=f"victim-{i}", told=told
+            model, Batch(batch.inputs[i : i + 1], batch.labels[i : i + 1]), plan=plan, id=VictimId(0, 0, i), told=told
         )
         for i in range(count)
     ]

@@ -6,11 +6,10 @@ import pytest
 
 from fl_privacy.defenses import ats, compose, dp_noise, instahide, pruning
 from fl_privacy.experiment.attacker_knowledge import attacker_knowledge_of
-from fl_privacy.interception import Probe, observation_id
-from fl_privacy.types import LocalPlan
+from fl_privacy.types import LocalPlan, VictimId
 from tests.federation import harness
 
-PROBED, TRAINED = observation_id(2, 1, Probe(1, 0)), observation_id(2, 1)
+PROBED, TRAINED = VictimId(2, 1, 0), VictimId(2, 1)
 
 
 def told(defense, observation, plan=harness.FEDSGD):

@@ -67,7 +67,7 @@ def test_the_truth_of_a_condensed_image_is_the_nearest_of_the_client_s_own():
     built = federation(*DM)
     truth, transformed = ground_truth_of(built.participants, 2), transformed_of(built.participants, 2)
     for observation in observations(built, AUDIT):
-        client = built.participants[int(observation.id.split("client-")[1].split("/")[0])]
+        client = built.participants[observation.id.client]
         seen, nearest = transformed(observation), truth(observation.id)
         own = client.examples.batch(client.indices)
         for image, label, found in zip(seen.inputs, seen.labels, nearest.inputs, strict=True):

@@ -12,7 +12,7 @@ from fl_privacy.experiment.tracing import Tracer
 from fl_privacy.federation import Participant
 from fl_privacy.metrics import ImageScore, VictimScore
 from fl_privacy.metrics.tracing import Tracing
-from fl_privacy.types import LocalPlan
+from fl_privacy.types import LocalPlan, VictimId
 from tests.experiment.runs import run
 
 
@@ -20,7 +20,7 @@ def score(victim: int, *, client: int = 0, exact: bool = True, images: int = 1) 
     originals = torch.rand((images, 1, 4, 4), generator=torch.Generator().manual_seed(victim))
     guesses = originals.clone() if exact else torch.full_like(originals, float(victim == 0))
     return VictimScore(
-        id=f"round-1/client-{client}/victim-{victim}",
+        id=VictimId(1, client, victim),
         images=tuple(ImageScore(image=k, guess=k, values={}) for k in range(images)),
         originals=originals,
         guesses=guesses,
@@ -65,7 +65,7 @@ def test_nothing_reconstructed_traces_nobody() -> None:
 
 def test_failed_victims_are_asked_for_but_answer_nobody() -> None:
     failed = VictimScore(
-        id="round-1/client-1/victim-9",
+        id=VictimId(1, 1, 9),
         images=(ImageScore(image=0, guess=None, values={}, failure="failed"),),
         originals=torch.rand(1, 1, 4, 4),
         guesses=torch.zeros(1, 1, 4, 4),

@@ -5,6 +5,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.update_distortion import update_distortion_of
 from fl_privacy.interception import Audit, Interceptor, Probe
+from fl_privacy.types import VictimId
 
 
 def observations(federation, audit, batch_size=2):
@@ -20,10 +21,10 @@ def observations(federation, audit, batch_size=2):
     for probe in audit.probes:
         client = federation.participants[probe.client]
         result = client.probe(sent, ClientState(), round=1, victim=probe.victim, batch_size=batch_size)
-        interceptor.capture(round=1, client=probe.client, sent=sent, upload=result.upload, probe=probe)
+        interceptor.capture(VictimId(1, probe.client, probe.victim), sent=sent, upload=result.upload)
     for number in audit.clients:
         result = federation.participants[number].update(sent, ClientState(), round=1)
-        interceptor.capture(round=1, client=number, sent=sent, upload=result.upload)
+        interceptor.capture(VictimId(1, number), sent=sent, upload=result.upload)
     return seen
 
 

@@ -9,7 +9,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client.examples import local_batches
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.interception import Audit, Probe, audited_rounds, observation_id, parse_observation_id, spread_probes
+from fl_privacy.interception import Audit, Probe, audited_rounds, spread_probes
 from fl_privacy.types import LocalPlan, ModelState
 from tests.federation import harness
 
@@ -165,8 +165,3 @@ def test_an_audit_intercepts_updates_or_sends_probes() -> None:
         False,
     )
     assert Audit().probes_of(1) == ()
-
-
-@pytest.mark.parametrize("probe", [None, Probe(7, 12)])
-def test_ids_can_be_read_back(probe: Probe | None) -> None:
-    assert parse_observation_id(observation_id(3, 7, probe)) == (3, 7, probe)

@@ -22,7 +22,7 @@ from fl_privacy.gradients import frozen_copy
 from fl_privacy.interception import Audit
 from fl_privacy.interception.side_information import Insider
 from fl_privacy.models import Front
-from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness
 
 ROUNDS = 2
@@ -104,8 +104,8 @@ def test_public_layers_are_the_same_on_all_clients_private_ones_are_not(defense:
     _, recording, kept = run(defense, run_in_process)
 
     for round in range(1, ROUNDS + 1):
-        first, *others = (o for o in recording.observations if o.id.startswith(f"round-{round}/"))
-        assert {o.id.split("/")[1] for o in others} >= {"client-1", "client-2"}
+        first, *others = (o for o in recording.observations if o.id.round == round)
+        assert {o.id.client for o in others} >= {1, 2}
         for other in others:
             harness.assert_same_state(first.sent, other.sent)
     names = kept[0].tensors
@@ -231,7 +231,7 @@ def test_a_colluding_client_gives_its_own_layers_away_and_nobody_else_s() -> Non
     _, recording, _ = run(defense, colluder=2, knows_features=False)
 
     clients = participants(defense)
-    for observation in (o for o in recording.observations if o.id.startswith("round-1/")):
+    for observation in (o for o in recording.observations if o.id.round == 1):
         _, own = clients[2].private_part(observation.sent, ClientState())
         harness.assert_same_state(observation.knowledge.private, own)
         assert observation.knowledge.features is None
@@ -270,11 +270,10 @@ def test_features_are_those_behind_the_victim_s_gradient_with_a_private_norm(mod
     defense = split_fed(private=["conv", "norm"])
     _, recording, _ = run(defense, plan=plan, colluder=0, knows_features=True)
 
-    told = [o for o in recording.observations if o.id.startswith("round-2/client-0/")]
+    told = [o for o in recording.observations if (o.id.round, o.id.client) == (2, 0)]
     assert told
     for observation in told:
-        victim = int(observation.id.rpartition("-")[2])
-        images = participants(defense, plan)[0].victim_batch(victim, 2).inputs
+        images = participants(defense, plan)[0].victim_batch(observation.id.probe, 2).inputs
         device = torch.device("cpu")
         model = frozen_copy(
             observation.model, observation.assumed(), observation.plan, device=device, dtype=torch.float32
@@ -289,7 +288,7 @@ def test_features_are_those_behind_the_victim_s_gradient_with_a_private_norm(mod
             anchor=0.0,
         )
         assert float(problem.loss(problem.space.to_variables(images[None]).flatten(1))) < 1e-9
-    seen = [o for o in recording.observations if o.id.startswith("round-1/")]
+    seen = [o for o in recording.observations if o.id.round == 1]
     assert all((o.knowledge.private.buffers["norm.num_batches_tracked"] == 0).all() for o in seen)
 
 
@@ -299,7 +298,7 @@ def test_an_update_is_captured_beside_what_the_client_held_before_it(backend: An
     _, recording, _ = run(defense, backend, audit=harness.updates(1), colluder=2, knows_features=True)
 
     clients = participants(defense)
-    assert [o.id for o in recording.observations] == [f"round-1/client-{i}" for i in range(3)]
+    assert [o.id for o in recording.observations] == [VictimId(1, i) for i in range(3)]
     for client, observation in enumerate(recording.observations):
         _, expected = clients[2].private_part(observation.sent, ClientState())
         harness.assert_same_state(observation.knowledge.private, expected)

@@ -9,7 +9,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Server, ServerPlan, evaluate_model, run_rounds
 from fl_privacy.interception import Audit, Interceptor
-from fl_privacy.types import LocalPlan, ModelState, Observation
+from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 from tests.federation import harness
 
 
@@ -31,7 +31,7 @@ def run(
 def test_observations_hold_what_was_sent_and_what_came_back() -> None:
     server, recording, _ = run(rounds=1, audit=harness.updates(1))
 
-    assert [o.id for o in recording.observations] == [f"round-1/client-{c}" for c in range(harness.CLIENTS)]
+    assert [o.id for o in recording.observations] == [VictimId(1, c) for c in range(harness.CLIENTS)]
     sent = harness.server().state
     mean = torch.stack([o.upload.tensors["out.bias"] for o in recording.observations]).mean(0)
     torch.testing.assert_close(server.state.parameters["out.bias"], sent.parameters["out.bias"] + mean)
@@ -102,7 +102,7 @@ def test_a_failing_probe_or_interception_is_logged_and_training_goes_on(caplog: 
     )
 
     harness.assert_same_state(server.state, run(rounds=1, faults=((1, "raises"),))[0].state)
-    assert "Probe(client=1, victim=0) in round 1 failed: RuntimeError: the disk of this client" in caplog.text
+    assert "The probe round-1/client-1/victim-0 failed: RuntimeError: the disk of this client" in caplog.text
     assert "could not be intercepted: OSError: no space left" in caplog.text
 
 

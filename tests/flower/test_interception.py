@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, participant_app
 from fl_privacy.flower.grid import FIRST_NODE
 from fl_privacy.interception import Audit, Interceptor
-from fl_privacy.types import LocalPlan, ModelState, Observation
+from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 from tests.federation import harness
 
 ROUNDS = 2
@@ -80,9 +80,9 @@ def test_stock_clients_are_read_exactly() -> None:
     final = start(strategy, stock_client_app())
 
     observations.sort(key=lambda o: o.id)
-    assert [o.id for o in observations] == [f"round-{r}/client-{c}" for r in (1, 2) for c in range(harness.CLIENTS)]
+    assert [o.id for o in observations] == [VictimId(r, c) for r in (1, 2) for c in range(harness.CLIENTS)]
     harness.assert_same_state(observations[0].sent, ModelState.of(harness.small_net()))
-    mean = torch.stack([o.upload.tensors["out.weight"] for o in observations if o.id.startswith("round-2")]).mean(0)
+    mean = torch.stack([o.upload.tensors["out.weight"] for o in observations if o.id.round == 2]).mean(0)
     torch.testing.assert_close(mean, final["out.weight"])
     assert set(observations[0].upload.buffers) == {
         "norm.running_mean",
@@ -119,7 +119,7 @@ def test_only_the_rounds_and_clients_asked_for_are_kept() -> None:
 
     start(strategy, participant_app(harness.participants(WEIGHTS)))
 
-    assert [o.id for o in observations] == ["round-2/client-1"]
+    assert [o.id for o in observations] == [VictimId(2, 1)]
 
 
 def test_it_works_inside_another_wrapper() -> None:
@@ -202,5 +202,5 @@ def test_an_answer_to_a_probe_that_nobody_sent_is_not_captured(caplog: pytest.Lo
 
     strategy.start(claiming(FIRST_NODE + 2, 999), federated.arrays(), num_rounds=1)
 
-    assert {int(o.id.split("/")[1].removeprefix("client-")) for o in recording.observations} == {0, 1}
+    assert {o.id.client for o in recording.observations} == {0, 1}
     assert "an answer to one of the probes sent is expected" in caplog.text

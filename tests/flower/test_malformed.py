@@ -14,7 +14,7 @@ from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, Sane, nump
 from fl_privacy.flower.encoded import STYPE
 from fl_privacy.flower.grid import FIRST_NODE
 from fl_privacy.flower.records import METRICS, PARAMETERS
-from fl_privacy.types import LocalPlan
+from fl_privacy.types import LocalPlan, VictimId
 from tests.federation import harness
 
 EVIL, ROUNDS = 1, 3
@@ -231,7 +231,7 @@ def test_the_curious_server_around_it_still_sees_every_reply() -> None:
     curious.start(grid, ArrayRecord(harness.small_net().state_dict()), num_rounds=1)
 
     assert list(inner.excluded[1]) == [FIRST_NODE + EVIL]
-    assert sorted(o.id for o in recording.observations) == [f"round-1/client-{c}" for c in range(harness.CLIENTS)]
+    assert sorted(o.id for o in recording.observations) == [VictimId(1, c) for c in range(harness.CLIENTS)]
 
 
 def test_errors_and_silence_are_named(caplog: pytest.LogCaptureFixture) -> None:

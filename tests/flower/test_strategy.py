@@ -148,7 +148,7 @@ def test_probes_that_fail_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
     start(LocalGrid(range(harness.CLIENTS), app), rounds=1, audit=harness.probes(1))
 
-    assert "Probe(client=2, victim=0) in round 1 failed: RuntimeError: the disk of this client" in caplog.text
+    assert "The probe round-1/client-2/victim-0 failed: RuntimeError: the disk of this client" in caplog.text
 
 
 def test_the_result_of_flower_is_the_model_of_the_server() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.defenses import Defense
-from fl_privacy.types import Batch, Observation, Reconstruction
+from fl_privacy.types import Batch, Observation, Reconstruction, VictimId
 
 
 class Unfinished(nn.Module):
@@ -114,7 +114,7 @@ def attack_of(kind: str) -> Any:
             "a list of nothing": [None] * len(observations),
             "text": "done",
             "too few": [],
-            "other names": [Reconstruction(id="somebody", batch=guess) for _ in observations],
+            "other names": [Reconstruction(id=VictimId(9, 9), batch=guess) for _ in observations],
         }
         return answers[kind]
 

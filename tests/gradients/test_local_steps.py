@@ -5,7 +5,7 @@ from fl_privacy.attacks import idlg, inverting_gradients
 from fl_privacy.attacks.gradient_inversion.targets import accumulated_gradient, as_gradient, needs_unrolling
 from fl_privacy.gradients import Setting, Unrolled, frozen_copy, loss_gradients
 from fl_privacy.gradients.unrolled import step_slices
-from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload
+from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 from tests.attacks.victims import CLASSES, SHAPE, error, examples, smooth_net
 
 PLANS = {
@@ -42,7 +42,7 @@ def observe_training(batch: Batch, plan: LocalPlan) -> Observation:
     trained = {name: p.detach() for name, p in parameters.items()}
     shared = trained if plan.shares == "weights" else {n: p - sent.parameters[n] for n, p in trained.items()}
     return Observation(
-        id="victim",
+        id=VictimId(0, 0, 0),
         model=model,
         sent=sent,
         upload=Upload(tensors=shared, num_examples=len(batch)),

@@ -15,7 +15,7 @@ from torch import nn
 from fl_privacy.errors import UserError
 from fl_privacy.federation import run_rounds
 from fl_privacy.interception import CaptureWriter, load_observations, save_observation
-from fl_privacy.types import Knowledge, ModelState, Observation
+from fl_privacy.types import Knowledge, ModelState, Observation, VictimId
 from tests.federation import harness
 
 
@@ -88,7 +88,7 @@ def test_the_model_as_sent_is_stored_and_loaded_once(folder: Path) -> None:
 
 
 def test_ids_come_in_the_order_of_their_numbers(tmp_path: Path, observations: list[Observation]) -> None:
-    ids = [f"round-{r}/client-{c}" for r in (1, 2, 10) for c in (0, 9, 11)]
+    ids = [VictimId(r, c, probe) for r in (1, 2, 10) for c in (0, 9, 11) for probe in (None, 0, 12)]
     for id in reversed(ids):
         save_observation(replace(observations[1], id=id), tmp_path)
 
@@ -111,12 +111,6 @@ def test_a_write_that_fails_leaves_nothing_behind(
     monkeypatch.undo()
 
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-@pytest.mark.parametrize("id", ["../escape", "/etc/passwd", "a//b", "", "a b", "round-1/.."])
-def test_an_id_that_leaves_the_folder_is_refused(id: str, tmp_path: Path, observations: list[Observation]) -> None:
-    with pytest.raises(UserError, match="words joined by slashes"):
-        save_observation(replace(observations[0], id=id), tmp_path)
 
 
 def test_a_description_that_is_no_json_is_refused(tmp_path: Path, observations: list[Observation]) -> None:

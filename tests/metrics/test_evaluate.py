@@ -7,7 +7,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.evaluator import EvaluationNetwork, save_evaluator
 from fl_privacy.metrics import METRICS, evaluate, evaluate_all, noise_ratio
 from fl_privacy.metrics.matching import assign, pair_labels
-from fl_privacy.types import Batch, Reconstruction
+from fl_privacy.types import Batch, Reconstruction, VictimId
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def guess_of(batch, order, noise=0.1, seed=1, **fields):
     inputs = batch.inputs[order] + noise * torch.randn(
         batch.inputs.shape, generator=torch.Generator().manual_seed(seed)
     )
-    return Reconstruction(id="a", batch=Batch(inputs, batch.labels[order]), **fields)
+    return Reconstruction(id=VictimId(1, 0), batch=Batch(inputs, batch.labels[order]), **fields)
 
 
 def test_assignment_is_the_best_of_all_permutations():
@@ -61,14 +61,18 @@ def test_many_victims_at_once_score_like_each_alone():
 def test_guesses_are_clamped_to_the_range_of_a_pixel():
     batch = Batch(torch.ones(1, 1, 12, 12), torch.tensor([0]))
     assert (
-        evaluate(Reconstruction(id="a", batch=Batch(batch.inputs * 7, batch.labels)), batch).images[0].values["mse"]
+        evaluate(Reconstruction(id=VictimId(1, 0), batch=Batch(batch.inputs * 7, batch.labels)), batch)
+        .images[0]
+        .values["mse"]
         == 0
     )
 
 
 def test_soft_labels_count_by_their_largest_entry():
     batch = Batch(truth(2).inputs, torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
-    score = evaluate(Reconstruction(id="a", batch=Batch(batch.inputs, torch.tensor([[3.0, 4.0], [0.0, 1.0]]))), batch)
+    score = evaluate(
+        Reconstruction(id=VictimId(1, 0), batch=Batch(batch.inputs, torch.tensor([[3.0, 4.0], [0.0, 1.0]]))), batch
+    )
     assert [image.values["label_correct"] for image in score.images] == [1, 0]
 
 
@@ -82,7 +86,7 @@ def test_labels_of_a_batch_count_as_often_as_they_occur():
 def test_label_accuracy_does_not_depend_on_the_matching_of_pixels():
     batch = Batch(truth(3).inputs, torch.tensor([4, 4, 7]))
     guess = Reconstruction(
-        id="a", batch=Batch(batch.inputs[[2, 0, 1]], torch.tensor([4, 4, 7])), label_source="optimized"
+        id=VictimId(1, 0), batch=Batch(batch.inputs[[2, 0, 1]], torch.tensor([4, 4, 7])), label_source="optimized"
     )
     score = evaluate(guess, batch)
     assert [image.values["label_correct"] for image in score.images] == [1, 1, 1]
@@ -95,10 +99,10 @@ def test_failed_victims_get_no_values():
     broken[1, 0, 0, 0] = torch.nan
     scores = evaluate_all(
         [
-            Reconstruction(id="diverged", batch=None, failure="the loss became NaN"),
-            Reconstruction(id="half", batch=Batch(broken, batch.labels)),
-            Reconstruction(id="shape", batch=Batch(torch.zeros(2, 3, 12, 12), batch.labels)),
-            Reconstruction(id="short", batch=Batch(batch.inputs[1:], batch.labels[1:])),
+            Reconstruction(id=VictimId(1, 0), batch=None, failure="the loss became NaN"),
+            Reconstruction(id=VictimId(1, 0), batch=Batch(broken, batch.labels)),
+            Reconstruction(id=VictimId(1, 0), batch=Batch(torch.zeros(2, 3, 12, 12), batch.labels)),
+            Reconstruction(id=VictimId(1, 0), batch=Batch(batch.inputs[1:], batch.labels[1:])),
         ],
         [batch] * 4,
     )

@@ -9,7 +9,7 @@ from fl_privacy.attacks import inverting_gradients
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import MobileNetV2, ViT
-from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, VictimId
 
 TINY_VIT = {"patch_size": 4, "depth": 1, "token_width": 12, "mlp_width": 16}
 
@@ -61,7 +61,13 @@ def test_trains_and_can_be_attacked_many_victims_at_once(make):
         upload = Upload(tensors=gradients, num_examples=1)
         observations.append(
             Observation(
-                id=str(victim), model=model, sent=state, upload=upload, plan=plan, input_shape=(1, 8, 8), num_classes=3
+                id=VictimId(0, 0, victim),
+                model=model,
+                sent=state,
+                upload=upload,
+                plan=plan,
+                input_shape=(1, 8, 8),
+                num_classes=3,
             )
         )
     attack = inverting_gradients(iterations=5, lr=0.01, dtype="float64")

@@ -7,6 +7,7 @@ import torch
 
 from fl_privacy.metrics import ImageScore, VictimScore
 from fl_privacy.results import RunFolder
+from fl_privacy.types import VictimId
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -57,7 +58,7 @@ def score(round, victim, *, noise, shape=(3, 32, 32), failure=None, exact=False)
         "label_correct": float(noise < 0.3),
     }
     return VictimScore(
-        id=f"round-{round}/client-{victim % 4}/victim-{victim}",
+        id=VictimId(round, victim % 4, victim),
         images=(ImageScore(image=0, guess=None if failure else 0, values={} if failure else values, failure=failure),),
         originals=truth,
         guesses=torch.zeros_like(guess) if failure else guess,
@@ -122,13 +123,13 @@ def record(
             for v in range(victims)
         ]
         for s in scores:
-            folder.add_victim(s, round=r, client=int(s.id.split("client-")[1][0]))
+            folder.add_victim(s, round=r, client=s.id.client)
         folder.add_attack(round=r, victims=victims, seconds=31.5)
         folder.save_reconstructions(r, scores)
         if adaptive is not None:
             scores = [score(r, v, noise=adaptive, shape=shape) for v in range(victims)]
             for s in scores:
-                folder.add_victim(s, round=r, client=int(s.id.split("client-")[1][0]), attacker="adaptive")
+                folder.add_victim(s, round=r, client=s.id.client, attacker="adaptive")
             words = ["It looks twice.", f"In round {r} thrice."]
             folder.add_attack(round=r, victims=victims, seconds=5.0, attacker="adaptive", countermeasures=words)
             folder.save_reconstructions(r, scores, attacker="adaptive")

@@ -203,7 +203,7 @@ class ModelInversion:
             unknown={f"model.{name}": values[name].detach() for name in names},
             anchor=self.anchor,
         )
-        starts = [derive_generator(seed, "attack", o.id, k) for o in observations for k in range(restarts)]
+        starts = [derive_generator(seed, "attack", str(o.id), k) for o in observations for k in range(restarts)]
         found = minimize(
             problem,
             self._first_guesses(problem, [o for o in observations for _ in range(restarts)], starts),

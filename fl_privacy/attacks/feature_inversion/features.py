@@ -71,7 +71,7 @@ class Recovery:
         inner = [
             replace(
                 o,
-                id=f"{o.id}/features",
+                id=replace(o.id, part="features"),
                 model=rest,
                 sent=sent,
                 upload=replace(o.upload, tensors=_renamed(o.upload.tensors), buffers=_renamed(o.upload.buffers)),

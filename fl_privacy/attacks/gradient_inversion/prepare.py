@@ -151,7 +151,7 @@ class Workload:
             for name, g in as_gradient(observation).items()
             if name in layer
         }
-        generator = derive_generator(self._seed, "attack", observation.id, "labels")
+        generator = derive_generator(self._seed, "attack", str(observation.id), "labels")
         guesses = torch.rand((_GUESSES, *observation.input_shape), generator=generator)
         guesses = guesses.to(device=self._device, dtype=self._dtype)
         outputs = labeling.guessed_outputs(self._setting.model, guesses, layer[0])
@@ -224,7 +224,7 @@ class Workload:
                 len(changes),
                 draw,
                 self._shape[0],
-                derive_generator(self._seed, "attack", member.observation.id, draw, "changes"),
+                derive_generator(self._seed, "attack", str(member.observation.id), draw, "changes"),
             )
             for member, draw in zip(members, draws, strict=True)
         ]
@@ -236,7 +236,7 @@ class Workload:
     def start(self, members: Sequence[Member], restarts: Sequence[int]) -> tuple[Tensor, list[torch.Generator]]:
         """First variables (V, N) and random stream of each victim."""
         generators = [
-            derive_generator(self._seed, "attack", member.observation.id, restart)
+            derive_generator(self._seed, "attack", str(member.observation.id), restart)
             for member, restart in zip(members, restarts, strict=True)
         ]
         rows = []

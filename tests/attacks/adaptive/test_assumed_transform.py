@@ -17,7 +17,7 @@ from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, ats, compose, dp_noise
 from fl_privacy.rng import derive_generator
 from fl_privacy.transformations import Policy, apply_policy
-from fl_privacy.types import Batch
+from fl_privacy.types import Batch, VictimId
 from tests.attacks.victims import observe
 
 ATTACK = GradientInversion(optimizer=LBFGS(), iterations=6, dtype="float64", labels="known", compile="off")
@@ -45,7 +45,7 @@ def victims(defense, count=2):
     (hook,) = defense.data
     for k in range(count):
         batch = hook(Batch(truth[k : k + 1], torch.tensor([k])), ClientState(), derive_generator(k))
-        seen.append(observe(net, batch, name=f"victim-{k}", told=True))
+        seen.append(observe(net, batch, id=VictimId(0, 0, k), told=True))
     return truth, seen
 
 
@@ -169,7 +169,7 @@ def test_priors_look_at_the_original_and_batch_statistics_at_what_the_model_sees
     _, seen = victims(ats(policies="0"), count=1)
     net = nn.Sequential(nn.BatchNorm2d(3), seen[0].model.float()).eval().double()
     batch = Batch(originals(1), torch.tensor([0]))
-    (told,) = [observe(net, batch, name="victim", told=True).told(defense={"ats.policies": ["0"]})]
+    (told,) = [observe(net, batch, told=True).told(defense={"ats.policies": ["0"]})]
     replace(ATTACK, iterations=1, priors=(watching,))([told], seed=0)
     for images, (statistics,) in guesses:
         assert torch.allclose(statistics.mean, 1 - images.mean((1, 3, 4)))

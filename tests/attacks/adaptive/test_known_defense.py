@@ -120,7 +120,7 @@ def test_the_updates_of_a_victim_get_one_reconstruction():
 
 def test_who_is_not_told_the_defense_does_not_join_rounds():
     seen = victims(pruning(rate=0.5), count=COUNT, rounds=2)
-    named = [o.told(same_data=o.id.rpartition("/")[2]) for o in seen]
+    named = [o.told(same_data=o.id.source) for o in seen]
     attack = replace(BY_VALUE, iterations=2)
     for one, other in zip(attack(seen, seed=0), attack(named, seed=0), strict=True):
         assert torch.equal(one.batch.inputs, other.batch.inputs) and not other.countermeasures

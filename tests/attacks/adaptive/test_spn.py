@@ -12,7 +12,7 @@ from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, compose, pruning, spn
 from fl_privacy.defenses.private_layers.polarization import PolarizationHead
 from fl_privacy.gradients import Layered, Setting
-from fl_privacy.types import LocalPlan
+from fl_privacy.types import LocalPlan, VictimId
 from tests.attacks.defended import informed, protected, smooth_images, victims
 from tests.attacks.victims import error, observe, smooth_net
 
@@ -136,7 +136,7 @@ def test_labels_are_inferred_under_the_factor_that_is_known():
     """Where the loss is a quarter, gradients of a batch hold a quarter of each example's share."""
     defense = spn(alpha1=0.25, alpha2=0)
     truth = smooth_images(6, seed=3)
-    seen = protected(observe(smooth_net(), truth, name="round-0/victim-0"), truth, defense)
+    seen = protected(observe(smooth_net(), truth, id=VictimId(0, 0, 0)), truth, defense)
     attack = replace(BY_VALUE, labels="infer", iterations=1)
     (found,) = attack(informed([seen], defense), seed=0)
     assert sorted(found.batch.labels.tolist()) == sorted(truth.labels.tolist())

@@ -12,7 +12,7 @@ from fl_privacy.attacks import analytic
 from fl_privacy.attacks.exact.rank_one import distinct_ratios
 from fl_privacy.errors import UserError
 from fl_privacy.models import MLP, LeNet
-from fl_privacy.types import Batch, LocalPlan
+from fl_privacy.types import Batch, LocalPlan, VictimId
 from tests.attacks.victims import CLASSES, SHAPE, error, examples, observations, observe
 
 analytic_module = sys.modules["fl_privacy.attacks.exact.analytic"]
@@ -28,7 +28,7 @@ def single(model: nn.Module, count: int, **options):
     truth = examples(count)
     batch = Batch(truth.inputs.float(), truth.labels)
     seen = [
-        observe(model, Batch(batch.inputs[k : k + 1], batch.labels[k : k + 1]), name=f"victim-{k}", **options)
+        observe(model, Batch(batch.inputs[k : k + 1], batch.labels[k : k + 1]), id=VictimId(0, 0, k), **options)
         for k in range(count)
     ]
     return seen, batch
@@ -107,7 +107,7 @@ def test_victims_fail_alone_and_progress_is_told():
     broken = [seen[0], replace(seen[1], upload=replace(seen[1].upload, tensors=bias)), seen[2]]
     told = []
     found = analytic()(broken, seed=0, progress=lambda done, total: told.append((done, total)))
-    assert [r.id for r in found] == ["victim-0", "victim-1", "victim-2"] and told[-1] == (3, 3)
+    assert [r.id.probe for r in found] == [0, 1, 2] and told[-1] == (3, 3)
     assert found[1].failure == "The gradient of features.0.bias is expected, but was withheld."
     assert found[0].batch is not None and found[0].batch.inputs.shape == (1, *SHAPE)
 
@@ -130,7 +130,8 @@ def test_a_layer_without_gradient_is_named_and_others_go_on(images):
     parts = [slice(k * images, (k + 1) * images) for k in range(2)]
     model = mlp()
     seen = [
-        observe(model, Batch(truth.inputs[p].float(), truth.labels[p]), name=f"victim-{k}") for k, p in enumerate(parts)
+        observe(model, Batch(truth.inputs[p].float(), truth.labels[p]), id=VictimId(0, 0, k))
+        for k, p in enumerate(parts)
     ]
     silent = {n: t * (not n.startswith("features.0")) for n, t in seen[0].upload.tensors.items()}
     found = analytic()([replace(seen[0], upload=replace(seen[0].upload, tensors=silent)), seen[1]], seed=0)
@@ -152,7 +153,7 @@ def test_many_victims_are_solved_in_parts(monkeypatch):
     monkeypatch.setattr(analytic_module, "_CHUNK_ELEMENTS", 2 * weight)
     told = []
     found = analytic()(seen, seed=0, progress=lambda done, total: told.append(done))
-    assert told == [2, 3] and [r.id for r in found] == [f"victim-{k}" for k in range(3)]
+    assert told == [2, 3] and [r.id.probe for r in found] == [0, 1, 2]
     torch.testing.assert_close(torch.cat([r.batch.inputs for r in found]), truth.inputs, rtol=0, atol=1e-5)
 
 

@@ -16,7 +16,7 @@ from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import Front
-from fl_privacy.types import Batch, ModelState, Observation, Reconstruction
+from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, VictimId
 from tests.attacks.victims import SHAPE, examples, observe, smooth_net
 
 FAST = {
@@ -54,7 +54,7 @@ def victims(count: int, *, stand_in: nn.Module | None = None, known: bool = True
     observed = []
     for k in range(count):
         batch = examples(1, seed=k + 1)
-        seen = split(observe(model, batch, name=f"victim-{k}"), stand_in=stand_in or model)
+        seen = split(observe(model, batch, id=VictimId(0, 0, k)), stand_in=stand_in or model)
         observed.append(seen.told(features=features(model, batch)) if known else seen)
         images.append(batch.inputs)
     return observed, torch.cat(images)

@@ -30,7 +30,7 @@ def test_dlg_optimizes_the_label_as_well() -> None:
     truth = examples(3)
     found = dlg(iterations=60, restarts=4, dtype="float64")(observations(smooth_net(), 3), seed=0)
     best = min(found, key=lambda r: r.loss)
-    index = int(best.id[-1])
+    index = best.id.probe
     assert best.batch is not None and best.label_source == "optimized"
     assert best.batch.labels.item() == truth.labels[index]
     assert float((best.batch.inputs[0] - truth.inputs[index]).square().mean()) < 1e-3

@@ -60,7 +60,7 @@ def test_contract(name: str) -> None:
     attack = PRESETS[name](iterations=2 if "lbfgs" in name or name in ("dlg", "idlg", "sapag") else 8, dtype="float64")
     seen = []
     found = attack([victims[0], broken, victims[2]], seed=1, progress=lambda done, total: seen.append(done / total))
-    assert [r.id for r in found] == ["victim-0", "victim-1", "victim-2"]
+    assert [r.id.probe for r in found] == [0, 1, 2]
     assert found[1].failure and found[1].batch is None
     for result in (found[0], found[2]):
         assert result.batch is not None and result.failure is None
