@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 from fl_privacy.cli.secure_aggregation import secure_backend_of
 from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.backend import Backend, plain_loop
+from fl_privacy.experiment.contracts import Backend, plain_loop
 from fl_privacy.parallel.ray_cluster import expect_answer
 
 

@@ -17,9 +17,9 @@ from fl_privacy.config import compose, to_yaml
 from fl_privacy.config.check import expect_readable_updates
 from fl_privacy.config.foreign import expect_plain
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.backend import ParticipantSource, plain_loop
 from fl_privacy.experiment.build import build_federation, participants_of
 from fl_privacy.experiment.calibration import calibrated
+from fl_privacy.experiment.contracts import ParticipantSource, plain_loop
 from fl_privacy.experiment.ground_truth import trains_on_others
 from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.federation import Server

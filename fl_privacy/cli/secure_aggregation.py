@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.backend import Backend, ParticipantSource
+from fl_privacy.experiment.contracts import Backend, ParticipantSource
 from fl_privacy.federation import Server
 from fl_privacy.interception import Audit, Interceptor
 

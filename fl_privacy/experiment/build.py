@@ -131,7 +131,7 @@ def prepare_defense(defense: Defense, dataset: Dataset) -> None:
             prepare(dataset.train.input_shape)
 
 
-def build_functions(config: DictConfig, dataset: Dataset) -> dict[str, MetricFunction]:
+def build_metrics(config: DictConfig, dataset: Dataset) -> dict[str, MetricFunction]:
     """The metrics that need something of ``config``, by name."""
     functions = {"bpki": bayesian_privacy_loss(bins=config.bpki.bins, smoothing=config.bpki.smoothing)}
     if config.evaluator is not None:

@@ -1,21 +1,15 @@
 """What really was behind an update; only the evaluation asks."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.federation import Participant
 from fl_privacy.metrics.matching import hard_labels
-from fl_privacy.types import Batch, LocalPlan, Observation, VictimId
-
-GroundTruth = Callable[[VictimId], Batch]
-"""Observation id -> the batch behind it."""
-
-Transformed = Callable[[Observation], Batch]
-"""What the model saw in place of the images behind an observation, in the order of their truth."""
-
+from fl_privacy.types import Batch, LocalPlan, Observation, Upload, VictimId
 
 ClientStates = defaultdict[int, ClientState]
 """Of the simulated clients, by id; what a defense makes of a client's examples is made once for all who share them."""
@@ -26,24 +20,51 @@ def fresh_states() -> ClientStates:
     return defaultdict(ClientState)
 
 
-def ground_truth_of(
-    participants: Mapping[int, Participant], batch_size: int, states: ClientStates | None = None
-) -> GroundTruth:
-    """Looks victims up in the simulated clients' data; nothing of it ever travels.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GroundTruth:
+    """Looks victims up in the simulated clients' data, and repeats what these did; nothing of it ever travels.
 
-    Where a defense exchanges a client's examples, the truth of each is the client's own image nearest to it.
+    Attributes:
+        clients: by id.
+        batch_size: examples of a probed batch.
+        states: that the clients have by then.
     """
-    states = fresh_states() if states is None else states
 
-    def find(victim: VictimId) -> Batch:
-        participant, state = participants[victim.client], states[victim.client]
+    clients: Mapping[int, Participant]
+    batch_size: int
+    states: ClientStates = field(default_factory=fresh_states)
+
+    def batch(self, victim: VictimId) -> Batch:
+        """The examples behind ``victim``.
+
+        Where a defense exchanges a client's examples, the truth of each is the client's own image nearest to it.
+        """
+        client, state = self.clients[victim.client], self.states[victim.client]
         if victim.probe is None:
-            batch = participant.trained_batch(round=victim.round, state=state)
+            batch = client.trained_batch(round=victim.round, state=state)
         else:
-            batch = participant.victim_batch(victim.probe, batch_size, state)
-        return _nearest(participant, batch) if participant.defense.examples else batch
+            batch = client.victim_batch(victim.probe, self.batch_size, state)
+        return _nearest(client, batch) if client.defense.examples else batch
 
-    return find
+    def transformed(self, observation: Observation) -> Batch:
+        """What the model saw in place of these examples, in their order.
+
+        Repeats what augmentation and the clients' defenses did to the data, by the same random streams.
+        """
+        id, sent = observation.id, observation.sent
+        client, state = self.clients[id.client], self.states[id.client]
+        if id.probe is None:
+            return client.transformed_batch(sent, state, round=id.round)
+        return client.transformed_victim(sent, state, round=id.round, victim=id.probe, batch_size=self.batch_size)
+
+    def undefended(self, observation: Observation) -> Upload:
+        """What the client would have uploaded without its defense, of the same examples."""
+        id, sent, state = observation.id, observation.sent, self.states[observation.id.client]
+        defended = self.clients[id.client]
+        client = replace(defended, defense=Defense(examples=defended.defense.examples))
+        if id.probe is None:
+            return client.update(sent, state, round=id.round).upload
+        return client.probe(sent, state, round=id.round, victim=id.probe, batch_size=self.batch_size).upload
 
 
 def trains_on_others(defense: Defense, plan: LocalPlan, target: str) -> bool:
@@ -52,25 +73,9 @@ def trains_on_others(defense: Defense, plan: LocalPlan, target: str) -> bool:
     return bool(defense.examples or defense.data) or augmented
 
 
-def transformed_of(
-    participants: Mapping[int, Participant], batch_size: int, states: ClientStates | None = None
-) -> Transformed:
-    """Repeats what augmentation and the clients' defenses did to the data, by the same random streams."""
-    states = fresh_states() if states is None else states
-
-    def find(observation: Observation) -> Batch:
-        id, sent = observation.id, observation.sent
-        participant, state = participants[id.client], states[id.client]
-        if id.probe is None:
-            return participant.transformed_batch(sent, state, round=id.round)
-        return participant.transformed_victim(sent, state, round=id.round, victim=id.probe, batch_size=batch_size)
-
-    return find
-
-
-def _nearest(participant: Participant, batch: Batch) -> Batch:
+def _nearest(client: Participant, batch: Batch) -> Batch:
     """The client's own images nearest to those of ``batch``, among those of the same class where there are any."""
-    own = participant.examples.batch(participant.indices, participant.device)
+    own = client.examples.batch(client.indices, client.device)
     labels = hard_labels(batch.labels)
     distances = torch.cdist(batch.inputs.flatten(1), own.inputs.flatten(1))
     other = labels[:, None] != own.labels

@@ -13,7 +13,7 @@ from fl_privacy.config.check import expect_seed
 from fl_privacy.config.instantiate import check_arguments, expect_type, plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import positive
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.policy_scorer import PolicyScorer
 from fl_privacy.files import write_whole
 from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan, require_fsim

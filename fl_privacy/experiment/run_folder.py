@@ -7,14 +7,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.config import to_yaml
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.report import write_report
 from fl_privacy.results import RunFolder, folder_name, is_finished
 
 Command = Literal["run", "attack"]
 
 
-def plain(config: DictConfig, command: Command) -> dict[str, object]:
+def as_plain(config: DictConfig, command: Command) -> dict[str, object]:
     """``config`` as plain values, with the command that it was given to."""
     values = OmegaConf.to_container(config, resolve=True)
     assert isinstance(values, dict)
@@ -23,7 +23,7 @@ def plain(config: DictConfig, command: Command) -> dict[str, object]:
 
 def folder_of(config: DictConfig, command: Command) -> Path:
     """Where ``open_folder`` records ``config``."""
-    return Path(config.out) / folder_name(_label(config, command), plain(config, command))
+    return Path(config.out) / folder_name(_label(config, command), as_plain(config, command))
 
 
 def finished_before(config: DictConfig, command: Command, monitor: Monitor) -> Path | None:
@@ -46,7 +46,7 @@ def open_folder(config: DictConfig, command: Command) -> RunFolder:
         return RunFolder.open_or_create(
             Path(config.out),
             label=_label(config, command),
-            config=plain(config, command),
+            config=as_plain(config, command),
             config_text=f"command: {command}\n{to_yaml(config)}",
             undefended=config.choices.defense == "none" and command == "run",
             overwrite=config.overwrite,

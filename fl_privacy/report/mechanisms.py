@@ -26,8 +26,7 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     found = []
     for run in defended:
         mechanism, strength = names[run.path.as_posix()]
-        attackers: tuple[Attacker, ...] = ("plain", "adaptive")
-        for attacker in attackers:
+        for attacker in Attacker:
             sample = sample_of(
                 [reading.leakage for reading in readings(run.summary) if reading.attacker == attacker],
                 mechanism=mechanism,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fl_privacy.defenses import ats, compose, dp_noise, instahide, pruning
-from fl_privacy.experiment.attacker_knowledge import attacker_knowledge_of
+from fl_privacy.experiment.attacker_knowledge import data_names
 from fl_privacy.types import LocalPlan, VictimId
 from tests.federation import harness
 
@@ -14,7 +14,7 @@ PROBED, TRAINED = VictimId(2, 1, 0), VictimId(2, 1)
 
 def told(defense, observation, plan=harness.FEDSGD):
     participants = harness.participants(plan, defense)
-    return attacker_knowledge_of(defense, participants).same_data(observation)
+    return data_names(participants)(observation)
 
 
 @pytest.mark.parametrize("defense", [pruning(), dp_noise()], ids=["pruning", "noise"])

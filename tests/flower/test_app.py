@@ -15,8 +15,7 @@ from flwr.cli.build import build_fab_from_disk
 from fl_privacy.cli.flower_app import client_app, server_app
 from fl_privacy.config import compose
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.backend import plain_loop
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
 from fl_privacy.flower import LocalGrid
 
