@@ -5,9 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig
 
-from fl_privacy.config.check import expect_readable_updates
+from fl_privacy.config import RunSettings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import (
     build_attack,
@@ -25,6 +24,7 @@ from fl_privacy.experiment.captured import as_captured, captures_of, expect_of
 from fl_privacy.experiment.composition import Experiment
 from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.run_folder import finished_before, open_folder
+from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.experiment.weights import load_weights
 from fl_privacy.federation import Participant, public_state
 from fl_privacy.interception import Audit, Probe, load_observations
@@ -35,7 +35,7 @@ VICTIM = 0
 """The client whose updates are attacked where nobody trains."""
 
 
-def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
+def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     """Attack as ``config`` says; returns the folder of the results.
 
     Raises:
@@ -43,7 +43,9 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     """
     expect_readable_updates(config, "The command attack")
     config = calibrated(config)
-    config = as_captured(config) if config.captured else config
+    if config.captured:
+        config = as_captured(config)
+        expect_readable_updates(config, "The command attack")
     if (done := finished_before(config, "attack", monitor)) is not None:
         return done
     attack = build_attack(config)
@@ -72,7 +74,7 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     return folder.path
 
 
-def untrained_clients(config: DictConfig) -> tuple[Experiment, ModelState]:
+def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
     """One client that holds a split of the data, and perhaps one that colludes; and the weights that they are sent.
 
     Raises:
@@ -102,9 +104,9 @@ def untrained_clients(config: DictConfig) -> tuple[Experiment, ModelState]:
             f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but there"
             f" are {owner.number_of_examples} examples; lower victims or batch_size."
         )
-    if config.colluder == VICTIM:
+    if config.threat_model.colluder == VICTIM:
         raise UserError(f"colluder is expected to be another client than {VICTIM}, the victim; set colluder=1.")
-    colluders = () if config.colluder is None else (config.colluder,)
+    colluders = () if config.threat_model.colluder is None else (config.threat_model.colluder,)
     experiment = Experiment(
         config=config,
         dataset=dataset,
@@ -116,14 +118,15 @@ def untrained_clients(config: DictConfig) -> tuple[Experiment, ModelState]:
     return experiment, load_weights(Path(config.weights), initial) if config.weights else initial
 
 
-def captured_updates(config: DictConfig) -> tuple[Experiment, Sequence[Observation]]:
+def captured_updates(config: RunSettings) -> tuple[Experiment, Sequence[Observation]]:
     """What a run captured; its own configuration says what the truth was.
 
     Raises:
         UserError: there is nothing, or something that is not of that run.
     """
     federation = build_federation(config)
-    inside = None if config.colluder is None else federation.participants[config.colluder].architecture()
+    colluder = config.threat_model.colluder
+    inside = None if colluder is None else federation.participants[colluder].architecture()
     observations = load_observations(captures_of(config), federation.model, inside=inside)
     if not observations:
         raise UserError(

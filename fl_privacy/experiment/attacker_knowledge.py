@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
+from fl_privacy.config import RunSettings
 from fl_privacy.data import Examples
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Participant
@@ -91,31 +91,30 @@ def data_names(clients: Mapping[int, Participant]) -> Callable[[VictimId], str |
     return same_data
 
 
-def insider_of(config: DictConfig, clients: Mapping[int, Participant]) -> Insider | None:
+def insider_of(config: RunSettings, clients: Mapping[int, Participant]) -> Insider | None:
     """What help from inside ``config`` gives the attacker; ``None`` where no layer is private and nothing is shown."""
-    if not config.knows_features and not any(client.keeps_private() for client in clients.values()):
+    if not config.threat_model.knows_features and not any(client.keeps_private() for client in clients.values()):
         return None
     return Insider(
         participants=clients,
-        colluder=config.colluder,
-        knows_features=config.knows_features,
-        features_at=config.features_at,
+        colluder=config.threat_model.colluder,
+        knows_features=config.threat_model.knows_features,
+        features_at=config.threat_model.features_at,
         batch_size=config.batch_size,
         seed=config.seed,
     )
 
 
-def public_examples(config: DictConfig, unattacked: Examples) -> Batch | None:
-    """The first ``config.public_images`` of ``unattacked``, a split without victims; ``None`` for 0.
+def public_examples(count: int, unattacked: Examples) -> Batch | None:
+    """The first ``count`` of ``unattacked``, a split without victims; ``None`` for 0.
 
     Raises:
         UserError: there are not so many.
     """
-    count = config.public_images
     if not 0 <= count <= len(unattacked):
         raise UserError(
-            f"public_images is expected in 0..{len(unattacked)}, the size of the split that is not attacked,"
-            f" but got {count}."
+            f"threat_model.public_images is expected in 0..{len(unattacked)}, the size of the split that is not"
+            f" attacked, but got {count}."
         )
     return unattacked.batch(torch.arange(count)) if count else None
 

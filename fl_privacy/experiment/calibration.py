@@ -1,8 +1,6 @@
 """Noise for a privacy budget: how much of it spends what was asked for by the end of a run."""
 
-from omegaconf import DictConfig, OmegaConf
-
-from fl_privacy.config import to_yaml
+from fl_privacy.config import RunSettings
 from fl_privacy.defenses.privacy.accountants import noise_multiplier_for
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation
@@ -12,35 +10,29 @@ _NOISE = {"fl_privacy.defenses.dp_sgd": "noise_multiplier", "fl_privacy.defenses
 """Defense -> the setting that its noise is proportional to."""
 
 
-def calibrated(config: DictConfig) -> DictConfig:
+def calibrated(config: RunSettings) -> RunSettings:
     """``config`` with what ``calibration`` changes; ``privacy.epsilon`` is ``null`` in it.
 
     Raises:
         UserError: the defense gives no guarantee that noise could change.
     """
     changes = calibration(config)
-    if not changes:
-        return config
-    changed = OmegaConf.create(to_yaml(config))
-    assert isinstance(changed, DictConfig)
-    for key, _, value in (change.partition("=") for change in changes):
-        OmegaConf.update(changed, key, None if value == "null" else float(value))
-    return changed
+    return config.changed(changes) if changes else config
 
 
-def calibration(config: DictConfig) -> list[str]:
-    """Overrides that set the noise by which the worst-off client spends ``privacy.epsilon`` by the last round, if set.
+def calibration(config: RunSettings) -> dict[str, float | None]:
+    """Settings by which the worst-off client spends ``privacy.epsilon`` by the last round, if set: those of the noise.
 
     An undefended run stays undefended, so that it can stand beside the others of a sweep.
 
     Raises:
         UserError: the defense gives no guarantee that noise could change.
     """
-    done = "privacy.epsilon=null"
+    done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:
-        return []
+        return {}
     if config.choices.defense == "none":
-        return [done]
+        return done
     noise = _NOISE.get(str(config.defense.get("_target_")))
     if noise is None:
         raise UserError(
@@ -64,4 +56,4 @@ def calibration(config: DictConfig) -> list[str]:
         / candidate.noise_multiplier
         for candidate in candidates
     )
-    return [f"defense.{noise}={float(config.defense[noise]) * factor!r}", done]
+    return {f"defense.{noise}": float(config.defense[noise]) * factor, **done}

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from omegaconf import DictConfig
+import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.config import RunSettings
 from fl_privacy.data import Dataset, Examples
 from fl_privacy.defenses import Defense
 from fl_privacy.experiment.attack_stage import AttackStage
@@ -22,7 +23,7 @@ from fl_privacy.interception import Audit, Interceptor
 from fl_privacy.interception.interceptor import Sink
 from fl_privacy.progress import counted
 from fl_privacy.results import RunFolder
-from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, VictimId
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,7 +40,7 @@ class Experiment:
         states: what the clients keep for themselves by the time that they are attacked.
     """
 
-    config: DictConfig
+    config: RunSettings
     dataset: Dataset
     model: nn.Module
     clients: Mapping[int, Participant]
@@ -48,7 +49,7 @@ class Experiment:
     states: ClientStates = field(default_factory=fresh_states)
 
     @classmethod
-    def of_federation(cls, federation: Federation, config: DictConfig) -> "Experiment":
+    def of_federation(cls, federation: Federation, config: RunSettings) -> "Experiment":
         """The clients of ``federation``, attacked while they train, or in what was captured of that."""
         return cls(
             config=config,
@@ -114,9 +115,9 @@ class Experiment:
 
         return AttackerKnowledge(
             same_data=data_names(self.clients),
-            labels=labels if self.config.knows_labels else None,
-            public=public_examples(self.config, self.unattacked),
-            defense=(self.defense.description or None) if self.config.knows_defense else None,
+            labels=labels if self.config.threat_model.knows_labels else None,
+            public=public_examples(self.config.threat_model.public_images, self.unattacked),
+            defense=(self.defense.description or None) if self.config.threat_model.knows_defense else None,
             remembers=self.config.attack.get("start") == "previous",
         )
 
@@ -145,4 +146,27 @@ class Experiment:
 
     def threat_model(self) -> list[str]:
         """Who attacks, what is seen and known, in sentences."""
-        return threat_model(self.config, self.model, self.plan, self.audit, self.defense)
+        return threat_model(
+            self.model,
+            self.plan,
+            self.audit,
+            self.defense,
+            self._assumed_knowledge(),
+            secure_aggregation=self.config.secure_aggregation.name,
+        )
+
+    def _assumed_knowledge(self) -> Knowledge:
+        """Of the attacker that knows most, before there is an update: its tensors are empty."""
+        given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
+        adaptive = given.knows_defense and bool(defense.description)
+        return Knowledge(
+            labels=nothing if given.knows_labels else None,
+            defense=defense.description if adaptive else None,
+            same_data="" if adaptive and not defense.changes_images else None,
+            public_images=torch.empty(given.public_images) if given.public_images else None,
+            guess=nothing if self.config.attack.get("start") == "previous" else None,
+            private=ModelState({}, {}) if defense.private else None,
+            colluder=given.colluder if defense.private else None,
+            features=nothing if given.knows_features else None,
+            features_at=given.features_at,
+        )

@@ -4,10 +4,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf, open_dict
-
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.config import compose, to_yaml
+from fl_privacy.config import RunSettings, compose, to_yaml
 from fl_privacy.data import partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
@@ -29,7 +27,7 @@ CAPTURES = "captures"
 """Folder of the intercepted updates within a run's folder."""
 
 
-def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor, *, simulated: bool = True) -> Path:
+def run_experiment(config: RunSettings, backend: Backend, monitor: Monitor, *, simulated: bool = True) -> Path:
     """Run ``config``, or find that it has been run; returns its folder.
 
     Args:
@@ -62,42 +60,45 @@ def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor, *, si
     return folder.path
 
 
-def run_baseline(config: DictConfig, backend: Backend, monitor: Monitor) -> None:
+def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> None:
     """Train as ``config`` does but undefended, where its accuracy is to be compared and no such run is found."""
     if _wants_baseline(config) and undefended_accuracy(config) is None:
-        monitor.say("First the same training without defense, to compare accuracy with (twin=false skips it).")
+        monitor.say("First the same training without defense, to compare accuracy with (baseline=false skips it).")
         run_experiment(baseline_config(config), backend, monitor)
 
 
-def baseline_config(config: DictConfig) -> DictConfig:
+def baseline_config(config: RunSettings) -> RunSettings:
     """The undefended training of ``config``, without any attack."""
     none = compose(["defense=none", "attack=none"])
-    baseline = OmegaConf.create(to_yaml(config))
-    assert isinstance(baseline, DictConfig)
-    with open_dict(baseline):
-        baseline.defense, baseline.attack = none.defense, none.attack
-        baseline.choices.defense = baseline.choices.attack = "none"
-        baseline.intercept.save, baseline.overwrite, baseline.name = False, False, "twin"
-    return baseline
+    changes = {
+        "defense": none.defense,
+        "attack": none.attack,
+        "choices.defense": "none",
+        "choices.attack": "none",
+        "intercept.save": False,
+        "overwrite": False,
+        "name": "baseline",
+    }
+    return config.changed(changes)
 
 
-def undefended_accuracy(config: DictConfig) -> float | None:
+def undefended_accuracy(config: RunSettings) -> float | None:
     """Final accuracy of a finished run in ``config.out`` that trained alike without defense."""
     baseline = find_baseline(Path(config.out), as_plain(config, "run"))
     return baseline.accuracy if baseline else None
 
 
-def _expect_no_setting_of_attacks(config: DictConfig) -> None:
+def _expect_no_setting_of_attacks(config: RunSettings) -> None:
     for key in ("weights", "captured"):
-        if config[key] is not None:
+        if (value := getattr(config, key)) is not None:
             raise UserError(
-                f"{key} is expected with `fl-privacy attack`, but got {config[key]!r} with run, which trains from fresh"
+                f"{key} is expected with `fl-privacy attack`, but got {value!r} with run, which trains from fresh"
                 f" values; set {key}=null."
             )
 
 
-def _wants_baseline(config: DictConfig) -> bool:
-    return bool(config.twin) and config.choices.defense != "none"
+def _wants_baseline(config: RunSettings) -> bool:
+    return bool(config.baseline) and config.choices.defense != "none"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -116,7 +117,7 @@ class _Run:
     @classmethod
     def of(
         cls,
-        config: DictConfig,
+        config: RunSettings,
         federation: Federation,
         attack: ReconstructionAttack | None,
         folder: RunFolder,

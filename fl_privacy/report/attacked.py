@@ -18,7 +18,7 @@ def assumptions(run: Run) -> str:
     target = intercept.get("target", "probe")
     sentences = [_probed(run, plan, trained) if target == "probe" or not plan else _updates(run, plan)]
     if not run.identity.undefended and all(reading.attacker is Attacker.PLAIN for reading in found):
-        sentences.append("No attacker knew of the defense; one that does may read more (knows_defense=true).")
+        sentences.append("No attacker knew of the defense; one that does may read more (threat_model=adaptive).")
     return " ".join(sentences)
 
 

@@ -109,8 +109,8 @@ def test_mixtures_are_repeated_for_the_evaluation():
 
 
 def test_known_labels_are_those_of_the_mixture(tmp_path):
-    settings = ("attack", "defense=instahide", "victims=1", "attack.iterations=30", "knows_defense=false")
-    known, inferred = (run(*settings, f"knows_labels={k}", out=tmp_path / k) for k in ("true", "false"))
+    settings = ("attack", "defense=instahide", "victims=1", "attack.iterations=30", "threat_model.knows_defense=false")
+    known, inferred = (run(*settings, f"threat_model.knows_labels={k}", out=tmp_path / k) for k in ("true", "false"))
     assert known.status == inferred.status == 0
     ((one,), (two,)) = known.records("victim"), inferred.records("victim")
     assert one["label_source"] == "known"
@@ -118,7 +118,7 @@ def test_known_labels_are_those_of_the_mixture(tmp_path):
 
 
 def test_a_run_records_both_distances(tmp_path):
-    done = run("run", *TINY, "defense=ats", "twin=false", out=tmp_path)
+    done = run("run", *TINY, "defense=ats", "baseline=false", out=tmp_path)
     assert done.status == 0
     victims = done.records("victim")
     assert all(v["transformed_psnr"] != v["psnr"] for v in victims)
@@ -134,7 +134,7 @@ def test_undefended_runs_have_no_transformed_images(undefended):
 
 
 def test_condensation_runs_on_every_backend_alike(tmp_path):
-    settings = (*TINY, *DM, "twin=false", "federation=fedavg")
+    settings = (*TINY, *DM, "baseline=false", "federation=fedavg")
     loop, flower = (run("run", *settings, f"backend={b}", out=tmp_path / b) for b in ("loop", "flower"))
     assert loop.status == flower.status == 0
     assert loop.records("victim") == flower.records("victim")

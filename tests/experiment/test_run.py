@@ -102,7 +102,7 @@ def test_the_next_defense_takes_the_same_twin(defended: Run) -> None:
 
 
 def test_without_twin_there_is_no_comparison(tmp_path) -> None:
-    alone = run("run", *UNATTACKED, "defense=pruning", "twin=false", out=tmp_path)
+    alone = run("run", *UNATTACKED, "defense=pruning", "baseline=false", out=tmp_path)
     assert [alone.path] == list(tmp_path.glob("[!.]*"))
     assert alone.json("summary.json")["pmm"] is None
 

@@ -20,8 +20,8 @@ SETTINGS = (
     "attack=analytic",
     "defense=dp_noise",
     "defense.clip_norm=1.0",
-    "twin=false",
-    "knows_defense=true",
+    "baseline=false",
+    "threat_model=adaptive",
     "intercept.save=true",
 )
 

@@ -65,7 +65,7 @@ def test_the_decisive_assumption_is_said(tmp_path, options, expected):
 
 def test_a_defense_that_met_no_adaptive_attacker_says_so(tmp_path):
     text = assumptions(trained(tmp_path, plan=FEDSGD, undefended=False, **defended(scale=0.1)))
-    assert text.endswith("No attacker knew of the defense; one that does may read more (knows_defense=true).")
+    assert text.endswith("No attacker knew of the defense; one that does may read more (threat_model=adaptive).")
     both = record(tmp_path, label="both", changes=settings(FEDSGD), adaptive=0.1)
     assert "No attacker knew" not in assumptions(read_run(both))
 
