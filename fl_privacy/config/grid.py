@@ -63,7 +63,7 @@ class Grid:
 
     def training(self, point: Point) -> list[str]:
         """Overrides of the training of ``point``, which nobody attacks; accuracies are compared in the end."""
-        own = ("attack=none", "twin=false")
+        own = ("attack=none", "baseline=false")
         return merge_overrides(self.settings, self.train, point.overrides, own)
 
     def attacking(self, point: Point, attack: str, weights: Path | None) -> list[str]:

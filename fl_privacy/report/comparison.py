@@ -136,9 +136,10 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
     summary = run.summary
     if summary["pmm"] is not None or summary["final_accuracy"] is None or run.identity.undefended:
         return float(summary["pmm"]) if summary["pmm"] is not None else None
-    for twin in runs:
-        accuracy = twin.summary["final_accuracy"]
-        if twin.finished and twin.identity.undefended and twin.identity.training == run.identity.training and accuracy:
+    for other in runs:
+        accuracy = other.summary["final_accuracy"]
+        alike = other.identity.training == run.identity.training
+        if other.finished and other.identity.undefended and alike and accuracy:
             return pmm(summary["final_accuracy"], accuracy)
     return None
 
