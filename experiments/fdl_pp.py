@@ -31,8 +31,9 @@ from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.defenses.privacy.accountants import epsilon, noise_multiplier_for
 from fl_privacy.defenses.private_layers.passports import passport_layers
+from fl_privacy.effects import Noise
 from fl_privacy.experiment.build import Federation, build_dataset, build_federation
-from fl_privacy.federation import Participant, RoundReport, evaluate_model, private_names, run_rounds
+from fl_privacy.federation import Client, RoundReport, evaluate_model, private_names, run_rounds
 from fl_privacy.federation.secure.encrypted import run_encrypted
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.secure_aggregation import run_secure_aggregation
@@ -65,8 +66,8 @@ class Course:
     rows: list[dict[str, float]] = field(default_factory=list)
 
     @property
-    def participants(self) -> Mapping[int, Participant]:
-        return self.federation.participants
+    def clients(self) -> Mapping[int, Client]:
+        return self.federation.clients
 
     def __call__(
         self,
@@ -74,12 +75,12 @@ class Course:
         *,
         states: States,
     ) -> Observation:
-        self.look({client: states(client) for client in self.participants})
+        self.look({client: states(client) for client in self.clients})
         return observation
 
     def look(self, states: Mapping[int, ClientState]) -> None:
         sent = self.federation.server.state
-        parts = [self.participants[client].private_part(sent, state) for client, state in states.items()]
+        parts = [self.clients[client].private_part(sent, state) for client, state in states.items()]
         kept = private_names(self.federation.model, self.federation.defense)
         row: dict[str, float] = {}
         for name in (n for n, p in parts[0][1].parameters.items() if n in kept and p.ndim > 1):
@@ -121,11 +122,11 @@ def federation_of(options: argparse.Namespace, method: str) -> Federation:
     federation = build_federation(compose(settings))
     each = None if options.examples is None else options.examples // CLIENTS
     test = federation.dataset.test.subset(some(len(federation.dataset.test), options.tested))
-    participants = {
+    clients = {
         client: replace(p, indices=p.indices[some(len(p.indices), each)], test=test)
-        for client, p in federation.participants.items()
+        for client, p in federation.clients.items()
     }
-    return replace(federation, participants=participants, dataset=replace(federation.dataset, test=test))
+    return replace(federation, clients=clients, dataset=replace(federation.dataset, test=test))
 
 
 def trained(
@@ -134,13 +135,13 @@ def trained(
     """What clients keep, the reports, and the course of private layers."""
     course, reports = Course(federation), list[RoundReport]()
     if method in SECURE:
-        SECURE[method](federation.server, federation.participants, rounds=options.rounds, on_round=reports.append)
-        return {client: ClientState() for client in federation.participants}, reports, course
+        SECURE[method](federation.server, federation.clients, rounds=options.rounds, on_round=reports.append)
+        return {client: ClientState() for client in federation.clients}, reports, course
     watched = Audit(rounds=frozenset(range(1, options.rounds + 1)), probes=(Probe(VICTIM, 0),))
     examples = federation.dataset.train
     kept = run_rounds(
         federation.server,
-        federation.participants,
+        federation.clients,
         rounds=options.rounds,
         audit=watched if federation.server.personal else Audit(),
         interceptor=Interceptor(
@@ -162,10 +163,10 @@ def captured(
     federation: Federation, kept: Mapping[int, ClientState], victims: Examples, options: argparse.Namespace
 ) -> tuple[list[Observation], list[Batch]]:
     """Observations of victims behind the last model, with features that are shown, and the truth."""
-    owner = replace(federation.participants[VICTIM], examples=victims, indices=torch.arange(len(victims)))
+    owner = replace(federation.clients[VICTIM], examples=victims, indices=torch.arange(len(victims)))
     found: list[Observation] = []
     inside = Insider(
-        participants={**federation.participants, VICTIM: owner},
+        clients={**federation.clients, VICTIM: owner},
         colluder=COLLUDER if federation.server.personal else None,
         knows_features=True,
         features_at=options.features_at,
@@ -191,7 +192,7 @@ def summed(
 ) -> tuple[list[Observation], list[Batch]]:
     """What masks leave to see: the mean update of all clients, of whom each has one image."""
     every, sent = torch.arange(len(victims)), federation.server.state
-    owners = [replace(p, examples=victims, indices=every) for p in federation.participants.values()]
+    owners = [replace(p, examples=victims, indices=every) for p in federation.clients.values()]
     probes = [o.probe(sent, ClientState(), round=options.rounds, victim=0, batch_size=1).upload for o in owners]
     upload = Upload(
         tensors=weighted_mean([p.tensors for p in probes], [1] * len(probes)),
@@ -260,7 +261,7 @@ def attacked(
     for name, (attack, informed) in attacks(options).items():
         if (informed and not federation.server.personal) or (method in SECURE and name.startswith("MI")):
             continue
-        views = [o.told(defense=federation.defense.description) for o in observations] if informed else observations
+        views = [o.told(defense=federation.defense.parts) for o in observations] if informed else observations
         started = time.process_time()
         again = [replace(view, id=replace(view.id, part=f"run-{run}")) for run in range(options.runs) for view in views]
         found = attack(again, seed=options.seed)
@@ -282,7 +283,7 @@ def attacked(
 
 def accounted(federation: Federation, scale: float, rounds: int) -> dict[str, float]:
     """What noise of ``scale`` would guarantee if no update had a larger norm than the largest of the last model."""
-    clean = [replace(p, defense=none()) for p in federation.participants.values()]
+    clean = [replace(p, defense=none()) for p in federation.clients.values()]
     uploads = [p.update(federation.server.state, ClientState(), round=rounds).upload for p in clean]
     norm = max(float(torch.cat([t.flatten() for t in u.tensors.values()]).norm()) for u in uploads)
     releases: dict[str, Any] = {"sample_rate": 1.0, "steps": rounds, "delta": DELTA}
@@ -308,7 +309,7 @@ def outcome(
         "bytes": reports[-1].upload_bytes,
         "course": course.rows,
     }
-    scale = federation.defense.public.get("std")
+    scale = sum(part.effect.std or 0 for part in federation.defense.parts if isinstance(part.effect, Noise))
     return {**row, "privacy": accounted(federation, float(scale), options.rounds)} if scale else row
 
 

@@ -41,8 +41,8 @@ def federation_of(options: argparse.Namespace, defense: str) -> Federation:
         *options.override,
     ]
     federation = build_federation(compose(settings))
-    participants = {c: replace(p, indices=p.indices[: options.examples]) for c, p in federation.participants.items()}
-    return replace(federation, participants=participants, server=replace(federation.server, tested=frozenset()))
+    clients = {c: replace(p, indices=p.indices[: options.examples]) for c, p in federation.clients.items()}
+    return replace(federation, clients=clients, server=replace(federation.server, tested=frozenset()))
 
 
 def one_round(federation: Federation, method: str) -> tuple[float, int]:
@@ -57,7 +57,7 @@ def one_round(federation: Federation, method: str) -> tuple[float, int]:
     )
     more = {} if method in rules else {"audit": Audit(), "interceptor": interceptor}
     started = time.process_time()
-    rules.get(method, run_rounds)(server, federation.participants, rounds=1, on_round=reports.append, **more)
+    rules.get(method, run_rounds)(server, federation.clients, rounds=1, on_round=reports.append, **more)
     return time.process_time() - started, reports[0].upload_bytes
 
 

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from fl_privacy.data import Examples, load_data
 from fl_privacy.data.partition import Dirichlet, Iid, Partition
 from fl_privacy.defenses import ClientState, dp_noise, none, selective_sharing, spn
-from fl_privacy.federation import Participant, Server, ServerPlan, evaluate_model, run_rounds
+from fl_privacy.federation import Client, Server, ServerPlan, evaluate_model, run_rounds
 from fl_privacy.interception import Audit, Interceptor
 from fl_privacy.models import AlexNet, build_model
 from fl_privacy.rng import derive_generator, derive_seed
@@ -41,16 +41,16 @@ COLORS = ("#777777", "#111111", "#2b63d9", "#2a9d6f", "#8fc9ae", "#d9622b")
 ALONE = 5
 
 Row = dict[str, Any]
-Members = dict[int, Participant]
+Members = dict[int, Client]
 
 
-def together(participants: Members, rounds: int, seed: int, per_round: int | None) -> ModelState:
-    first = participants[0]
+def together(clients: Members, rounds: int, seed: int, per_round: int | None) -> ModelState:
+    first = clients[0]
     server = Server(
         state=ModelState.of(first.model),
         local_plan=first.plan,
-        plan=ServerPlan(fraction=min(1.0, (per_round or len(participants)) / len(participants))),
-        clients=sorted(participants),
+        plan=ServerPlan(fraction=min(1.0, (per_round or len(clients)) / len(clients))),
+        clients=sorted(clients),
         seed=seed,
     )
     interceptor = Interceptor(
@@ -60,17 +60,15 @@ def together(participants: Members, rounds: int, seed: int, per_round: int | Non
         num_classes=first.examples.num_classes,
         sink=lambda observation: None,
     )
-    run_rounds(
-        server, participants, rounds=rounds, audit=Audit(), interceptor=interceptor, on_round=lambda report: None
-    )
+    run_rounds(server, clients, rounds=rounds, audit=Audit(), interceptor=interceptor, on_round=lambda report: None)
     return server.state
 
 
-def alone(participant: Participant, rounds: int) -> ModelState:
+def alone(client: Client, rounds: int) -> ModelState:
     """What one client comes to by itself."""
-    state, values = ClientState(), ModelState.of(participant.model)
+    state, values = ClientState(), ModelState.of(client.model)
     for number in range(1, rounds + 1):
-        delta = participant.update(values, state, round=number).upload.tensors
+        delta = client.update(values, state, round=number).upload.tensors
         values = ModelState({name: p + delta[name] for name, p in values.parameters.items()}, values.buffers)
     return values
 
@@ -108,7 +106,7 @@ def missing(options: argparse.Namespace, rows: Callable[[], list[Row]]) -> Itera
         for partition in options.partitions:
             parts = partition_called(partition)(train, num_clients=number, seed=seed)
             members = {
-                k: Participant(id=k, examples=train, indices=part, model=model, plan=plan, seed=options.seed)
+                k: Client(id=k, examples=train, indices=part, model=model, plan=plan, seed=options.seed)
                 for k, part in enumerate(parts)
             }
             for method in options.methods:

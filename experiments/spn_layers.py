@@ -14,20 +14,17 @@ from torch.nn.functional import cosine_similarity
 
 from fl_privacy.data import load_data
 from fl_privacy.defenses import ClientState, none, spn
-from fl_privacy.federation import Participant
+from fl_privacy.federation import Client
 from fl_privacy.metrics.distortion import perturbation
 from fl_privacy.models import DLNet, build_model
 from fl_privacy.types import LocalPlan, ModelState, Tensors
 
 
-def gradients(participant: Participant, batches: int, batch_size: int) -> tuple[list[Tensors], list[Tensors]]:
+def gradients(client: Client, batches: int, batch_size: int) -> tuple[list[Tensors], list[Tensors]]:
     """Of the cross entropy and of the whole loss, for each batch."""
-    sent, plain = ModelState.of(participant.model), replace(participant, defense=none())
+    sent, plain = ModelState.of(client.model), replace(client, defense=none())
     pairs = [
-        [
-            p.probe(sent, ClientState(), round=1, victim=k, batch_size=batch_size).upload.tensors
-            for p in (plain, participant)
-        ]
+        [p.probe(sent, ClientState(), round=1, victim=k, batch_size=batch_size).upload.tensors for p in (plain, client)]
         for k in range(batches)
     ]
     return [clean for clean, _ in pairs], [whole for _, whole in pairs]
@@ -44,7 +41,7 @@ def main() -> None:
     examples = load_data(options.data).train
     channels, size, _ = examples.input_shape
     shape = {"in_channels": channels, "image_size": size, "num_classes": examples.num_classes}
-    participant = Participant(
+    client = Client(
         id=0,
         examples=examples,
         indices=torch.arange(options.batches * options.batch_size),
@@ -53,7 +50,7 @@ def main() -> None:
         defense=spn(alpha2=options.alpha2),
         seed=options.seed,
     )
-    clean, whole = gradients(participant, options.batches, options.batch_size)
+    clean, whole = gradients(client, options.batches, options.batch_size)
     print("| tensor | cosine | norm, cross entropy | norm, private |\n|---|---|---|---|")
     for name in clean[0]:
         b = torch.stack([g[name].flatten() for g in clean])
@@ -62,7 +59,7 @@ def main() -> None:
         print(f"| {name} | {cosine:.4f} | {b.norm(dim=1).mean():.3g} | {e.norm(dim=1).mean():.3g} |")
     print("\n| bits | norm of B over norm of E |\n|---|---|")
     for bits in (32, 64, 128):
-        longer = replace(participant, defense=spn(alpha2=options.alpha2, bits=bits))
+        longer = replace(client, defense=spn(alpha2=options.alpha2, bits=bits))
         found = [
             perturbation(b, g) for b, g in zip(*gradients(longer, options.batches, options.batch_size), strict=True)
         ]

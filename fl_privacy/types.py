@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.checks import fits, in_words
+from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.errors import UserError
 
 Tensors = Mapping[str, Tensor]
@@ -199,8 +200,7 @@ class Knowledge:
     Attributes:
         labels: (B,) class indices or (B, K) class probabilities, the labels that the client computed its loss with,
             where the attacker is assumed to have them.
-        defense: public description of the client's defense, for an adaptive attacker: settings by ``NAME.SETTING``,
-            as ``fl_privacy.defenses.Defense.description`` gives them.
+        defense: public description of the client's defense, for an adaptive attacker: its ``Defense.parts``.
         same_data: names the examples behind the update: updates with the same name, of other rounds and other weights
             sent, come from the same examples. An adaptive attacker attacks them together; ``None`` where the defense
             makes other images of the examples each time.
@@ -216,7 +216,7 @@ class Knowledge:
     """
 
     labels: Tensor | None = None
-    defense: Mapping[str, Any] | None = None
+    defense: Description | None = None
     same_data: str | None = None
     public_images: Tensor | None = None
     public_labels: Tensor | None = None
@@ -249,8 +249,7 @@ class Knowledge:
                 f"The attacker sees what enters {self.features_at or 'the first public layer'} of a victim's model."
             )
         if self.defense is not None:
-            settings = ", ".join(f"{key}={value}" for key, value in self.defense.items())
-            lines.append(f"The attacker knows the defense and its settings ({settings}).")
+            lines.append(f"The attacker knows the defense and its settings ({settings_in_words(self.defense)}).")
         if self.same_data is not None:
             lines.append("The attacker knows which updates of different rounds come from the same examples.")
         return lines or ["The attacker knows nothing beyond the protocol."]

@@ -15,13 +15,13 @@ from fl_privacy.cli.console import RichMonitor
 from fl_privacy.config import RunSettings, compose, to_yaml
 from fl_privacy.config.foreign import expect_plain
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_federation, participants_of
+from fl_privacy.experiment.build import build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
-from fl_privacy.experiment.contracts import ParticipantSource, plain_loop
+from fl_privacy.experiment.contracts import plain_loop
 from fl_privacy.experiment.ground_truth import trains_on_others
 from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.experiment.threat_model import expect_readable_updates
-from fl_privacy.federation import Server
+from fl_privacy.federation import ClientSource, Server
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
 from fl_privacy.flower.node_secret import SIMULATION_VARIABLE, is_simulation, node_secret
 from fl_privacy.flower.records import PARTITION
@@ -51,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
         config = replace(config, out=str(Path(config.out) / DEPLOYED))  # the same, simulated, is another run
     timeout, bound = _seconds(context), bool(context.run_config[AUTHENTICATED])
 
-    def on_grid(server: Server, source: ParticipantSource, **settings: Any) -> None:
+    def on_grid(server: Server, source: ClientSource, **settings: Any) -> None:
         run_on_grid(grid, server, timeout=timeout, bound=bound, simulated=simulated, **settings)
 
     run_baseline(config, plain_loop, monitor)  # here: the clients behind the grid do defend themselves
@@ -59,10 +59,10 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def make_client(context: Context) -> PrivacyClient:
-    """The participant of the node's partition in the federation that ``overrides`` describe.
+    """The client of the node's partition in the federation that ``overrides`` describe.
 
     They come over the network: the node builds only what is registered on it, or what its own environment trusts. The
-    participant draws from the node's own secret, unless the node's environment says that this is a simulation.
+    client draws from the node's own secret, unless the node's environment says that this is a simulation.
     """
     expect_plain(
         _overrides(context),
@@ -70,17 +70,17 @@ def make_client(context: Context) -> PrivacyClient:
         where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)",
     )
     config = _config(context)
-    participants = participants_of(to_yaml(config))
+    clients = clients_of(to_yaml(config))
     partition = int(context.node_config[PARTITION])
-    if partition not in participants:
+    if partition not in clients:
         raise UserError(
-            f"Partitions 0..{len(participants) - 1} are expected on the nodes, but this one holds {partition};"
+            f"Partitions 0..{len(clients) - 1} are expected on the nodes, but this one holds {partition};"
             " start as many SuperNodes as federation.clients says."
         )
-    participant = participants[partition]
+    client = clients[partition]
     if not is_simulation():
-        participant = replace(participant, seed=node_secret(context), audit_seed=config.seed)
-    return PrivacyClient(participant, context.state)
+        client = replace(client, seed=node_secret(context), audit_seed=config.seed)
+    return PrivacyClient(client, context.state)
 
 
 client_app = numpy_client_app(make_client, audited=True, simulated=is_simulation)

@@ -6,8 +6,8 @@ from typing import Any
 from fl_privacy.config import RunSettings
 from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.contracts import Backend, ParticipantSource
-from fl_privacy.federation import Server
+from fl_privacy.experiment.contracts import Backend
+from fl_privacy.federation import ClientSource, Server
 from fl_privacy.interception import Audit, Interceptor
 
 
@@ -41,7 +41,7 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
 
 
 def _unattacked(
-    run: Any, server: Server, source: ParticipantSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
+    run: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
 ) -> None:
     """``run`` as a backend; there is nothing to intercept."""
     run(server, source(), **settings)

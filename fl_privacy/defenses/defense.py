@@ -1,12 +1,13 @@
 """What a defense is: plain functions at a few places of a client's round."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.effects import Description, Part
 from fl_privacy.gradients import LossChange
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
@@ -76,12 +77,17 @@ GradientHook = Callable[[Tensors, LocalStep], Tensors]
 UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
 
 
+UNNAMED = Part("unnamed")
+"""Of which nothing is declared."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Defense:
     """A defense as hooks, each a tuple of functions run left to right; it fills those it needs.
 
     Attributes:
-        name: as in the configuration.
+        parts: what it is composed of, in order: names, settings and effects, which an adaptive attacker may know and
+            reports show. Empty of the undefended client alone: one that does something but names no part is unnamed.
         model: (Module, ClientState, rng) -> Module, a new one. Parameters and buffers that the result has beyond the
             model sent are private: they are kept in the ClientState and not uploaded. Their first values are drawn
             from ``rng``, the client's own stream, which is the same in every round.
@@ -100,10 +106,9 @@ class Defense:
         private_passes: over its examples, in which a client trains its private parameters alone on each new model.
         prepare: (C, H, W) -> None, once before anything is trained: gets what the defense needs, or says in a
             ``UserError`` why it can't.
-        public: the description an adaptive attacker may know, shown in reports.
     """
 
-    name: str = "none"
+    parts: Description = ()
     model: tuple[ModelHook, ...] = ()
     examples: tuple[ExamplesHook, ...] = ()
     outcome: tuple[OutcomeHook, ...] = ()
@@ -114,47 +119,29 @@ class Defense:
     private: tuple[PrivateHook, ...] = ()
     private_passes: int = 0
     prepare: tuple[Prepare, ...] = ()
-    public: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.parts and any(getattr(self, f.name) for f in fields(self)):
+            object.__setattr__(self, "parts", (UNNAMED,))
+
+    @property
+    def name(self) -> str:
+        """Names of its parts."""
+        return "+".join(part.name for part in self.parts) or "none"
 
     @property
     def changes_images(self) -> bool:
         """Whether the same example is another one in every round, so that its updates can't be matched together."""
         return bool(self.data)
 
-    @property
-    def description(self) -> dict[str, Any]:
-        """``public`` with the name of the defense, or of the part of it, in front: ``{"pruning.rate": 0.9}``."""
-        composed = "+" in self.name
-        return {key if composed else f"{self.name}.{key}": value for key, value in self.public.items()}
-
-
-def compose(*defenses: Defense) -> Defense:
-    """All of ``defenses`` in order: the hooks of the first run first.
-
-    In ``public``, settings have the name of their defense in front, the second of the same name as ``NAME#2``.
-    """
-    names: list[str] = []
-    for d in defenses:
-        before = sum(name.partition("#")[0] == d.name for name in names)
-        names.append(f"{d.name}#{before + 1}" if before else d.name)
-    return Defense(
-        name="+".join(d.name for d in defenses) or "none",
-        model=tuple(hook for d in defenses for hook in d.model),
-        examples=tuple(hook for d in defenses for hook in d.examples),
-        outcome=tuple(hook for d in defenses for hook in d.outcome),
-        data=tuple(hook for d in defenses for hook in d.data),
-        loss=tuple(change for d in defenses for change in d.loss),
-        gradient=tuple(hook for d in defenses for hook in d.gradient),
-        upload=tuple(hook for d in defenses for hook in d.upload),
-        private=tuple(hook for d in defenses for hook in d.private),
-        private_passes=max((d.private_passes for d in defenses), default=0),
-        prepare=tuple(hook for d in defenses for hook in d.prepare),
-        public={
-            f"{name}.{key}": value for name, d in zip(names, defenses, strict=True) for key, value in d.public.items()
-        },
-    )
-
 
 def none() -> Defense:
     """No defense: what is computed is uploaded."""
     return Defense()
+
+
+def compose(*defenses: Defense) -> Defense:
+    """All of ``defenses`` in order: the parts and hooks of the first come first."""
+    hooks = [f.name for f in fields(Defense) if f.name != "private_passes"]
+    together: dict[str, Any] = {name: tuple(x for d in defenses for x in getattr(d, name)) for name in hooks}
+    return Defense(**together, private_passes=max((d.private_passes for d in defenses), default=0))

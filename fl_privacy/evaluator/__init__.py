@@ -1,6 +1,6 @@
 """Refiner's evaluation network: how much of an image is noise, as people see it."""
 
-from fl_privacy.evaluator.find import KeptEvaluator, find_evaluator
+from fl_privacy.evaluator.find import CachedEvaluator, find_evaluator
 from fl_privacy.evaluator.network import EvaluationNetwork
 from fl_privacy.evaluator.store import load_evaluator, read_about, save_evaluator
 from fl_privacy.evaluator.training import (
@@ -13,9 +13,9 @@ from fl_privacy.evaluator.training import (
 )
 
 __all__ = [
+    "CachedEvaluator",
     "EvaluationNetwork",
     "EvaluatorPlan",
-    "KeptEvaluator",
     "Progress",
     "blend_with_noise",
     "find_evaluator",

@@ -69,7 +69,7 @@ def _small(height: int, width: int, file: Path) -> EvaluationNetwork:
     return network.requires_grad_(False).eval()
 
 
-class KeptEvaluator:
+class CachedEvaluator:
     """Finds the network when it is first asked for, and keeps it.
 
     The file is opened once: a loss that asks at every iteration neither waits for the disk nor changes with the file.
@@ -93,9 +93,9 @@ class KeptEvaluator:
             self._found[asked] = find_evaluator(self.path, *asked)
         return self._found[asked]
 
-    def __reduce__(self) -> tuple[type["KeptEvaluator"], tuple[str | Path | None]]:
+    def __reduce__(self) -> tuple[type["CachedEvaluator"], tuple[str | Path | None]]:
         """Sent to another process it looks there."""
-        return KeptEvaluator, (self.path,)
+        return CachedEvaluator, (self.path,)
 
 
 def _digits(height: int, width: int) -> Tensor:

@@ -26,7 +26,7 @@ from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.run_folder import finished_before, open_folder
 from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.experiment.weights import load_weights
-from fl_privacy.federation import Participant, public_state
+from fl_privacy.federation import Client, public_state
 from fl_privacy.interception import Audit, Probe, load_observations
 from fl_privacy.report import write_report
 from fl_privacy.types import ModelState, Observation
@@ -88,7 +88,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         attacked, unattacked = unattacked, attacked
     model = build_network(config, dataset)
     initial = public_state(model, defense)
-    owner = Participant(
+    owner = Client(
         id=VICTIM,
         examples=attacked,
         indices=torch.arange(len(attacked)),
@@ -126,7 +126,7 @@ def captured_updates(config: RunSettings) -> tuple[Experiment, Sequence[Observat
     """
     federation = build_federation(config)
     colluder = config.threat_model.colluder
-    inside = None if colluder is None else federation.participants[colluder].architecture()
+    inside = None if colluder is None else federation.clients[colluder].architecture()
     observations = load_observations(captures_of(config), federation.model, inside=inside)
     if not observations:
         raise UserError(

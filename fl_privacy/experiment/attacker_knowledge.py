@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fl_privacy.config import RunSettings
 from fl_privacy.data import Examples
+from fl_privacy.effects import Description
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Participant
+from fl_privacy.federation import Client
 from fl_privacy.federation.client.examples import local_batches
 from fl_privacy.interception import Insider
 from fl_privacy.results import Attacker
@@ -36,7 +36,7 @@ class AttackerKnowledge:
     same_data: Callable[[VictimId], str | None]
     labels: Callable[[Observation], Tensor] | None = None
     public: Batch | None = None
-    defense: Mapping[str, Any] | None = None
+    defense: Description | None = None
     remembers: bool = False
     _earlier: dict[str, list[Observation]] = field(default_factory=dict, init=False)
     _found: dict[tuple[Attacker, str | None], Tensor] = field(default_factory=dict, init=False)
@@ -76,7 +76,7 @@ class AttackerKnowledge:
                 self._found[attacker, name] = result.batch.inputs
 
 
-def data_names(clients: Mapping[int, Participant]) -> Callable[[VictimId], str | None]:
+def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
     """Victim -> name of the examples behind it, ``None`` where they change from round to round.
 
     A probe holds the same examples in every round; so does the update of a client that trains on all it has. They are
@@ -91,12 +91,12 @@ def data_names(clients: Mapping[int, Participant]) -> Callable[[VictimId], str |
     return same_data
 
 
-def insider_of(config: RunSettings, clients: Mapping[int, Participant]) -> Insider | None:
+def insider_of(config: RunSettings, clients: Mapping[int, Client]) -> Insider | None:
     """What help from inside ``config`` gives the attacker; ``None`` where no layer is private and nothing is shown."""
     if not config.threat_model.knows_features and not any(client.keeps_private() for client in clients.values()):
         return None
     return Insider(
-        participants=clients,
+        clients=clients,
         colluder=config.threat_model.colluder,
         knows_features=config.threat_model.knows_features,
         features_at=config.threat_model.features_at,
@@ -119,7 +119,7 @@ def public_examples(count: int, unattacked: Examples) -> Batch | None:
     return unattacked.batch(torch.arange(count)) if count else None
 
 
-def _trains_on_everything(client: Participant) -> bool:
+def _trains_on_everything(client: Client) -> bool:
     if client.plan.augments:
         return False
     number = client.number_of_examples

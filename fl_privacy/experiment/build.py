@@ -16,7 +16,7 @@ from fl_privacy.config.instantiate import check_arguments, instantiate, locate_t
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, blamed_on
-from fl_privacy.federation import Participant, Server, ServerPlan, private_names, public_state
+from fl_privacy.federation import Client, Server, ServerPlan, private_names, public_state
 from fl_privacy.interception import Audit, audited_rounds, spread_probes
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
 from fl_privacy.models import build_model, check_model
@@ -34,7 +34,7 @@ class Federation:
     Attributes:
         dataset: what the clients share and what the server tests on.
         model: the global architecture, holding the initial values.
-        participants: by id.
+        clients: by id.
         server: at the initial model.
         rounds: how many.
         audit: what is intercepted.
@@ -44,7 +44,7 @@ class Federation:
 
     dataset: Dataset
     model: nn.Module
-    participants: Mapping[int, Participant]
+    clients: Mapping[int, Client]
     server: Server
     rounds: int
     audit: Audit
@@ -58,10 +58,10 @@ def build_federation(config: RunSettings) -> Federation:
     Raises:
         UserError: a setting is out of its range, or parts do not fit each other.
     """
-    dataset, participants = _participants(to_yaml(config))
+    dataset, clients = _clients(to_yaml(config))
     section = config.federation
     rounds = positive(section.rounds, "federation.rounds")
-    model, plan, defense = participants[0].model, participants[0].plan, participants[0].defense
+    model, plan, defense = clients[0].model, clients[0].plan, clients[0].defense
     every = positive(config.evaluate_every, "evaluate_every")
     server = Server(
         state=public_state(model, defense),
@@ -72,7 +72,7 @@ def build_federation(config: RunSettings) -> Federation:
             lr=section.server_lr,
             norm_factor=section.norm_factor,
         ),
-        clients=sorted(participants),
+        clients=sorted(clients),
         seed=config.seed,
         personal=bool(private_names(model, defense)),
         tested=frozenset({*range(every, rounds + 1, every), rounds}),
@@ -80,18 +80,18 @@ def build_federation(config: RunSettings) -> Federation:
     return Federation(
         dataset=dataset,
         model=model,
-        participants=participants,
+        clients=clients,
         server=server,
         rounds=rounds,
-        audit=_audit(config, rounds, participants),
+        audit=_audit(config, rounds, clients),
         defense=defense,
         device=resolve_device(config.device),
     )
 
 
-def participants_of(config_text: str) -> Mapping[int, Participant]:
+def clients_of(config_text: str) -> Mapping[int, Client]:
     """The clients of a configuration given as text; built once in a process."""
-    return _participants(config_text)[1]
+    return _clients(config_text)[1]
 
 
 def build_dataset(config: RunSettings | DictConfig) -> Dataset:
@@ -186,19 +186,19 @@ def positive(value: Any, name: str) -> int:
 
 
 @lru_cache(maxsize=1)
-def _participants(config_text: str) -> tuple[Dataset, Mapping[int, Participant]]:
+def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
     config = RunSettings.of(OmegaConf.create(config_text))
-    clients = positive(config.federation.clients, "federation.clients")
+    number = positive(config.federation.clients, "federation.clients")
     plan, defense, device = build_plan(config), build_defense(config), resolve_device(config.device)
     dataset = build_dataset(config)
     prepare_defense(defense, dataset)
     model = build_network(config, dataset)
     partition = instantiate(config.partition, "partition")
     with blamed_on(f"partition._target_={config.partition.get('_target_')}"):
-        parts = partition(dataset.train, num_clients=clients, seed=derive_seed(config.seed, "partition"))
-    _expect_parts(parts, clients, len(dataset.train), config.partition)
+        parts = partition(dataset.train, num_clients=number, seed=derive_seed(config.seed, "partition"))
+    _expect_parts(parts, number, len(dataset.train), config.partition)
     return dataset, {
-        client: Participant(
+        client: Client(
             id=client,
             examples=dataset.train,
             indices=indices,
@@ -241,30 +241,30 @@ def _expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) 
         )
 
 
-def _audit(config: RunSettings, rounds: int, participants: Mapping[int, Participant]) -> Audit:
+def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
     if "_target_" not in config.attack and not config.intercept.save:
         return Audit()
     chosen = config.intercept.rounds
     audited = audited_rounds(chosen if isinstance(chosen, str | int) else list(chosen), rounds)
-    clients = set(participants if config.intercept.clients == "all" else config.intercept.clients)
-    if not clients:
+    asked = set(clients if config.intercept.clients == "all" else config.intercept.clients)
+    if not asked:
         raise UserError(
             "intercept.clients is expected to name clients, but got an empty list; take intercept.clients=all, or"
             " attack=none to attack none."
         )
     colluder = config.threat_model.colluder
-    if colluder is not None and colluder not in participants:
-        raise UserError(f"threat_model.colluder is expected within 0..{len(participants) - 1}, but got {colluder!r}.")
-    if unknown := sorted(clients - participants.keys()):
-        raise UserError(f"intercept.clients is expected within 0..{len(participants) - 1}, but got {unknown}.")
-    clients -= {colluder}
+    if colluder is not None and colluder not in clients:
+        raise UserError(f"threat_model.colluder is expected within 0..{len(clients) - 1}, but got {colluder!r}.")
+    if unknown := sorted(asked - clients.keys()):
+        raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
+    asked -= {colluder}
     batch_size = positive(config.batch_size, "batch_size")
-    sizes = {client: p.number_of_examples for client, p in participants.items() if client in clients}
+    sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
     probing = config.intercept.target == "probe"
     return Audit(
         rounds=audited,
         target=config.intercept.target,
         probes=spread_probes(positive(config.victims, "victims"), batch_size, sizes) if probing else (),
-        clients=frozenset(clients),
+        clients=frozenset(asked),
         batch_size=batch_size,
     )

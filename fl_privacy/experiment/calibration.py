@@ -1,13 +1,11 @@
 """Noise for a privacy budget: how much of it spends what was asked for by the end of a run."""
 
 from fl_privacy.config import RunSettings
+from fl_privacy.defenses.privacy import mechanism, noise_of
 from fl_privacy.defenses.privacy.accountants import noise_multiplier_for
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_federation
+from fl_privacy.experiment.build import build_defense, build_federation
 from fl_privacy.experiment.privacy import guarantees, rounds_taken_part
-
-_NOISE = {"fl_privacy.defenses.dp_sgd": "noise_multiplier", "fl_privacy.defenses.dp_noise": "scale"}
-"""Defense -> the setting that its noise is proportional to."""
 
 
 def calibrated(config: RunSettings) -> RunSettings:
@@ -33,12 +31,7 @@ def calibration(config: RunSettings) -> dict[str, float | None]:
         return {}
     if config.choices.defense == "none":
         return done
-    noise = _NOISE.get(str(config.defense.get("_target_")))
-    if noise is None:
-        raise UserError(
-            f"privacy.epsilon is expected with defense=dp_sgd, or with defense=dp_noise and a clip_norm, but got"
-            f" defense={config.choices.defense}; set privacy.epsilon=null."
-        )
+    noise = _noise_setting(config)
     delta, accountant = config.privacy.delta, config.privacy.accountant
     federation = build_federation(config)
     candidates = guarantees(federation, delta=delta, accountant=accountant)
@@ -57,3 +50,17 @@ def calibration(config: RunSettings) -> dict[str, float | None]:
         for candidate in candidates
     )
     return {f"defense.{noise}": float(config.defense[noise]) * factor, **done}
+
+
+def _noise_setting(config: RunSettings) -> str:
+    """The setting that the noise of the defense is proportional to: its part says which, and twice as much is tried."""
+    part = mechanism(build_defense(config))
+    if part and part.strength and part.strength in config.defense:
+        doubled = config.changed({f"defense.{part.strength}": 2 * config.defense[part.strength]})
+        other = mechanism(build_defense(doubled))
+        if other and noise_of(other.effect) == 2 * (noise_of(part.effect) or 0.0):
+            return part.strength
+    raise UserError(
+        "privacy.epsilon is expected with a defense whose noise is proportional to one of its settings, such as dp_sgd,"
+        f" or dp_noise with a clip_norm, but got defense={config.choices.defense}; set privacy.epsilon=null."
+    )

@@ -27,9 +27,9 @@ def expect_of(federation: Federation, observation: Observation, config: RunSetti
     wrong = None
     if not 1 <= round <= federation.rounds:
         wrong = f"the run had rounds 1..{federation.rounds}"
-    elif client not in federation.participants:
-        wrong = f"the run had clients 0..{len(federation.participants) - 1}"
-    elif probe is not None and (probe + 1) * config.batch_size > federation.participants[client].number_of_examples:
+    elif client not in federation.clients:
+        wrong = f"the run had clients 0..{len(federation.clients) - 1}"
+    elif probe is not None and (probe + 1) * config.batch_size > federation.clients[client].number_of_examples:
         wrong = f"client {client} has no such victim of {config.batch_size} examples"
     elif (observation.input_shape, observation.num_classes) != (examples.input_shape, examples.num_classes):
         wrong = f"it is of {observation.num_classes} classes of images {observation.input_shape}"

@@ -18,7 +18,7 @@ from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_
 from fl_privacy.experiment.judge import Judge
 from fl_privacy.experiment.threat_model import threat_model
 from fl_privacy.experiment.tracing import tracer_of
-from fl_privacy.federation import Participant, private_names
+from fl_privacy.federation import Client, private_names
 from fl_privacy.interception import Audit, Interceptor
 from fl_privacy.interception.interceptor import Sink
 from fl_privacy.progress import counted
@@ -43,7 +43,7 @@ class Experiment:
     config: RunSettings
     dataset: Dataset
     model: nn.Module
-    clients: Mapping[int, Participant]
+    clients: Mapping[int, Client]
     audit: Audit
     unattacked: Examples
     states: ClientStates = field(default_factory=fresh_states)
@@ -55,7 +55,7 @@ class Experiment:
             config=config,
             dataset=federation.dataset,
             model=federation.model,
-            clients=federation.participants,
+            clients=federation.clients,
             audit=federation.audit,
             unattacked=federation.dataset.test,
         )
@@ -111,13 +111,13 @@ class Experiment:
         transforms = trains_on_others(self.defense, self.plan, self.audit.target)
 
         def labels(observation: Observation) -> Tensor:
-            return (truth.transformed(observation) if transforms else truth.batch(observation.id)).labels
+            return (truth.replay(observation).transformed if transforms else truth.batch(observation.id)).labels
 
         return AttackerKnowledge(
             same_data=data_names(self.clients),
             labels=labels if self.config.threat_model.knows_labels else None,
             public=public_examples(self.config.threat_model.public_images, self.unattacked),
-            defense=(self.defense.description or None) if self.config.threat_model.knows_defense else None,
+            defense=(self.defense.parts or None) if self.config.threat_model.knows_defense else None,
             remembers=self.config.attack.get("start") == "previous",
         )
 
@@ -126,7 +126,7 @@ class Experiment:
         return Judge(
             truth=truth,
             transforms=trains_on_others(self.defense, self.plan, self.audit.target),
-            distorts=bool(self.defense.public) and not private_names(self.model, self.defense),
+            distorts=bool(self.defense.parts) and not private_names(self.model, self.defense),
             functions=build_metrics(self.config, self.dataset),
             tracer=tracer_of(self.config, self.clients),
         )
@@ -158,10 +158,10 @@ class Experiment:
     def _assumed_knowledge(self) -> Knowledge:
         """Of the attacker that knows most, before there is an update: its tensors are empty."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
-        adaptive = given.knows_defense and bool(defense.description)
+        adaptive = given.knows_defense and bool(defense.parts)
         return Knowledge(
             labels=nothing if given.knows_labels else None,
-            defense=defense.description if adaptive else None,
+            defense=defense.parts if adaptive else None,
             same_data="" if adaptive and not defense.changes_images else None,
             public_images=torch.empty(given.public_images) if given.public_images else None,
             guess=nothing if self.config.attack.get("start") == "previous" else None,

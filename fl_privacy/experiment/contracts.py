@@ -1,15 +1,12 @@
 """What a run is given: who carries its messages, and who is told how it goes on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from fl_privacy.attacks import Progress, no_progress
-from fl_privacy.federation import Evaluation, Participant, RoundReport, Server, run_rounds
+from fl_privacy.federation import ClientSource, Evaluation, RoundReport, Server, run_rounds
 from fl_privacy.interception import Audit, Interceptor
-
-ParticipantSource = Callable[[], Mapping[int, Participant]]
-"""Makes the clients where they are to run; can be pickled."""
 
 
 class Backend(Protocol):
@@ -21,7 +18,7 @@ class Backend(Protocol):
     def __call__(
         self,
         server: Server,
-        source: ParticipantSource,
+        source: ClientSource,
         *,
         rounds: int,
         audit: Audit,
@@ -34,7 +31,7 @@ class Backend(Protocol):
 
 def plain_loop(
     server: Server,
-    source: ParticipantSource,
+    source: ClientSource,
     *,
     rounds: int,
     audit: Audit,

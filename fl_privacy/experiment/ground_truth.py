@@ -2,14 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
 from fl_privacy.defenses import ClientState, Defense
-from fl_privacy.federation import Participant
+from fl_privacy.federation import Client, Replay, examples_behind
 from fl_privacy.metrics.matching import hard_labels
-from fl_privacy.types import Batch, LocalPlan, Observation, Upload, VictimId
+from fl_privacy.types import Batch, LocalPlan, Observation, VictimId
 
 ClientStates = defaultdict[int, ClientState]
 """Of the simulated clients, by id; what a defense makes of a client's examples is made once for all who share them."""
@@ -30,7 +30,7 @@ class GroundTruth:
         states: that the clients have by then.
     """
 
-    clients: Mapping[int, Participant]
+    clients: Mapping[int, Client]
     batch_size: int
     states: ClientStates = field(default_factory=fresh_states)
 
@@ -40,31 +40,19 @@ class GroundTruth:
         Where a defense exchanges a client's examples, the truth of each is the client's own image nearest to it.
         """
         client, state = self.clients[victim.client], self.states[victim.client]
-        if victim.probe is None:
-            batch = client.trained_batch(round=victim.round, state=state)
-        else:
-            batch = client.victim_batch(victim.probe, self.batch_size, state)
+        batch = examples_behind(client, victim, state, batch_size=self.batch_size)
         return _nearest(client, batch) if client.defense.examples else batch
 
-    def transformed(self, observation: Observation) -> Batch:
-        """What the model saw in place of these examples, in their order.
-
-        Repeats what augmentation and the clients' defenses did to the data, by the same random streams.
-        """
-        id, sent = observation.id, observation.sent
-        client, state = self.clients[id.client], self.states[id.client]
-        if id.probe is None:
-            return client.transformed_batch(sent, state, round=id.round)
-        return client.transformed_victim(sent, state, round=id.round, victim=id.probe, batch_size=self.batch_size)
-
-    def undefended(self, observation: Observation) -> Upload:
-        """What the client would have uploaded without its defense, of the same examples."""
-        id, sent, state = observation.id, observation.sent, self.states[observation.id.client]
-        defended = self.clients[id.client]
-        client = replace(defended, defense=Defense(examples=defended.defense.examples))
-        if id.probe is None:
-            return client.update(sent, state, round=id.round).upload
-        return client.probe(sent, state, round=id.round, victim=id.probe, batch_size=self.batch_size).upload
+    def replay(self, observation: Observation) -> Replay:
+        """The making of an upload again, by the same random streams: what the model saw, and what was undefended."""
+        id = observation.id
+        return Replay(
+            client=self.clients[id.client],
+            victim=id,
+            sent=observation.sent,
+            state=self.states[id.client],
+            batch_size=self.batch_size,
+        )
 
 
 def trains_on_others(defense: Defense, plan: LocalPlan, target: str) -> bool:
@@ -73,7 +61,7 @@ def trains_on_others(defense: Defense, plan: LocalPlan, target: str) -> bool:
     return bool(defense.examples or defense.data) or augmented
 
 
-def _nearest(client: Participant, batch: Batch) -> Batch:
+def _nearest(client: Client, batch: Batch) -> Batch:
     """The client's own images nearest to those of ``batch``, among those of the same class where there are any."""
     own = client.examples.batch(client.indices, client.device)
     labels = hard_labels(batch.labels)

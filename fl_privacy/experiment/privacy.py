@@ -59,8 +59,8 @@ def guarantees(federation: Federation, *, delta: float, accountant: Accountant) 
     """Those of the clients that may be worst off: no other one samples as much and releases as often."""
     server, plan = federation.server, federation.server.local_plan
     kinds = set()
-    for participant in federation.participants.values():
-        number = len(participant.indices)
+    for client in federation.clients.values():
+        number = len(client.indices)
         size = min(plan.batch_size or number, number)
         kinds.add((size / number, len(local_batches(number, plan, derive_generator(0)))))
     return [
@@ -80,7 +80,7 @@ def guarantees(federation: Federation, *, delta: float, accountant: Accountant) 
 
 def rounds_taken_part(federation: Federation) -> Sequence[int]:
     """In how many rounds the busiest client has taken part after each round."""
-    turns = len(federation.participants) if federation.server.plan.aggregation == "round_robin" else 1
+    turns = len(federation.clients) if federation.server.plan.aggregation == "round_robin" else 1
     return [math.ceil(round / turns) for round in range(1, federation.rounds + 1)]
 
 

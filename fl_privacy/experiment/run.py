@@ -9,7 +9,7 @@ from fl_privacy.config import RunSettings, compose, to_yaml
 from fl_privacy.data import partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
-from fl_privacy.experiment.build import Federation, build_attack, build_federation, participants_of
+from fl_privacy.experiment.build import Federation, build_attack, build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.composition import Experiment
 from fl_privacy.experiment.contracts import Backend, Monitor
@@ -142,7 +142,7 @@ class _Run:
         self.folder.add_privacy(
             delta=config.privacy.delta, accountant=config.privacy.accountant, missing=self.privacy.missing
         )
-        table = partition_table(train, [client.indices for client in self.federation.participants.values()])
+        table = partition_table(train, [client.indices for client in self.federation.clients.values()])
         self.folder.write_partition(table.tolist(), train.class_names)
 
     def train(self, backend: Backend) -> None:
@@ -151,7 +151,7 @@ class _Run:
         with self.monitor.training(federation.rounds):
             backend(
                 federation.server,
-                partial(participants_of, to_yaml(self.experiment.config)),
+                partial(clients_of, to_yaml(self.experiment.config)),
                 rounds=federation.rounds,
                 audit=federation.audit,
                 interceptor=self.experiment.interceptor(self._intercepted),

@@ -1,7 +1,5 @@
 """The threat model of a run in sentences, for its report."""
 
-from collections.abc import Mapping
-
 from torch import nn
 
 from fl_privacy.config import RunSettings
@@ -41,7 +39,7 @@ def threat_model(
         knowledge: of the attacker that knows most.
         secure_aggregation: by which the server is kept from reading updates, or ``none``.
     """
-    defended = _describe_defense(defense.name, defense.public)
+    defended = _describe_defense(defense)
     if secure_aggregation != "none":
         return [_SECURE[secure_aggregation], defended]
     lines = [
@@ -93,11 +91,11 @@ def _augmentation(plan: LocalPlan) -> str:
     return " and ".join(["cropped"] * bool(plan.crop_padding) + ["flipped"] * plan.flip)
 
 
-def _describe_defense(name: str, settings: Mapping[str, object]) -> str:
-    if name == "none":
+def _describe_defense(defense: Defense) -> str:
+    if not defense.parts:
         return "Clients do not defend themselves."
-    values = ", ".join(f"{key}={value}" for key, value in settings.items())
-    return f"Clients defend themselves with {name}" + (f" ({values})." if values else ".")
+    parts = [(part.name, ", ".join(f"{key}={value}" for key, value in part.settings.items())) for part in defense.parts]
+    return f"Clients defend themselves with {' and '.join(f'{n} ({s})' if s else n for n, s in parts)}."
 
 
 def expect_readable_updates(config: RunSettings, where: str) -> None:

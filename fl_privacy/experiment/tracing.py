@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_privacy.config import RunSettings
 from fl_privacy.experiment.build import positive
-from fl_privacy.federation import Participant
+from fl_privacy.federation import Client
 from fl_privacy.metrics import VictimScore
 from fl_privacy.metrics.tracing import Tracing, nearest, tracing_distance
 from fl_privacy.rng import derive_generator
@@ -35,7 +35,7 @@ class Tracer:
     """
 
     participants: int = PARTICIPANTS
-    clients: Mapping[int, Participant] = field(default_factory=dict)
+    clients: Mapping[int, Client] = field(default_factory=dict)
     queries: int | None = None
     seed: int = 0
 
@@ -75,7 +75,7 @@ class Tracer:
         return images[new], owners[order[new]]
 
 
-def tracer_of(config: RunSettings, clients: Mapping[int, Participant]) -> Tracer:
+def tracer_of(config: RunSettings, clients: Mapping[int, Client]) -> Tracer:
     """What ``config`` asks for, of images that ``clients`` have.
 
     Raises:

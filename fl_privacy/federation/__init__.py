@@ -1,29 +1,42 @@
 """A federated round without any framework: clients, server, and the plain loop over them."""
 
-from fl_privacy.federation.client import LocalResult, Participant, Settled, local_update, private_names, public_state
+from fl_privacy.federation.client import (
+    Client,
+    ClientSource,
+    LocalResult,
+    Personalized,
+    Replay,
+    examples_behind,
+    local_update,
+    private_names,
+    public_state,
+)
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model, mean_evaluation
 from fl_privacy.federation.guard import Failure, attempt, sort_out
-from fl_privacy.federation.rounds import RoundReport, finish_round, run_rounds, settled
+from fl_privacy.federation.rounds import RoundReport, finish_round, run_rounds, with_personalized
 from fl_privacy.federation.server import Server, ServerPlan, upload_bytes
 
 __all__ = [
+    "Client",
+    "ClientSource",
     "Evaluation",
     "Failure",
     "LocalResult",
-    "Participant",
+    "Personalized",
+    "Replay",
     "RoundReport",
     "Server",
     "ServerPlan",
-    "Settled",
     "attempt",
     "evaluate_model",
+    "examples_behind",
     "finish_round",
     "local_update",
     "mean_evaluation",
     "private_names",
     "public_state",
     "run_rounds",
-    "settled",
     "sort_out",
     "upload_bytes",
+    "with_personalized",
 ]

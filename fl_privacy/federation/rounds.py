@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.defenses import ClientState
-from fl_privacy.federation.client.client import Participant, Settled
+from fl_privacy.federation.client.client import Client, Personalized
 from fl_privacy.federation.client.training import LocalResult
 from fl_privacy.federation.evaluation import Evaluation, mean_evaluation
 from fl_privacy.federation.guard import Failure, attempt
@@ -51,7 +51,7 @@ class RoundReport:
 
 def run_rounds(
     server: Server,
-    participants: Mapping[int, Participant],
+    clients: Mapping[int, Client],
     *,
     rounds: int,
     audit: Audit,
@@ -59,12 +59,12 @@ def run_rounds(
     on_round: Callable[[RoundReport], None],
 ) -> dict[int, ClientState]:
     """Train ``server.state`` for ``rounds`` rounds; returns what each client kept for itself."""
-    kept = {client: ClientState() for client in participants}
+    kept = {client: ClientState() for client in clients}
     for round in range(1, rounds + 1):
         for probe in counted("victim", audit.probes_of(round)):
             victim = VictimId(round, probe.client, probe.victim)
             sent, state = server.sent_to(probe.client), kept[probe.client]
-            probed = partial(participants[probe.client].probe, sent, state, round=round, victim=probe.victim)
+            probed = partial(clients[probe.client].probe, sent, state, round=round, victim=probe.victim)
             result = attempt(partial(probed, batch_size=audit.batch_size))
             if isinstance(result, Failure):
                 logger.warning("The probe %s failed: %s", victim, result.reason)
@@ -75,7 +75,7 @@ def run_rounds(
         intercepted: list[tuple[VictimId, ModelState, Upload]] = []
         for client in counted("client", server.select(round)):
             sent, state = server.sent_to(client), ClientState(dict(kept[client].tensors))
-            results[client] = result = attempt(partial(participants[client].update, sent, state, round=round))
+            results[client] = result = attempt(partial(clients[client].update, sent, state, round=round))
             if isinstance(result, Failure):
                 continue
             kept[client] = state
@@ -84,7 +84,7 @@ def run_rounds(
         for victim, sent, upload in intercepted:
             _capture(interceptor, victim, sent=sent, upload=upload, states=before.__getitem__)
         report = finish_round(server, results, round=round, started=started)
-        on_round(settled(report, settle(server, participants, kept, round)) if server.personal else report)
+        on_round(with_personalized(report, personalize(server, clients, kept, round)) if server.personal else report)
     return kept
 
 
@@ -107,12 +107,12 @@ def finish_round(
     )
 
 
-def settled(report: RoundReport, ends: Mapping[int, Settled | Failure]) -> RoundReport:
+def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Failure]) -> RoundReport:
     """``report`` with how the clients ended the round; those that failed are logged."""
     for client, end in ends.items():
         if isinstance(end, Failure):
             logger.warning("Client %d did not end round %d: %s", client, report.round, end.reason)
-    sound = [end for end in ends.values() if isinstance(end, Settled)]
+    sound = [end for end in ends.values() if isinstance(end, Personalized)]
     evaluations = [end.evaluation for end in sound if end.evaluation]
     return replace(
         report,
@@ -121,16 +121,16 @@ def settled(report: RoundReport, ends: Mapping[int, Settled | Failure]) -> Round
     )
 
 
-def settle(
-    server: Server, participants: Mapping[int, Participant], kept: dict[int, ClientState], round: int
-) -> dict[int, Settled | Failure]:
+def personalize(
+    server: Server, clients: Mapping[int, Client], kept: dict[int, ClientState], round: int
+) -> dict[int, Personalized | Failure]:
     """Let the clients asked in ``round`` end it with the new model; ``kept`` is what they hold then."""
-    ends: dict[int, Settled | Failure] = {}
+    ends: dict[int, Personalized | Failure] = {}
     for client in counted("private part of client", server.select(round)):
         sent, state = server.sent_to(client), ClientState(dict(kept[client].tensors))
-        work = partial(participants[client].settle, sent, state, round=round, test=round in server.tested)
+        work = partial(clients[client].personalize, sent, state, round=round, test=round in server.tested)
         ends[client] = attempt(work)
-        if isinstance(ends[client], Settled):
+        if isinstance(ends[client], Personalized):
             kept[client] = state
     return ends
 

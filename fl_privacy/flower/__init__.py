@@ -1,6 +1,6 @@
 """The edge to Flower: clients, strategies, apps and backends; translates records, adds no mathematics."""
 
-from fl_privacy.flower.adapter import numpy_client_app, participant_app
+from fl_privacy.flower.adapter import numpy_client_app, simulated_client_app
 from fl_privacy.flower.backends import run_in_process, run_on_grid, run_ray
 from fl_privacy.flower.client import (
     ATSClient,
@@ -38,8 +38,8 @@ __all__ = [
     "local_dp_mod",
     "node_secret",
     "numpy_client_app",
-    "participant_app",
     "run_in_process",
     "run_on_grid",
     "run_ray",
+    "simulated_client_app",
 ]

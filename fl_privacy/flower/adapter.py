@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Participant
+from fl_privacy.federation import Client
 from fl_privacy.federation.guard import Failure, attempt
 from fl_privacy.flower.client import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.encoded import shortest
@@ -35,7 +35,7 @@ def numpy_client_app(
 ) -> ClientApp:
     """A ClientApp that answers with a ``NumPyClient``.
 
-    It knows the messages ``train``, ``evaluate``, ``evaluate.settle`` and ``query``, and if ``audited`` also
+    It knows the messages ``train``, ``evaluate``, ``evaluate.personalize`` and ``query``, and if ``audited`` also
     ``train.probe``: an upload of a batch as small as the server likes, as often as it likes, is nothing that a client
     with data to protect gives.
 
@@ -68,9 +68,9 @@ def numpy_client_app(
     def evaluate(message: Message, context: Context) -> Message:
         return answer(message, context, lambda client: _evaluate(client.evaluate, message.content))
 
-    @app.evaluate("settle")
-    def settle(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda client: _evaluate(_settler(client), message.content))
+    @app.evaluate("personalize")
+    def personalize(message: Message, context: Context) -> Message:
+        return answer(message, context, lambda client: _evaluate(_personalizer(client), message.content))
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -81,11 +81,11 @@ def numpy_client_app(
     return app
 
 
-def participant_app(participants: Mapping[int, Participant]) -> ClientApp:
-    """A ClientApp in which a node is the participant of its partition."""
+def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
+    """A ClientApp in which a node is the simulated client of its partition."""
 
     def make_client(context: Context) -> PrivacyClient:
-        return PrivacyClient(participants[int(context.node_config[PARTITION])], context.state)
+        return PrivacyClient(clients[int(context.node_config[PARTITION])], context.state)
 
     return numpy_client_app(make_client, audited=True, simulated=lambda: True)
 
@@ -128,7 +128,7 @@ def _evaluate(evaluate: Callable[[Arrays, Config], tuple[float, int, Config]], c
 
 def _fitter(client: NumPyClient, content: RecordDict) -> Callable[[Arrays, Config], Reply]:
     if PARAMETERS not in content.array_records and isinstance(client, PrivacyClient):
-        shares = client.participant.plan.shares
+        shares = client.wrapped.plan.shares
         if shares != "weights":
             raise UserError(
                 f"A stock strategy expects weights, but this client's plan shares its {shares};"
@@ -145,10 +145,12 @@ def _prober(client: NumPyClient, audited: bool) -> Callable[[Arrays, Config], Re
     return client.probe
 
 
-def _settler(client: NumPyClient) -> Callable[[Arrays, Config], tuple[float, int, Config]]:
+def _personalizer(client: NumPyClient) -> Callable[[Arrays, Config], tuple[float, int, Config]]:
     if not isinstance(client, PrivacyClient):
-        raise UserError(f"A client that settles is expected to be a PrivacyClient, but is a {type(client).__name__}.")
-    return client.settle
+        raise UserError(
+            f"A client that personalizes is expected to be a PrivacyClient, but is a {type(client).__name__}."
+        )
+    return client.personalize
 
 
 def _config(content: RecordDict) -> Config:

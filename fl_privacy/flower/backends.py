@@ -1,14 +1,14 @@
 """The rounds of a federation through Flower; for the same seed the same numbers as the plain loop."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flwr.serverapp import Grid
 
 from fl_privacy.defenses import ClientState
-from fl_privacy.federation import Participant, RoundReport, Server
-from fl_privacy.flower.adapter import participant_app
+from fl_privacy.federation import ClientSource, RoundReport, Server
+from fl_privacy.flower.adapter import simulated_client_app
 from fl_privacy.flower.grid import FIRST_NODE, LocalGrid
 from fl_privacy.flower.interception import HonestButCurious
 from fl_privacy.flower.memory import load_state
@@ -16,9 +16,6 @@ from fl_privacy.flower.records import PARTITION
 from fl_privacy.flower.strategy import Federated
 from fl_privacy.interception import Audit, Interceptor
 from fl_privacy.interception.side_information import States, no_states
-
-ParticipantSource = Callable[[], Mapping[int, Participant]]
-"""Makes the clients where they are to run; for Ray it must be picklable, best a partial over a few strings."""
 
 OnRound = Callable[[RoundReport], None]
 
@@ -61,7 +58,7 @@ def run_on_grid(
 
 def run_in_process(
     server: Server,
-    source: ParticipantSource,
+    source: ClientSource,
     *,
     rounds: int,
     audit: Audit,
@@ -69,14 +66,14 @@ def run_in_process(
     on_round: OnRound,
 ) -> dict[int, ClientState]:
     """``run_on_grid`` with every node in this process, one after the other; returns what each client kept."""
-    grid = LocalGrid(server.clients, participant_app(source()))
+    grid = LocalGrid(server.clients, simulated_client_app(source()))
     run_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)
     return _kept(grid)
 
 
 def run_ray(
     server: Server,
-    source: ParticipantSource,
+    source: ClientSource,
     *,
     rounds: int,
     audit: Audit,

@@ -1,4 +1,4 @@
-"""Flower clients: a participant as a ``NumPyClient``; a defense makes a subclass of it in three lines."""
+"""A client of this package as Flower's ``NumPyClient``; a defense makes a subclass of it in three lines."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from flwr.common import Scalar
 
 from fl_privacy.defenses import Defense, ats, dp_noise, fdl_pp, pruning, refiner, split_fed, spn
 from fl_privacy.errors import UserError
-from fl_privacy.federation import LocalResult, Participant, private_names
+from fl_privacy.federation import Client, LocalResult, private_names
 from fl_privacy.flower.memory import load_state, save_state
 from fl_privacy.flower.records import (
     BATCH_SIZE,
@@ -36,16 +36,16 @@ NAMES = "names"
 
 
 class PrivacyClient(NumPyClient):
-    """A participant behind Flower's ``NumPyClient`` interface.
+    """A client of this package behind Flower's ``NumPyClient`` interface.
 
     Arrays come in the order of the model's ``state_dict``, unless ``config["names"]`` says otherwise; the reply names
     its arrays in ``metrics["names"]``. With ``plan.shares="weights"`` it works under any stock Flower strategy.
 
-    Its draws (noise, private layers, transformations) come from the participant's ``seed``: a secret, unless a
+    Its draws (noise, private layers, transformations) come from the client's ``seed``: a secret, unless a
     simulation gives it a number. ``node_secret(context)`` is one that outlives the process.
 
     Args:
-        participant: whose data, model and plan it is.
+        client: whose data, model and plan it is.
         memory: ``context.state`` of the node, where the client keeps what never leaves it.
         settings: of ``make_defense``.
 
@@ -55,51 +55,51 @@ class PrivacyClient(NumPyClient):
     """
 
     make_defense: ClassVar[Callable[..., Defense] | None] = None
-    """Makes the defense of a subclass; without it the participant keeps its own."""
+    """Makes the defense of a subclass; without it the client keeps its own."""
 
-    def __init__(self, participant: Participant, memory: RecordDict | None = None, **settings: Any) -> None:
+    def __init__(self, client: Client, memory: RecordDict | None = None, **settings: Any) -> None:
         if self.make_defense is not None:
-            participant = replace(participant, defense=self.make_defense(**settings))
-            for prepare in participant.defense.prepare:
-                prepare(participant.examples.input_shape)
+            client = replace(client, defense=self.make_defense(**settings))
+            for prepare in client.defense.prepare:
+                prepare(client.examples.input_shape)
         elif settings:
             raise UserError(
                 f"{type(self).__name__} makes no defense and is expected to get no settings, but got"
                 f" {', '.join(settings)}; use a subclass with make_defense."
             )
-        self.participant = participant
+        self.wrapped = client
         self.memory = RecordDict() if memory is None else memory
 
     def get_parameters(self, config: Config) -> Arrays:
         """The initial values of the public model."""
-        values = self.participant.model.state_dict()
+        values = self.wrapped.model.state_dict()
         return [to_array(values[name]) for name in self._public_names()]
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train in the round ``config["server-round"]``; the reply is what the plan shares."""
-        state = load_state(self.memory, self.participant.device)
-        result = self.participant.update(self._sent(parameters, config), state, round=_integer(config, ROUND))
+        state = load_state(self.memory, self.wrapped.device)
+        result = self.wrapped.update(self._sent(parameters, config), state, round=_integer(config, ROUND))
         save_state(self.memory, state)
         return _reply(result)
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
         """The upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
-        state = load_state(self.memory, self.participant.device)
-        result = self.participant.probe(
+        state = load_state(self.memory, self.wrapped.device)
+        result = self.wrapped.probe(
             self._sent(parameters, config),
             state,
             round=_integer(config, ROUND),
             victim=_integer(config, VICTIM),
             batch_size=_integer(config, BATCH_SIZE),
         )
-        if self.participant.defense.examples:
+        if self.wrapped.defense.examples:
             save_state(self.memory, state)
         return _reply(result)
 
-    def settle(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
+    def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """End the round: train the private part on the new model, and if ``config["test"]`` test both together."""
-        state = load_state(self.memory, self.participant.device)
-        end = self.participant.settle(
+        state = load_state(self.memory, self.wrapped.device)
+        end = self.wrapped.personalize(
             self._sent(parameters, config), state, round=_integer(config, ROUND), test=bool(_integer(config, TEST))
         )
         save_state(self.memory, state)
@@ -110,13 +110,13 @@ class PrivacyClient(NumPyClient):
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """Loss and accuracy of the model sent, with the client's private part, on the client's own examples."""
-        mine = self.participant.examples.subset(self.participant.indices)
-        state = load_state(self.memory, self.participant.device)
-        result = self.participant.evaluate(self._sent(parameters, config), state, mine)
+        mine = self.wrapped.examples.subset(self.wrapped.indices)
+        state = load_state(self.memory, self.wrapped.device)
+        result = self.wrapped.evaluate(self._sent(parameters, config), state, mine)
         return result.loss, result.num_examples, {"accuracy": result.accuracy}
 
     def _sent(self, parameters: Arrays, config: Config) -> ModelState:
-        model = self.participant.model
+        model = self.wrapped.model
         names: Sequence[str] = json.loads(str(config[NAMES])) if NAMES in config else self._public_names()
         if len(names) != len(parameters):
             raise UserError(
@@ -133,8 +133,8 @@ class PrivacyClient(NumPyClient):
         )
 
     def _public_names(self) -> list[str]:
-        kept = private_names(self.participant.model, self.participant.defense)
-        return [name for name in self.participant.model.state_dict() if name not in kept]
+        kept = private_names(self.wrapped.model, self.wrapped.defense)
+        return [name for name in self.wrapped.model.state_dict() if name not in kept]
 
 
 class DPClient(PrivacyClient):

@@ -114,7 +114,7 @@ class HonestButCurious(Strategy):
         insider = self.interceptor.insider
         if insider is None or self.states is no_states or round not in self.audit.rounds:
             return self.states
-        held = {client: self.states(client) for client in insider.participants}
+        held = {client: self.states(client) for client in insider.clients}
         return held.__getitem__
 
     def _client(self, message: Message, reply: Message) -> int:

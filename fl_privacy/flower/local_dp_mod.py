@@ -43,7 +43,9 @@ def local_dp_mod(
         noised = answer.content.array_records[_ARRAYS].to_torch_state_dict()
         return {name: noised[name].to(t) for name, t in tensors.items()}
 
-    return replace(ours, upload=(on_upload,), public={**ours.public, "implementation": "flower"})
+    (part,) = ours.parts
+    flowers = replace(part, settings={**part.settings, "implementation": "flower"})
+    return replace(ours, parts=(flowers,), upload=(on_upload,))
 
 
 @dataclass

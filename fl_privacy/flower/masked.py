@@ -9,7 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Participant
+from fl_privacy.federation import Client
 from fl_privacy.flower.client import NAMES, Arrays, Config, PrivacyClient, Reply
 from fl_privacy.flower.records import PARTITION
 from fl_privacy.rng import derive_seed
@@ -22,13 +22,13 @@ class MaskableClient(PrivacyClient):
     """Replies with floating-point arrays of at least one dimension, all within ``clip``, as SecAgg+ takes them.
 
     Args:
-        participant: whose data, model and plan it is.
+        client: whose data, model and plan it is.
         memory: ``context.state`` of the node.
         clip: largest absolute value.
     """
 
-    def __init__(self, participant: Participant, memory: RecordDict, *, clip: float) -> None:
-        super().__init__(participant, memory)
+    def __init__(self, client: Client, memory: RecordDict, *, clip: float) -> None:
+        super().__init__(client, memory)
         self.clip = clip
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:

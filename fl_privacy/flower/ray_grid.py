@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -14,13 +14,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Failure, Participant
-from fl_privacy.flower.adapter import participant_app
+from fl_privacy.federation import ClientSource, Failure
+from fl_privacy.flower.adapter import simulated_client_app
 from fl_privacy.flower.grid import LocalGrid, failed
 from fl_privacy.parallel.ray_cluster import expect_ray, joins_cluster, one_line, ray_cluster
 from fl_privacy.progress import counted
-
-Source = Callable[[], Mapping[int, Participant]]
 
 
 class ClientProcess:
@@ -38,7 +36,7 @@ class ClientProcess:
     def _app(self) -> ClientApp:
         import ray  # noqa: PLC0415
 
-        return participant_app(ray.get(self._source[0])())
+        return simulated_client_app(ray.get(self._source[0])())
 
     def answer(self, message: Message, context: Context) -> tuple[Message, Context]:
         """The reply of the message's node, and its context afterwards."""
@@ -97,7 +95,13 @@ class RayGrid(LocalGrid):
 
 @contextmanager
 def ray_grid(
-    clients: Sequence[int], source: Source, *, num_cpus: float, num_gpus: float, actors: int | None, timeout: float
+    clients: Sequence[int],
+    source: ClientSource,
+    *,
+    num_cpus: float,
+    num_gpus: float,
+    actors: int | None,
+    timeout: float,
 ) -> Iterator[RayGrid]:
     """A grid on a Ray cluster, joined or started, with as many actors as fit; see ``run_ray``."""
     _check_request(num_cpus, num_gpus, actors)

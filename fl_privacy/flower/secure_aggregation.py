@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.client import Client
+from flwr.client import Client as FlowerClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.common import (
@@ -36,7 +36,7 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Participant, RoundReport, Server
+from fl_privacy.federation import Client, RoundReport, Server
 from fl_privacy.federation.guard import unrounded
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.backends import quiet_flower
@@ -51,7 +51,7 @@ Fits = list[tuple[ClientProxy, FitRes]]
 
 def run_secure_aggregation(
     server: Server,
-    participants: Mapping[int, Participant],
+    clients: Mapping[int, Client],
     *,
     rounds: int,
     on_round: Callable[[RoundReport], None],
@@ -68,7 +68,7 @@ def run_secure_aggregation(
 
     Args:
         server: selects clients and moves the model by the mean.
-        participants: the clients.
+        clients: the clients.
         rounds: how many.
         on_round: told of each round.
         clip: largest absolute value that an update may hold.
@@ -85,13 +85,13 @@ def run_secure_aggregation(
             f"secure_aggregation.clip is expected above 0 and threshold in (0, 1], but got {clip} and {threshold}."
         )
 
-    def make_client(context: Context) -> Client:
-        participant = participants[int(context.node_config[PARTITION])]
-        return MaskableClient(participant, context.state, clip=clip).to_client()
+    def make_client(context: Context) -> FlowerClient:
+        client = clients[int(context.node_config[PARTITION])]
+        return MaskableClient(client, context.state, clip=clip).to_client()
 
     mods = [reproducible_mod(server.seed), secaggplus_mod]
     grid = Traffic(server.clients, ClientApp(client_fn=make_client, mods=mods))
-    largest = max(p.number_of_examples for p in participants.values())
+    largest = max(p.number_of_examples for p in clients.values())
     workflow = SecAggPlusWorkflow(
         num_shares=1.0,
         reconstruction_threshold=threshold,

@@ -10,7 +10,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Evaluation, Failure, LocalResult, RoundReport, Server, Settled, finish_round, settled
+from fl_privacy.federation import (
+    Evaluation,
+    Failure,
+    LocalResult,
+    Personalized,
+    RoundReport,
+    Server,
+    finish_round,
+    with_personalized,
+)
 from fl_privacy.federation.guard import attempt
 from fl_privacy.flower.exchange import pair
 from fl_privacy.flower.nodes import Nodes
@@ -34,7 +43,7 @@ from fl_privacy.interception import Audit
 from fl_privacy.types import ModelState, VictimId
 
 PROBE = "train.probe"
-SETTLE = "evaluate.settle"
+PERSONALIZE = "evaluate.personalize"
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +127,7 @@ class Federated(Strategy):
         if not self.server.personal:
             return []
         test = {TEST: int(server_round in self.server.tested)}
-        self._messages = [self._message(client, SETTLE, server_round, **test) for client in self._asked]
+        self._messages = [self._message(client, PERSONALIZE, server_round, **test) for client in self._asked]
         return self._messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> None:
@@ -128,7 +137,7 @@ class Federated(Strategy):
         paired = zip(self._asked, pair(self._messages, replies), strict=True)
         ends = {c: end if isinstance(end, Failure) else _read_end(end) for c, (_, end) in paired}
         self._messages = []
-        self.on_round(settled(self._report, ends))
+        self.on_round(with_personalized(self._report, ends))
 
     def summary(self) -> None:
         """Log whom this strategy works with."""
@@ -161,8 +170,8 @@ def _read(reply: Message, sent: ModelState) -> LocalResult | Failure:
     return attempt(lambda: read_result(reply.content, sent))
 
 
-def _read_end(reply: Message) -> Settled | Failure:
-    def read() -> Settled:
+def _read_end(reply: Message) -> Personalized | Failure:
+    def read() -> Personalized:
         record = reply.content.metric_records[METRICS]
         metrics = {key: finite_number(record, key) for key in record}
         tested = metrics.get("accuracy")
@@ -170,6 +179,6 @@ def _read_end(reply: Message) -> Settled | Failure:
         if tested is not None and not (0 <= tested <= 1 and number > 0):
             raise UserError(f"accuracy is expected in [0, 1] of at least 1 example, got {tested} of {number}")
         evaluation = None if tested is None else Evaluation(tested, metrics["loss"], number)
-        return Settled(seconds=metrics[SECONDS], evaluation=evaluation)
+        return Personalized(seconds=metrics[SECONDS], evaluation=evaluation)
 
     return attempt(read)

@@ -15,6 +15,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from fl_privacy.checks import fits
+from fl_privacy.effects import Description, from_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation.guard import MOST_EXAMPLES
 from fl_privacy.interception.capture_writer import (
@@ -134,9 +135,6 @@ class _Reader:
             self._refuse(f"has classes of public images of shape {tuple(classes.shape)}")
         if (features := tensors.get(FEATURES)) is not None and features.dtype not in FLOATS:
             self._refuse(f"has features of type {features.dtype}")
-        defense = raw.get("defense")
-        if not isinstance(defense, dict | None):
-            self._refuse(f"has the defense {defense!r}")
         same_data = raw.get("same_data")
         if not isinstance(same_data, str | None):
             self._refuse(f"has the name {same_data!r} for its examples")
@@ -150,7 +148,7 @@ class _Reader:
             self._refuse(f"has features that enter {features_at!r}")
         return Knowledge(
             labels=labels,
-            defense=defense,
+            defense=self._defense(raw.get("defense")),
             same_data=same_data,
             public_images=images,
             public_labels=classes,
@@ -160,6 +158,12 @@ class _Reader:
             features=features,
             features_at=features_at,
         )
+
+    def _defense(self, raw: object) -> Description | None:
+        try:
+            return None if raw is None else from_plain(raw)
+        except UserError as error:
+            self._refuse(f"has a defense that is told otherwise: {error}")
 
     def _expect_images(self, images: Tensor | None, what: str, raw: Mapping[str, Any]) -> None:
         if images is None:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from safetensors.torch import save
 from torch import Tensor
 
+from fl_privacy.effects import to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Upload, VictimId
@@ -67,7 +68,7 @@ class CaptureWriter:
                 "sent": self._store_once(observation.sent, _of_state(observation.sent)),
                 "upload": self._store(_of_upload(observation.upload)),
                 "knowledge": self._store_once(observation.knowledge, _of_knowledge(observation.knowledge)),
-                "defense": observation.knowledge.defense,
+                "defense": None if (told := observation.knowledge.defense) is None else to_plain(told),
                 "same_data": observation.knowledge.same_data,
                 "features_at": observation.knowledge.features_at,
                 "colluder": observation.knowledge.colluder,

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from fl_privacy.defenses import ClientState
 from fl_privacy.defenses.private_layers.split import draw_own
 from fl_privacy.errors import UserError
-from fl_privacy.federation.client.client import Participant
+from fl_privacy.federation.client import Client, Replay
 from fl_privacy.federation.client.private_part import join_private, private_values
 from fl_privacy.gradients import set_mode
 from fl_privacy.models import Front, cut_layer
@@ -26,7 +26,7 @@ class Informant(Protocol):
     """Adds to an observation what the attacker knows from inside the federation."""
 
     @property
-    def participants(self) -> Mapping[int, Participant]:
+    def clients(self) -> Mapping[int, Client]:
         """The simulated clients."""
         ...
 
@@ -51,7 +51,7 @@ class Insider:
     draw do: those that the architecture was made with, in another order, as a client draws its own.
 
     Attributes:
-        participants: the simulated clients.
+        clients: the simulated clients.
         colluder: which of them works with the server, if any.
         knows_features: whether the attacker sees what the victim's private layers make of its examples.
         features_at: the module whose input these are; ``None`` is the first public layer.
@@ -59,7 +59,7 @@ class Insider:
         seed: of the attacker's own draw.
     """
 
-    participants: Mapping[int, Participant]
+    clients: Mapping[int, Client]
     colluder: int | None = None
     knows_features: bool = False
     features_at: str | None = None
@@ -74,14 +74,10 @@ class Insider:
         if not self.knows_features:
             return told
         id, sent = observation.id, observation.sent
-        victim, state = self.participants[id.client], states(id.client)
+        victim, state = self.clients[id.client], states(id.client)
         scratch = ClientState(dict(state.tensors))
-        seen = (
-            victim.transformed_batch(sent, scratch, round=id.round)
-            if id.probe is None
-            else victim.transformed_victim(sent, scratch, round=id.round, victim=id.probe, batch_size=self.batch_size)
-        )
-        features = self._features(victim, sent, state, seen, observation.plan)
+        replay = Replay(client=victim, victim=id, sent=sent, state=scratch, batch_size=self.batch_size)
+        features = self._features(victim, sent, state, replay.transformed, observation.plan)
         return told.told(features=features, features_at=self.features_at)
 
     def _stand_in(self, model: nn.Module, sent: ModelState, states: States) -> tuple[nn.Module, ModelState | None]:
@@ -90,12 +86,12 @@ class Insider:
             drawn = hook(model, ClientState(), derive_generator(self.seed, "stand-in"))
             values = private_values(drawn, sent, ClientState())
             return model, values if values.parameters or values.buffers else None
-        inside, values = self.participants[self.colluder].private_part(sent, states(self.colluder))
+        inside, values = self.clients[self.colluder].private_part(sent, states(self.colluder))
         return self._models.setdefault(self.colluder, inside), values
 
     @torch.no_grad()
     def _features(
-        self, victim: Participant, sent: ModelState, state: ClientState, examples: Batch, plan: LocalPlan
+        self, victim: Client, sent: ModelState, state: ClientState, examples: Batch, plan: LocalPlan
     ) -> torch.Tensor:
         model, private = victim.private_part(sent, state)
         shape = victim.examples.input_shape

@@ -4,7 +4,7 @@ import torch
 
 from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, Defense, LocalData
-from fl_privacy.federation import Participant
+from fl_privacy.federation import Client
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan, ModelState
 
@@ -25,8 +25,8 @@ def examples(number=60):
     return Examples((images * 255).round().byte(), labels, tuple("abcde"))
 
 
-def client(defense: Defense, *, id=0, seed=0, plan=None):
-    return Participant(
+def defended_client(defense: Defense, *, id=0, seed=0, plan=None):
+    return Client(
         id=id,
         examples=examples(),
         indices=torch.arange(60),

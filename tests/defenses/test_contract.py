@@ -189,7 +189,7 @@ def test_composes(defense, specified):
     clean = clean_gradient(step)
     together = compose(defense, dp_noise(scale=0.0), none())
     assert torch.equal(flat(run(together, clean, step)), flat(run(defense, clean, local_step())))
-    assert all(f"{defense.name}.{key}" in together.public for key in defense.public)
+    assert together.parts[: len(defense.parts)] == defense.parts
 
 
 OF_DATA = {name: defense for name, (defense, _) in DEFENSES.items() if defense.examples or defense.data}
@@ -256,4 +256,5 @@ def test_configuration_builds_and_states_every_option(path):
         assert set(config) - {"_target_"} == set(getattr(defenses, target).__kwdefaults__ or {})
     defense = instantiate(config, _convert_="all")
     assert isinstance(defense, Defense)
-    assert defense.public or defense.name == "none"
+    assert bool(defense.parts) == (path.stem != "none")
+    assert all(part.settings for part in defense.parts)

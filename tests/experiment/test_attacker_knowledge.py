@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fl_privacy.defenses import ats, compose, dp_noise, instahide, pruning
+from fl_privacy.effects import Part
 from fl_privacy.experiment.attacker_knowledge import data_names
 from fl_privacy.types import LocalPlan, VictimId
 from tests.federation import harness
@@ -13,8 +14,7 @@ PROBED, TRAINED = VictimId(2, 1, 0), VictimId(2, 1)
 
 
 def told(defense, observation, plan=harness.FEDSGD):
-    participants = harness.participants(plan, defense)
-    return data_names(participants)(observation)
+    return data_names(harness.clients(plan, defense))(observation)
 
 
 @pytest.mark.parametrize("defense", [pruning(), dp_noise()], ids=["pruning", "noise"])
@@ -34,6 +34,6 @@ def test_rounds_are_not_joined_where_images_change(defense):
 @pytest.mark.parametrize(("batch_size", "joined"), [(8, True), (7, False)])
 def test_what_is_trained_on_counts_not_what_it_was_made_of(batch_size, joined):
     """8 images stand for 12."""
-    defense = replace(harness.DATA, data=(), public={"images": 8})
+    defense = replace(harness.DATA, data=(), parts=(Part("data", {"images": 8}),))
     plan = LocalPlan(batch_size=batch_size)
     assert (told(defense, TRAINED, plan) is not None) == joined

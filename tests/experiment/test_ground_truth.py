@@ -25,14 +25,14 @@ def federation(*options):
 
 
 def truth_of(built):
-    return GroundTruth(clients=built.participants, batch_size=2)
+    return GroundTruth(clients=built.clients, batch_size=2)
 
 
 def test_transformed_images_lie_beside_their_originals():
     built = federation("defense=ats", "defense.policies=0")  # inverts
     truth = truth_of(built)
     for observation in observations(built, AUDIT):
-        original, seen = truth.batch(observation.id), truth.transformed(observation)
+        original, seen = truth.batch(observation.id), truth.replay(observation).transformed
         assert torch.allclose(seen.inputs, 1 - original.inputs)
         assert torch.equal(seen.labels, original.labels)
 
@@ -40,39 +40,39 @@ def test_transformed_images_lie_beside_their_originals():
 def test_updates_from_augmented_images_are_measured_against_these_and_not_joined_over_rounds():
     settings = ("federation=fedavg", "federation.plan.batch_size=null", "federation.plan.flip=true")
     built = federation(*settings, "intercept.target=update")
-    plan, updates = built.participants[0].plan, Audit(target="update", clients=frozenset({0}))
+    plan, updates = built.clients[0].plan, Audit(target="update", clients=frozenset({0}))
     (observation,) = observations(built, updates)
     original = truth_of(built).batch(observation.id).inputs
-    seen = truth_of(built).transformed(observation).inputs
+    seen = truth_of(built).replay(observation).transformed.inputs
     flipped = (seen != original).flatten(1).any(1)
     assert torch.equal(seen[flipped], original[flipped].flip(-1))
     assert 0.3 < flipped.float().mean() < 0.7
     assert trains_on_others(built.defense, plan, "update")
     assert not trains_on_others(built.defense, plan, "probe")
-    assert data_names(built.participants)(observation.id) is None
-    assert data_names(federation(*settings[:2]).participants)(observation.id) == "client-0"
+    assert data_names(built.clients)(observation.id) is None
+    assert data_names(federation(*settings[:2]).clients)(observation.id) == "client-0"
 
 
 def test_probes_that_are_augmented_are_measured_against_what_they_became_and_not_joined_over_rounds():
     settings = ("federation.plan.flip=true", "federation.plan.augment_probes=true")
     built = federation("federation=fedavg", *settings)
-    assert trains_on_others(built.defense, built.participants[0].plan, "probe")
+    assert trains_on_others(built.defense, built.clients[0].plan, "probe")
     truth = truth_of(built)
     found = observations(built, AUDIT)
-    pairs = [(truth.batch(o.id).inputs, truth.transformed(o).inputs) for o in found]
+    pairs = [(truth.batch(o.id).inputs, truth.replay(o).transformed.inputs) for o in found]
     original, seen = (torch.cat(images) for images in zip(*pairs, strict=True))
     flipped = (seen != original).flatten(1).any(1)
     assert flipped.any() and not flipped.all()
     assert torch.equal(seen[flipped], original[flipped].flip(-1))
-    assert all(data_names(built.participants)(o.id) is None for o in found)
+    assert all(data_names(built.clients)(o.id) is None for o in found)
 
 
 def test_the_truth_of_a_condensed_image_is_the_nearest_of_the_client_s_own():
     built = federation(*DM)
     truth = truth_of(built)
     for observation in observations(built, AUDIT):
-        client = built.participants[observation.id.client]
-        seen, nearest = truth.transformed(observation), truth.batch(observation.id)
+        client = built.clients[observation.id.client]
+        seen, nearest = truth.replay(observation).transformed, truth.batch(observation.id)
         own = client.examples.batch(client.indices)
         for image, label, found in zip(seen.inputs, seen.labels, nearest.inputs, strict=True):
             rivals = own.inputs[own.labels == label]
@@ -88,7 +88,7 @@ def test_condensed_images_are_made_once_for_all_who_look(monkeypatch):
     made.clear()
     truth = truth_of(built)
     for observation in seen:
-        truth.batch(observation.id), truth.transformed(observation), update_distortion(truth, observation)
+        truth.batch(observation.id), truth.replay(observation).transformed, update_distortion(truth, observation)
     assert len(made) == 2  # clients, each with one iteration
 
 
@@ -103,7 +103,7 @@ def test_mixtures_are_repeated_for_the_evaluation():
     built = federation("defense=instahide")
     truth = truth_of(built)
     for observation in observations(built, AUDIT):
-        one, two = truth.transformed(observation), truth.transformed(observation)
+        one, two = truth.replay(observation).transformed, truth.replay(observation).transformed
         assert torch.equal(one.inputs, two.inputs)
         assert one.labels.shape == (2, 10)
 

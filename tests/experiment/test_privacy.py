@@ -69,7 +69,7 @@ def test_shared_running_statistics_void_the_guarantee():
 def test_every_round_has_the_epsilon_spent_so_far():
     options = ("defense=dp_sgd", "federation.plan.batch_size=32", "partition=dirichlet")
     found = privacy(*options)
-    clients = build_federation(configured(*options)).participants.values()
+    clients = build_federation(configured(*options)).clients.values()
     rate = 32 / min(len(client.indices) for client in clients)
     expected = [epsilon(noise_multiplier=1.0, sample_rate=rate, delta=1e-5, steps=k) for k in range(1, 7)]
     assert found.epsilons == pytest.approx(expected, rel=1e-6)

@@ -9,7 +9,7 @@ import torch
 
 from fl_privacy.data import Examples
 from fl_privacy.experiment.tracing import Tracer
-from fl_privacy.federation import Participant
+from fl_privacy.federation import Client
 from fl_privacy.metrics import ImageScore, VictimScore
 from fl_privacy.metrics.tracing import Tracing
 from fl_privacy.types import LocalPlan, VictimId
@@ -93,8 +93,8 @@ def test_a_run_records_it_for_each_attacker(tmp_path: Path) -> None:
     assert summary["adaptive"]["tracing"]["mean"] == records[1]["distance"]
 
 
-def owner(examples: Examples, client: int, indices: list[int]) -> Participant:
-    return Participant(
+def owner(examples: Examples, client: int, indices: list[int]) -> Client:
+    return Client(
         id=client, examples=examples, indices=torch.tensor(indices), model=torch.nn.Identity(), plan=LocalPlan()
     )
 

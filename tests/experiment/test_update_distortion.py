@@ -22,17 +22,17 @@ def observations(federation, audit, batch_size=2):
     )
     sent = federation.server.state
     for probe in audit.probes:
-        client = federation.participants[probe.client]
+        client = federation.clients[probe.client]
         result = client.probe(sent, ClientState(), round=1, victim=probe.victim, batch_size=batch_size)
         interceptor.capture(VictimId(1, probe.client, probe.victim), sent=sent, upload=result.upload)
     for number in audit.clients:
-        result = federation.participants[number].update(sent, ClientState(), round=1)
+        result = federation.clients[number].update(sent, ClientState(), round=1)
         interceptor.capture(VictimId(1, number), sent=sent, upload=result.upload)
     return seen
 
 
 def measure_of(federation, batch_size=2):
-    return partial(update_distortion, GroundTruth(clients=federation.participants, batch_size=batch_size))
+    return partial(update_distortion, GroundTruth(clients=federation.clients, batch_size=batch_size))
 
 
 @pytest.mark.parametrize("federation", ["fedsgd", "fedavg"])

@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import functional as reference
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client.examples import augment, cropped
-from fl_privacy.types import Batch, LocalPlan, ModelState
+from fl_privacy.types import Batch, LocalPlan, ModelState, VictimId
 from tests.federation import harness
 
 SENT = ModelState.of(harness.small_net())
@@ -58,13 +58,13 @@ def test_flipping_alone_mirrors_half_of_the_images():
 
 def test_a_client_trains_on_windows_of_its_own_images_before_any_defense_of_the_data():
     inverting = Defense(data=(lambda batch, state, rng: Batch(1 - batch.inputs, batch.labels),))
-    client = harness.participants(PLAN, inverting)[1]
+    client = harness.clients(PLAN, inverting)[1]
 
-    rounds = [client.transformed_batch(SENT, ClientState(), round=r).inputs for r in (1, 1, 2)]
+    rounds = [harness.replay(client, VictimId(r, 1)).transformed.inputs for r in (1, 1, 2)]
 
     assert torch.equal(rounds[0], rounds[1])
     assert not torch.equal(rounds[0], rounds[2])
-    own = client.trained_batch(round=1).inputs
+    own = harness.replay(client, VictimId(1, 1)).examples.inputs
     offsets = torch.cartesian_prod(torch.arange(5), torch.arange(5)).T
     for image, seen in zip(own, rounds[0], strict=True):
         windows = cropped(image.expand(25, -1, -1, -1), 2, offsets)
@@ -73,7 +73,7 @@ def test_a_client_trains_on_windows_of_its_own_images_before_any_defense_of_the_
 
 
 def test_what_is_probed_is_left_as_it_is():
-    with_, without = (harness.participants(plan)[1] for plan in (PLAN, harness.FEDAVG))
+    with_, without = (harness.clients(plan)[1] for plan in (PLAN, harness.FEDAVG))
     probes = [c.probe(SENT, ClientState(), round=1, victim=0, batch_size=2).upload.tensors for c in (with_, without)]
     harness.assert_same_tensors(*probes)
     updates = [c.update(SENT, ClientState(), round=1).upload.tensors for c in (with_, without)]
@@ -81,11 +81,11 @@ def test_what_is_probed_is_left_as_it_is():
 
 
 def test_what_is_probed_is_augmented_where_asked_for():
-    client = harness.participants(replace(PLAN, augment_probes=True))[1]
+    client = harness.clients(replace(PLAN, augment_probes=True))[1]
     probed = {"round": 1, "victim": 0, "batch_size": 4}
     own = client.victim_batch(0, 4).inputs
-    seen, again = (client.transformed_victim(SENT, ClientState(), **probed).inputs for _ in range(2))
-    later = client.transformed_victim(SENT, ClientState(), **{**probed, "round": 2}).inputs
+    seen, again = (harness.replay(client, VictimId(1, 1, 0), 4).transformed.inputs for _ in range(2))
+    later = harness.replay(client, VictimId(2, 1, 0), 4).transformed.inputs
     assert torch.equal(seen, again)
     assert not torch.equal(seen, own)
     assert not torch.equal(seen, later)
@@ -93,7 +93,7 @@ def test_what_is_probed_is_augmented_where_asked_for():
     for image, found in zip(own, seen, strict=True):
         windows = cropped(image.expand(25, -1, -1, -1), 2, offsets)
         assert (torch.cat([windows, windows.flip(-1)]) == found).flatten(1).all(1).any()
-    plain = harness.participants(harness.FEDAVG)[1].probe(SENT, ClientState(), **probed).upload.tensors
+    plain = harness.clients(harness.FEDAVG)[1].probe(SENT, ClientState(), **probed).upload.tensors
     assert not torch.equal(client.probe(SENT, ClientState(), **probed).upload.tensors["out.bias"], plain["out.bias"])
 
 

@@ -10,25 +10,25 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.client.examples import local_batches
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.interception import Audit, Probe, audited_rounds, spread_probes
-from fl_privacy.types import LocalPlan, ModelState
+from fl_privacy.types import LocalPlan, ModelState, VictimId
 from tests.federation import harness
 
 SENT = ModelState.of(harness.small_net())
 
 
 def test_a_round_is_the_same_whatever_came_before() -> None:
-    clients = harness.participants()
+    clients = harness.clients()
     clients[1].update(SENT, ClientState(), round=1)
     torch.rand(3)
 
     again = clients[1].update(SENT, ClientState(), round=2)
 
-    fresh = harness.participants()[1].update(SENT, ClientState(), round=2)
+    fresh = harness.clients()[1].update(SENT, ClientState(), round=2)
     harness.assert_same_tensors(again.upload.tensors, fresh.upload.tensors)
 
 
 def test_clients_and_rounds_have_their_own_noise() -> None:
-    clients = harness.participants(LocalPlan(shares="delta", lr=1e-9, steps=1))
+    clients = harness.clients(LocalPlan(shares="delta", lr=1e-9, steps=1))
     uploads = [
         clients[c].update(SENT, ClientState(), round=r).upload.tensors["out.bias"] for c in (0, 1) for r in (1, 2)
     ]
@@ -40,7 +40,7 @@ def test_the_global_random_state_and_threads_are_left_alone() -> None:
     torch.manual_seed(5)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
 
-    harness.participants(defense=harness.HEAD)[0].update(SENT, ClientState(), round=1)
+    harness.clients(defense=harness.HEAD)[0].update(SENT, ClientState(), round=1)
 
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.get_num_threads() == threads
@@ -50,14 +50,14 @@ def test_the_streams_of_other_devices_are_not_seeded(monkeypatch: pytest.MonkeyP
     def seeded(seed: int) -> None:
         raise AssertionError("a client on the CPU seeds the GPUs")
 
-    client = harness.participants(defense=harness.HEAD)[0]
+    client = harness.clients(defense=harness.HEAD)[0]
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded)
     monkeypatch.setattr(torch.cuda, "manual_seed", seeded)
     client.update(SENT, ClientState(), round=1)
 
 
 def test_victims_are_disjoint_and_the_client_s_own() -> None:
-    client = harness.participants()[2]
+    client = harness.clients()[2]
 
     batches = [client.victim_batch(k, 3).inputs for k in range(4)]
 
@@ -69,7 +69,7 @@ def test_victims_are_disjoint_and_the_client_s_own() -> None:
 
 
 def test_a_probe_is_the_update_of_its_batch_and_changes_nothing() -> None:
-    client = harness.participants(harness.FEDSGD, harness.HEAD)[0]
+    client = harness.clients(harness.FEDSGD, harness.HEAD)[0]
     state = ClientState()
     client.update(SENT, state, round=1)
     before = dict(state.tensors)
@@ -85,7 +85,7 @@ def test_a_probe_is_the_update_of_its_batch_and_changes_nothing() -> None:
 def test_a_probe_has_its_own_batch_norm() -> None:
     for mode in ("eval", "train"):
         plan = replace(harness.FEDSGD, batch_norm="train", probe_batch_norm=mode)
-        client = replace(harness.participants(plan)[0], defense=harness.Defense())
+        client = replace(harness.clients(plan)[0], defense=harness.Defense())
         probe = client.probe(SENT, ClientState(), round=2, victim=1, batch_size=2).upload
         expected = loss_gradients(client.model, SENT, client.victim_batch(1, 2), batch_norm=mode)
         torch.testing.assert_close(dict(probe.tensors), expected.gradients)
@@ -95,10 +95,10 @@ def test_a_probe_has_its_own_batch_norm() -> None:
 
 
 def test_the_trained_batch_is_what_the_update_was_made_of() -> None:
-    plain = {i: replace(p, defense=harness.Defense()) for i, p in harness.participants(harness.FEDSGD).items()}
+    plain = {i: replace(p, defense=harness.Defense()) for i, p in harness.clients(harness.FEDSGD).items()}
     client = plain[0]
 
-    batch = client.trained_batch(round=3)
+    batch = harness.replay(client, VictimId(3, 0)).examples
 
     model = harness.small_net()
     torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()

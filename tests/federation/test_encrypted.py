@@ -26,7 +26,7 @@ def plain(plan: LocalPlan = PLAN, **clients: Any) -> tuple[Any, harness.Recordin
     server, seen = harness.server(plan), harness.Recording()
     run_rounds(
         server,
-        harness.participants(plan, **clients),
+        harness.clients(plan, **clients),
         rounds=ROUNDS,
         audit=Audit(),
         interceptor=seen.interceptor(plan),
@@ -37,7 +37,7 @@ def plain(plan: LocalPlan = PLAN, **clients: Any) -> tuple[Any, harness.Recordin
 
 def encrypted(plan: LocalPlan = PLAN, *, bits: int = 20, **clients: Any) -> tuple[Any, harness.Recording]:
     server, seen = harness.server(plan), harness.Recording()
-    run_encrypted(server, harness.participants(plan, **clients), rounds=ROUNDS, on_round=seen.reports.append, bits=bits)
+    run_encrypted(server, harness.clients(plan, **clients), rounds=ROUNDS, on_round=seen.reports.append, bits=bits)
     return server.state, seen
 
 
@@ -87,7 +87,7 @@ def test_private_layers_stay_out_of_the_ciphertexts_too() -> None:
     )
     seen = harness.Recording()
 
-    run_encrypted(server, harness.participants(PLAN, defense), rounds=ROUNDS, on_round=seen.reports.append)
+    run_encrypted(server, harness.clients(PLAN, defense), rounds=ROUNDS, on_round=seen.reports.append)
 
     assert "conv.weight" not in server.state.parameters
     assert seen.reports[-1].evaluation is not None
@@ -114,7 +114,7 @@ def test_a_client_with_other_tensors_or_shapes_does_not_sink_the_round() -> None
     assert "expected shape" in alone.reports[0].excluded[1]
 
     reports: list[Any] = []
-    clients = harness.participants(PLAN, none())
+    clients = harness.clients(PLAN, none())
     clients[2] = replace(clients[2], defense=Defense(upload=(harness.withholding,)))
     run_encrypted(harness.server(PLAN), clients, rounds=1, on_round=reports.append)
 

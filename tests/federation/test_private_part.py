@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_privacy.attacks.feature_inversion.problem import InversionProblem
-from fl_privacy.attacks.gradient_inversion.space import Space
+from fl_privacy.attacks.gradient_inversion.initialization import Space
 from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp, none, split_fed
+from fl_privacy.effects import Part
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Participant, Server, private_names, public_state, run_rounds
-from fl_privacy.flower import LocalGrid, participant_app, run_in_process, run_on_grid
+from fl_privacy.federation import Client, Server, private_names, public_state, run_rounds
+from fl_privacy.flower import LocalGrid, run_in_process, run_on_grid, simulated_client_app
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.interception import Audit
 from fl_privacy.interception.side_information import Insider
@@ -29,9 +30,9 @@ ROUNDS = 2
 CONV = ["conv"]
 
 
-def participants(defense: Defense, plan: LocalPlan = harness.FEDAVG) -> dict[int, Participant]:
+def clients_of(defense: Defense, plan: LocalPlan = harness.FEDAVG) -> dict[int, Client]:
     test = harness.examples(8, seed=6)
-    return {i: replace(p, test=test) for i, p in harness.participants(plan, defense).items()}
+    return {i: replace(p, test=test) for i, p in harness.clients(plan, defense).items()}
 
 
 def server(defense: Defense, plan: LocalPlan = harness.FEDAVG) -> Server:
@@ -54,9 +55,9 @@ def run(
     federation, recording = server(defense, plan), harness.Recording()
     interceptor = recording.interceptor(plan)
     if insider:
-        inside = Insider(participants=participants(defense, plan), batch_size=2, **insider)
+        inside = Insider(clients=clients_of(defense, plan), batch_size=2, **insider)
         interceptor = replace(interceptor, insider=inside)
-    source = partial(participants, defense, plan)
+    source = partial(clients_of, defense, plan)
     kept = backend(
         federation,
         source() if backend is run_rounds else source,
@@ -147,7 +148,7 @@ class _Listening(LocalGrid):
 @every_split
 def test_no_private_byte_is_in_a_message(defense: Defense) -> None:
     federation, recording = server(defense), harness.Recording()
-    grid = _Listening(federation.clients, participant_app(participants(defense)))
+    grid = _Listening(federation.clients, simulated_client_app(clients_of(defense)))
     grid.traffic = []
 
     run_on_grid(
@@ -187,12 +188,12 @@ def test_accuracy_is_the_mean_over_the_clients_own_models() -> None:
 
 def test_the_second_phase_trains_the_private_part_alone_by_plain_descent() -> None:
     defense, plan = split_fed(private=CONV), LocalPlan(shares="delta", lr=0.1, lr_decay=0.5, epochs=1)
-    client, sent, state = participants(defense, plan)[0], server(defense).state, ClientState()
+    client, sent, state = clients_of(defense, plan)[0], server(defense).state, ClientState()
     client.update(sent, state, round=2)
     before = dict(state.tensors)
     untouched = {n: p.clone() for n, p in sent.parameters.items()}
 
-    client.settle(sent, state, round=2, test=False)
+    client.personalize(sent, state, round=2, test=False)
 
     model, batch = harness.small_net().train(), client.examples.batch(client.indices)
     values = {n: t.clone().requires_grad_() for n, t in before.items()}
@@ -211,9 +212,9 @@ def test_the_second_phase_descends_the_changed_loss() -> None:
 
     split = split_fed(private=CONV)
     ends = []
-    for defense, lr in ((split, 0.2), (compose(split, Defense(name="twice", loss=(twice,))), 0.1)):
-        client, state = participants(defense, LocalPlan(shares="delta", lr=lr))[0], ClientState()
-        client.settle(server(defense).state, state, round=1, test=False)
+    for defense, lr in ((split, 0.2), (compose(split, Defense(parts=(Part("twice"),), loss=(twice,))), 0.1)):
+        client, state = clients_of(defense, LocalPlan(shares="delta", lr=lr))[0], ClientState()
+        client.personalize(server(defense).state, state, round=1, test=False)
         ends.append(state.tensors)
 
     torch.testing.assert_close(*ends)
@@ -230,7 +231,7 @@ def test_a_colluding_client_gives_its_own_layers_away_and_nobody_else_s() -> Non
     defense = fdl_pp(private=CONV)
     _, recording, _ = run(defense, colluder=2, knows_features=False)
 
-    clients = participants(defense)
+    clients = clients_of(defense)
     for observation in (o for o in recording.observations if o.id.round == 1):
         _, own = clients[2].private_part(observation.sent, ClientState())
         harness.assert_same_state(observation.knowledge.private, own)
@@ -249,7 +250,9 @@ def test_without_a_colluder_the_attacker_has_a_draw_of_its_own() -> None:
 
 
 def test_splits_compose() -> None:
-    state, _, kept = run(Defense(name="x", private=split_fed(private=CONV).private, upload=dp_noise(scale=0.1).upload))
+    state, _, kept = run(
+        Defense(parts=(Part("x"),), private=split_fed(private=CONV).private, upload=dp_noise(scale=0.1).upload)
+    )
 
     assert "conv.weight" not in state.parameters
     assert isinstance(state, ModelState)
@@ -273,7 +276,7 @@ def test_features_are_those_behind_the_victim_s_gradient_with_a_private_norm(mod
     told = [o for o in recording.observations if (o.id.round, o.id.client) == (2, 0)]
     assert told
     for observation in told:
-        images = participants(defense, plan)[0].victim_batch(observation.id.probe, 2).inputs
+        images = clients_of(defense, plan)[0].victim_batch(observation.id.probe, 2).inputs
         device = torch.device("cpu")
         model = frozen_copy(
             observation.model, observation.assumed(), observation.plan, device=device, dtype=torch.float32
@@ -297,13 +300,13 @@ def test_an_update_is_captured_beside_what_the_client_held_before_it(backend: An
     defense = split_fed(private=CONV)
     _, recording, _ = run(defense, backend, audit=harness.updates(1), colluder=2, knows_features=True)
 
-    clients = participants(defense)
+    clients = clients_of(defense)
     assert [o.id for o in recording.observations] == [VictimId(1, i) for i in range(3)]
     for client, observation in enumerate(recording.observations):
         _, expected = clients[2].private_part(observation.sent, ClientState())
         harness.assert_same_state(observation.knowledge.private, expected)
         _, own = clients[client].private_part(observation.sent, ClientState())
-        images = clients[client].trained_batch(round=1).inputs
+        images = harness.replay(clients[client], VictimId(1, client)).examples.inputs
         features = torch.nn.functional.conv2d(
             images, own.parameters["conv.weight"], own.parameters["conv.bias"], padding=1
         )
@@ -317,14 +320,12 @@ def test_features_are_those_of_the_images_that_the_client_trained_on(backend: An
     defense = compose(split_fed(private=CONV), inverted)
     _, recording, kept = run(defense, backend, plan, harness.updates(1), colluder=2, knows_features=True)
 
-    client, observation = participants(defense, plan)[0], recording.observations[0]
+    client, observation = clients_of(defense, plan)[0], recording.observations[0]
+    replay = harness.replay(client, observation.id)
     _, own = client.private_part(observation.sent, ClientState())
     features = [
         torch.nn.functional.conv2d(batch.inputs, own.parameters["conv.weight"], own.parameters["conv.bias"], padding=1)
-        for batch in (
-            client.transformed_batch(observation.sent, ClientState(), round=1),
-            client.trained_batch(round=1),
-        )
+        for batch in (replay.transformed, replay.examples)
     ]
     torch.testing.assert_close(observation.knowledge.features, features[0])
     assert not torch.allclose(features[0], features[1])

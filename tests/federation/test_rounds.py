@@ -19,7 +19,7 @@ def run(
     server, recording = harness.server(rules=rules), harness.Recording()
     kept = run_rounds(
         server,
-        harness.participants(**clients),
+        harness.clients(**clients),
         rounds=rounds,
         audit=audit or Audit(),
         interceptor=recording.interceptor(),
@@ -52,7 +52,7 @@ def test_training_learns() -> None:
     server, recording = harness.server(plan), harness.Recording()
     run_rounds(
         server,
-        harness.participants(plan, harness.Defense()),
+        harness.clients(plan, harness.Defense()),
         rounds=12,
         audit=Audit(),
         interceptor=recording.interceptor(),
@@ -94,7 +94,7 @@ def test_a_failing_probe_or_interception_is_logged_and_training_goes_on(caplog: 
     )
     run_rounds(
         server,
-        harness.participants(faults=((1, "raises"),)),
+        harness.clients(faults=((1, "raises"),)),
         rounds=1,
         audit=harness.probes(1),
         interceptor=interceptor,

@@ -29,7 +29,7 @@ def run(
 ) -> tuple[Any, harness.Recording, dict[int, ClientState]]:
     server, recording = harness.server(plan, rules), harness.Recording()
     server.tamper = tamper
-    source = partial(harness.participants, plan, **clients)
+    source = partial(harness.clients, plan, **clients)
     kept = backend(
         server,
         source() if backend is run_rounds else source,

@@ -30,16 +30,16 @@ WEIGHTS = LocalPlan(shares="weights", lr=0.1, epochs=1, batch_size=5)
 NONE = Defense()
 
 
-def participant(plan: LocalPlan = harness.FEDAVG, defense: Defense = NONE) -> Any:
-    return harness.participants(plan, defense)[0]
+def simulated(plan: LocalPlan = harness.FEDAVG, defense: Defense = NONE) -> Any:
+    return harness.clients(plan, defense)[0]
 
 
-def test_fit_is_the_update_of_the_participant() -> None:
-    client = PrivacyClient(participant())
+def test_fit_is_the_update_of_the_client() -> None:
+    client = PrivacyClient(simulated())
 
     arrays, num_examples, metrics = client.fit(client.get_parameters({}), {"server-round": 1})
 
-    expected = participant().update(ModelState.of(harness.small_net()), ClientState(), round=1).upload
+    expected = simulated().update(ModelState.of(harness.small_net()), ClientState(), round=1).upload
     assert num_examples == expected.num_examples
     actual = dict(zip(json.loads(str(metrics["names"])), arrays, strict=True))
     assert actual.keys() == {*expected.tensors, *expected.buffers}
@@ -48,7 +48,7 @@ def test_fit_is_the_update_of_the_participant() -> None:
 
 
 def test_evaluate_is_of_the_client_s_own_examples() -> None:
-    client = PrivacyClient(participant())
+    client = PrivacyClient(simulated())
 
     loss, number, metrics = client.evaluate(client.get_parameters({}), {})
 
@@ -61,8 +61,8 @@ def test_evaluate_is_of_the_client_s_own_examples() -> None:
 
 
 def test_the_legacy_interface_of_flower_works_too() -> None:
-    client = PrivacyClient(participant(WEIGHTS)).to_client()
-    parameters = ndarrays_to_parameters(PrivacyClient(participant()).get_parameters({}))
+    client = PrivacyClient(simulated(WEIGHTS)).to_client()
+    parameters = ndarrays_to_parameters(PrivacyClient(simulated()).get_parameters({}))
 
     reply = client.fit(FitIns(parameters, {"server-round": 1}))
 
@@ -71,10 +71,10 @@ def test_the_legacy_interface_of_flower_works_too() -> None:
 
 
 def test_a_subclass_is_its_defense() -> None:
-    noisy = DPClient(participant(), scale=0.5, clip_norm=1.0)
-    sparse = PruningClient(participant(), rate=0.75)
+    noisy = DPClient(simulated(), scale=0.5, clip_norm=1.0)
+    sparse = PruningClient(simulated(), rate=0.75)
 
-    assert noisy.participant.defense.public == dp_noise(scale=0.5, clip_norm=1.0).public
+    assert noisy.wrapped.defense.parts[0].settings == dp_noise(scale=0.5, clip_norm=1.0).parts[0].settings
     arrays, _, metrics = sparse.fit(sparse.get_parameters({}), {"server-round": 1})
     update = dict(zip(json.loads(str(metrics["names"])), arrays, strict=True))
     assert (update["out.weight"] == 0).mean() == 0.75
@@ -82,7 +82,7 @@ def test_a_subclass_is_its_defense() -> None:
 
 def test_a_private_head_survives_in_the_client_s_memory_alone() -> None:
     memory = RecordDict()
-    client = SPNClient(participant(), memory, alpha2=0.5, bits=8)
+    client = SPNClient(simulated(), memory, alpha2=0.5, bits=8)
     arrays, _, metrics = client.fit(client.get_parameters({}), {"server-round": 1})
     first = load_state(memory).tensors
     client.fit(client.get_parameters({}), {"server-round": 2})
@@ -96,15 +96,15 @@ def test_a_private_head_survives_in_the_client_s_memory_alone() -> None:
 
 
 def test_a_client_behind_transformations_uploads_another_update() -> None:
-    plain, hidden = PrivacyClient(participant()), ATSClient(participant(), policies="0")
+    plain, hidden = PrivacyClient(simulated()), ATSClient(simulated(), policies="0")
     uploads = [client.fit(client.get_parameters({}), {"server-round": 1})[0] for client in (plain, hidden)]
-    assert hidden.participant.defense.name == "ats"
+    assert hidden.wrapped.defense.name == "ats"
     assert any(not np.array_equal(one, other) for one, other in zip(*uploads, strict=True))
 
 
 def test_settings_without_a_defense_are_refused() -> None:
     with pytest.raises(UserError, match="expected to get no settings, but got scale"):
-        PrivacyClient(participant(), scale=0.5)
+        PrivacyClient(simulated(), scale=0.5)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_settings_without_a_defense_are_refused() -> None:
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(config: dict[str, Any], message: str) -> None:
-    client = PrivacyClient(participant())
+    client = PrivacyClient(simulated())
     with pytest.raises(UserError, match=message):
         client.fit(client.get_parameters({}), config)
 
@@ -178,8 +178,8 @@ def test_a_class_is_defended_too() -> None:
 
 def test_the_noise_is_that_of_a_client_of_this_package() -> None:
     noise = Defense(upload=(harness.with_noise,))
-    ours = PrivacyClient(participant(WEIGHTS, noise))
-    theirs = defend(PrivacyClient(participant(WEIGHTS)), noise, seed=11, number=0)
+    ours = PrivacyClient(simulated(WEIGHTS, noise))
+    theirs = defend(PrivacyClient(simulated(WEIGHTS)), noise, seed=11, number=0)
     names = json.dumps([n for n, _ in harness.small_net().named_parameters()])
     weights = [p.detach().numpy() for p in harness.small_net().parameters()]
     config: Any = {"server-round": 3, "names": names}
@@ -255,9 +255,9 @@ def test_the_adapter_evaluates() -> None:
 
 def test_a_client_of_deltas_does_not_join_a_stock_strategy() -> None:
     def make(context: Context) -> PrivacyClient:
-        return PrivacyClient(participant())
+        return PrivacyClient(simulated())
 
-    reply = ask(make, "train", stock_content(PrivacyClient(participant())))
+    reply = ask(make, "train", stock_content(PrivacyClient(simulated())))
 
     assert "this client's plan shares its delta" in str(reply.error.reason)
 

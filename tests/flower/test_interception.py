@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, Strategy
 
-from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, participant_app
+from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, simulated_client_app
 from fl_privacy.flower.grid import FIRST_NODE
 from fl_privacy.interception import Audit, Interceptor
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
@@ -65,7 +65,7 @@ def watched(strategy: Strategy, audit: Audit | None = None) -> tuple[HonestButCu
 
 @pytest.mark.parametrize("make", [fedavg, fedadam])
 def test_training_is_the_same_with_and_without_it(make: Any) -> None:
-    app = participant_app(harness.participants(WEIGHTS))
+    app = simulated_client_app(harness.clients(WEIGHTS))
     strategy, observations = watched(make())
 
     alone, together = start(make(), app), start(strategy, app)
@@ -117,7 +117,7 @@ def test_arrays_without_names_get_those_of_the_model() -> None:
 def test_only_the_rounds_and_clients_asked_for_are_kept() -> None:
     strategy, observations = watched(fedavg(), harness.updates(2, clients=(1,)))
 
-    start(strategy, participant_app(harness.participants(WEIGHTS)))
+    start(strategy, simulated_client_app(harness.clients(WEIGHTS)))
 
     assert [o.id for o in observations] == [VictimId(2, 1)]
 
@@ -128,13 +128,13 @@ def test_it_works_inside_another_wrapper() -> None:
 
     strategy, observations = watched(fedavg())
 
-    start(wrapped(strategy), participant_app(harness.participants(WEIGHTS)))
+    start(wrapped(strategy), simulated_client_app(harness.clients(WEIGHTS)))
 
     assert len(observations) == ROUNDS * harness.CLIENTS
 
 
 def test_its_own_failure_is_logged_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    app = participant_app(harness.participants(WEIGHTS))
+    app = simulated_client_app(harness.clients(WEIGHTS))
 
     def broken(observation: Observation) -> None:
         raise OSError("no space left")
@@ -180,7 +180,7 @@ def claiming(node: int, partition: int) -> LocalGrid:
                     reply.content["client"] = ConfigRecord({"partition-id": partition})
             return replies
 
-    return Claiming(range(harness.CLIENTS), participant_app(harness.participants(WEIGHTS)))
+    return Claiming(range(harness.CLIENTS), simulated_client_app(harness.clients(WEIGHTS)))
 
 
 def test_nobody_passes_its_update_off_as_another_clients(caplog: pytest.LogCaptureFixture) -> None:

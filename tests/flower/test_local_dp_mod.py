@@ -28,7 +28,7 @@ def test_the_update_is_distributed_as_ours(clip_norm):
 def test_the_guarantee_is_that_of_ours():
     ours, theirs = (guarantee(make(**SETTINGS), sample_rate=0.1, delta=1e-5) for make in (local_dp, local_dp_mod))
     assert theirs == ours
-    assert local_dp_mod().description["dp_noise.implementation"] == "flower"
+    assert local_dp_mod().parts[0].settings["implementation"] == "flower"
 
 
 def test_noise_follows_the_clients_stream_and_leaves_numpys_alone():

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.serverapp.strategy import FedAvg
 
 from fl_privacy.errors import UserError
-from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, Sane, numpy_client_app, participant_app
+from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, Sane, numpy_client_app, simulated_client_app
 from fl_privacy.flower.encoded import STYPE
 from fl_privacy.flower.grid import FIRST_NODE
 from fl_privacy.flower.records import METRICS, PARAMETERS
@@ -140,7 +140,7 @@ def ours(app: Any) -> tuple[Any, list[Any]]:
 
 
 def our_app() -> Any:
-    return participant_app(harness.participants(harness.FEDSGD))
+    return simulated_client_app(harness.clients(harness.FEDSGD))
 
 
 @pytest.mark.parametrize("case", [*CASES, *OURS])
@@ -161,7 +161,7 @@ def stock(app: Any, *, nodes: Sequence[int] = range(harness.CLIENTS)) -> tuple[A
 
 
 def stock_app() -> Any:
-    return participant_app(harness.participants(WEIGHTS))
+    return simulated_client_app(harness.clients(WEIGHTS))
 
 
 def negative_variance(content: RecordDict) -> None:

@@ -9,7 +9,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fl_privacy.defenses import ClientState, Defense, instahide, spn
 from fl_privacy.errors import UserError
-from fl_privacy.flower import LocalGrid, participant_app, run_on_grid
+from fl_privacy.flower import LocalGrid, run_on_grid, simulated_client_app
 from fl_privacy.flower.memory import MEMORY, load_state, save_state
 from fl_privacy.flower.records import to_record, to_tensors
 from tests.federation import harness
@@ -19,7 +19,7 @@ class RecordingGrid(LocalGrid):
     """Keeps all bytes that a wire would have seen."""
 
     def __init__(self, clients: Sequence[int], defense: Defense = harness.HEAD) -> None:
-        super().__init__(clients, participant_app(harness.participants(defense=defense)))
+        super().__init__(clients, simulated_client_app(harness.clients(defense=defense)))
         self.wire = bytearray()
         self.private: list[ClientState] = []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Participant
+from fl_privacy.federation import Client
 from fl_privacy.flower import run_ray
 from tests.federation import harness
 from tests.flower.test_backends import CASES, ROUNDS, assert_same_run
@@ -37,7 +37,7 @@ def test_clients_that_can_not_be_made_say_why() -> None:
         run(source=without_data, actors=1)
 
 
-def without_data() -> dict[int, Participant]:
+def without_data() -> dict[int, Client]:
     raise FileNotFoundError("no data on this machine")
 
 
@@ -57,12 +57,12 @@ def run(*, source: Any, actors: int, timeout: float = 3600.0) -> harness.Recordi
     return recording
 
 
-def dying_in_round_one() -> dict[int, Participant]:
-    clients = harness.participants()
+def dying_in_round_one() -> dict[int, Client]:
+    clients = harness.clients()
     return clients | {1: Dying(**{name: getattr(clients[1], name) for name in clients[1].__dataclass_fields__})}
 
 
-class Dying(Participant):
+class Dying(Client):
     def update(self, sent: Any, state: Any, *, round: int) -> Any:
         if round == 1:
             os._exit(1)
@@ -77,12 +77,12 @@ def test_a_process_that_never_answers_costs_one_reply_and_is_replaced() -> None:
     assert recording.reports[0].excluded == {1: "no reply within 30 s (backend.timeout)"}
 
 
-def sleeping_in_round_one() -> dict[int, Participant]:
-    clients = harness.participants()
+def sleeping_in_round_one() -> dict[int, Client]:
+    clients = harness.clients()
     return clients | {1: Sleeping(**{name: getattr(clients[1], name) for name in clients[1].__dataclass_fields__})}
 
 
-class Sleeping(Participant):
+class Sleeping(Client):
     def update(self, sent: Any, state: Any, *, round: int) -> Any:
         if round == 1:
             time.sleep(3600)

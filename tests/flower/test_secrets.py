@@ -25,8 +25,8 @@ from fl_privacy.config import compose, to_yaml
 from fl_privacy.defenses import ClientState, Defense, dp_noise, instahide, spn
 from fl_privacy.defenses.noise.mechanism import Distribution, sample_noise
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import participants_of
-from fl_privacy.federation import Participant, public_state
+from fl_privacy.experiment.build import clients_of
+from fl_privacy.federation import Client, public_state
 from fl_privacy.flower import (
     ATSClient,
     DPClient,
@@ -43,7 +43,7 @@ from fl_privacy.flower.grid import FIRST_NODE
 from fl_privacy.flower.node_secret import FILE, kept_secret
 from fl_privacy.flower.records import CONFIG, ROUND, read_result, state_records
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator, derive_seed
-from fl_privacy.types import LocalPlan, ModelState, Tensors
+from fl_privacy.types import LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness
 
 CLIENT, SCALE = 3, 0.1
@@ -78,7 +78,7 @@ class Server:
         self.grid = LocalGrid([CLIENT], client_app)
         self.grid.contexts = {FIRST_NODE + CLIENT: context(node=FIRST_NODE + CLIENT)}
         self.wire = bytearray()
-        simulated = participants_of(to_yaml(self.config))[CLIENT]
+        simulated = clients_of(to_yaml(self.config))[CLIENT]
         self.sent = public_state(simulated.model, simulated.defense)
 
     def ask(self, round: int = 1) -> Tensors:
@@ -90,12 +90,12 @@ class Server:
 
     def clean(self) -> Tensors:
         """The gradient without noise; what it is after."""
-        mine = participants_of(to_yaml(self.config))[CLIENT]
+        mine = clients_of(to_yaml(self.config))[CLIENT]
         return replace(mine, defense=Defense()).update(self.sent, ClientState(), round=1).upload.tensors
 
     def error_after_removal(self, upload: Tensors) -> float:
         """Root mean square of what is left when the noise is computed and subtracted, by its best guess."""
-        mine, clean = participants_of(to_yaml(self.config))[CLIENT], self.clean()
+        mine, clean = clients_of(to_yaml(self.config))[CLIENT], self.clean()
         elsewhere = kept_secret(Path(os.environ["FL_PRIVACY_STATE"]).with_name("server") / FILE)
         guesses: list[int | Secret] = [17, 0, 1, 2, CLIENT, FIRST_NODE + CLIENT, derive_seed(17, "client", CLIENT)]
         guesses += [elsewhere, elsewhere.derive("run", 1, "node", FIRST_NODE + CLIENT), Secret(bytes(32))]
@@ -150,13 +150,13 @@ def test_the_secret_is_in_no_message_log_or_memory(folder: Path, caplog: pytest.
         p.deflate() for p in get_all_nested_objects(server.grid.contexts[FIRST_NODE + CLIENT].state).values()
     )
     client = make_client(context())
-    seen = bytes(server.wire) + kept + caplog.text.encode() + repr(client.participant).encode()
+    seen = bytes(server.wire) + kept + caplog.text.encode() + repr(client.wrapped).encode()
     for spelled in (key, key.hex().encode(), base64.b64encode(key)):
         assert spelled not in seen
     assert next(iter(server.sent.parameters)).encode() in server.wire, "the search finds what is sent"
-    assert "Secret(...)" in repr(client.participant)
+    assert "Secret(...)" in repr(client.wrapped)
     with pytest.raises(TypeError, match="expected in no message or file"):
-        pickle.dumps(client.participant.seed)
+        pickle.dumps(client.wrapped.seed)
 
 
 def test_the_file_is_its_owner_s_alone_and_made_once(folder: Path) -> None:
@@ -223,13 +223,13 @@ def test_a_folder_that_can_not_be_made_is_an_error(tmp_path: Path) -> None:
         kept_secret(tmp_path / "file" / FILE)
 
 
-def participant(**settings: Any) -> Participant:
-    return replace(harness.participants(harness.FEDAVG, Defense())[0], **settings)
+def simulated(**settings: Any) -> Client:
+    return replace(harness.clients(harness.FEDAVG, Defense())[0], **settings)
 
 
-def unseeded() -> Participant:
-    made = participant()
-    return Participant(
+def unseeded() -> Client:
+    made = simulated()
+    return Client(
         id=made.id, examples=made.examples, indices=made.indices, model=made.model, plan=made.plan, defense=made.defense
     )
 
@@ -251,15 +251,15 @@ def fitted(client: PrivacyClient) -> np.ndarray:
 
 @pytest.mark.parametrize(("kind", "settings"), CLIENTS, ids=lambda c: getattr(c, "__name__", ""))
 def test_a_client_without_a_seed_draws_a_secret_one(kind: type[PrivacyClient], settings: dict[str, Any]) -> None:
-    assert isinstance(kind(unseeded(), **settings).participant.seed, Secret)
+    assert isinstance(kind(unseeded(), **settings).wrapped.seed, Secret)
     assert not np.array_equal(fitted(kind(unseeded(), **settings)), fitted(kind(unseeded(), **settings)))
-    seeded = participant(seed=4)
+    seeded = simulated(seed=4)
     assert np.array_equal(fitted(kind(seeded, **settings)), fitted(kind(seeded, **settings)))
 
 
 def test_a_private_head_is_the_same_after_its_node_has_lost_its_memory(folder: Path) -> None:
     def head(node: int = 5) -> torch.Tensor:
-        subject = participant(seed=node_secret(context(node=node)), defense=spn())
+        subject = simulated(seed=node_secret(context(node=node)), defense=spn())
         private: ModelState = subject.private_part(ModelState.of(harness.small_net()), ClientState())[1]
         return private.buffers["out.spn.codes"]
 
@@ -269,14 +269,14 @@ def test_a_private_head_is_the_same_after_its_node_has_lost_its_memory(folder: P
 
 def test_what_a_deployed_client_trained_on_is_not_repeated() -> None:
     with pytest.raises(UserError, match="expected to be simulated"):
-        unseeded().trained_batch(round=1)
+        assert harness.replay(unseeded(), VictimId(1, 0)).examples
 
 
 def test_the_victims_of_an_audited_client_are_those_that_the_auditor_knows() -> None:
-    simulated = participant(seed=17)
-    deployed = participant(seed=Secret.draw(), audit_seed=17)
+    guessed = simulated(seed=17)
+    deployed = simulated(seed=Secret.draw(), audit_seed=17)
 
-    assert torch.equal(simulated.victim_batch(1, 2).inputs, deployed.victim_batch(1, 2).inputs)
+    assert torch.equal(guessed.victim_batch(1, 2).inputs, deployed.victim_batch(1, 2).inputs)
 
 
 def follows_from_32_bits(rng: torch.Generator) -> bool:

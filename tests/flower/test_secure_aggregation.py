@@ -22,7 +22,7 @@ ROUNDS = 2
 def secure(plan: LocalPlan = PLAN, **clients: Any) -> tuple[Any, harness.Recording, Traffic]:
     server, seen = harness.server(plan), harness.Recording()
     traffic = run_secure_aggregation(
-        server, harness.participants(plan, none(), **clients), rounds=ROUNDS, on_round=seen.reports.append
+        server, harness.clients(plan, none(), **clients), rounds=ROUNDS, on_round=seen.reports.append
     )
     return server.state, seen, traffic
 
@@ -31,7 +31,7 @@ def plain(plan: LocalPlan = PLAN) -> tuple[Any, harness.Recording]:
     server, seen = harness.server(plan), harness.Recording()
     run_rounds(
         server,
-        harness.participants(plan, none()),
+        harness.clients(plan, none()),
         rounds=ROUNDS,
         audit=Audit(),
         interceptor=seen.interceptor(plan),
@@ -82,16 +82,16 @@ def test_what_it_can_t_do_is_refused() -> None:
     server = harness.server(PLAN)
     server.personal = True
     with pytest.raises(UserError, match="layers are private"):
-        run_secure_aggregation(server, harness.participants(PLAN), rounds=1, on_round=print)
+        run_secure_aggregation(server, harness.clients(PLAN), rounds=1, on_round=print)
     with pytest.raises(UserError, match=r"clip is expected above 0 and threshold in \(0, 1\]"):
-        run_secure_aggregation(harness.server(PLAN), harness.participants(PLAN), rounds=1, on_round=print, threshold=0)
+        run_secure_aggregation(harness.server(PLAN), harness.clients(PLAN), rounds=1, on_round=print, threshold=0)
     with pytest.raises(UserError, match="fewer did"):
         secure(faults=((0, "raises"), (1, "raises"), (2, "raises")))
 
 
 def test_values_beyond_the_clip_are_reported_not_cut() -> None:
     with pytest.raises(UserError, match=r"client 0: UserError: Values of .* are expected within \+-1e-06, but reach"):
-        run_secure_aggregation(harness.server(PLAN), harness.participants(PLAN), rounds=1, on_round=print, clip=1e-6)
+        run_secure_aggregation(harness.server(PLAN), harness.clients(PLAN), rounds=1, on_round=print, clip=1e-6)
     _, reports, _ = secure(faults=((1, "nan"),))
     assert reports.reports[0].clients == (0, 2)
     assert "but reach nan" in reports.reports[0].excluded[1]

@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Server, ServerPlan, run_rounds
-from fl_privacy.flower import Federated, LocalGrid, participant_app, run_on_grid
+from fl_privacy.flower import Federated, LocalGrid, run_on_grid, simulated_client_app
 from fl_privacy.flower.grid import FIRST_NODE
 from fl_privacy.interception import Audit
 from tests.federation import harness
@@ -19,7 +19,7 @@ NODE_UNAVAILABLE = 5
 
 
 def grid(clients: Sequence[int] = range(harness.CLIENTS)) -> LocalGrid:
-    return LocalGrid(clients, participant_app(harness.participants()))
+    return LocalGrid(clients, simulated_client_app(harness.clients()))
 
 
 def start(grid: LocalGrid, rounds: int = 2, **settings: Any) -> tuple[Server, harness.Recording]:
@@ -56,7 +56,7 @@ def test_random_node_ids_and_replies_in_any_order_change_nothing() -> None:
         def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
             return super().send_and_receive(list(messages)[::-1])
 
-    subject = Shuffled(range(harness.CLIENTS), participant_app(harness.participants()))
+    subject = Shuffled(range(harness.CLIENTS), simulated_client_app(harness.clients()))
     subject.contexts = {7919 * (5 - node) % 1000: context for node, context in subject.contexts.items()}
     for node, context in subject.contexts.items():
         context.node_id = node
@@ -73,7 +73,7 @@ def test_a_silent_client_is_excluded() -> None:
             lost = [m for m in messages if m.metadata.message_type == "train" and m.metadata.dst_node_id == FIRST_NODE]
             return [reply for m in messages if m not in lost for reply in super(Lossy, self).deliver([m])]
 
-    _, recording = start(Lossy(range(harness.CLIENTS), participant_app(harness.participants())))
+    _, recording = start(Lossy(range(harness.CLIENTS), simulated_client_app(harness.clients())))
 
     assert recording.reports[0].excluded == {0: "no reply in time"}
     assert recording.reports[0].clients == (1, 2)
@@ -91,7 +91,7 @@ def test_an_error_on_behalf_of_a_dead_node_counts_against_its_client() -> None:
                     replies[i].metadata.__dict__["_src_node_id"] = 1
             return replies
 
-    _, recording = start(Haunted(range(harness.CLIENTS), participant_app(harness.participants())))
+    _, recording = start(Haunted(range(harness.CLIENTS), simulated_client_app(harness.clients())))
 
     assert recording.reports[1].excluded == {2: "the node is gone"}
 
@@ -117,7 +117,7 @@ def test_a_node_that_leaves_is_excluded_and_may_come_back_under_another_id() -> 
 
 
 def test_a_reply_without_sense_is_excluded() -> None:
-    app = participant_app(harness.participants())
+    app = simulated_client_app(harness.clients())
 
     def answer(message: Message, context: Context) -> Message:
         if message.metadata.message_type == "train" and context.node_id == FIRST_NODE:
@@ -131,7 +131,7 @@ def test_a_reply_without_sense_is_excluded() -> None:
 
 
 def test_a_client_app_that_crashes_is_excluded() -> None:
-    app = participant_app(harness.participants())
+    app = simulated_client_app(harness.clients())
 
     def answer(message: Message, context: Context) -> Message:
         if message.metadata.message_type == "train" and context.node_id == FIRST_NODE:
@@ -144,7 +144,7 @@ def test_a_client_app_that_crashes_is_excluded() -> None:
 
 
 def test_probes_that_fail_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    app = participant_app(harness.participants(faults=((2, "raises"),)))
+    app = simulated_client_app(harness.clients(faults=((2, "raises"),)))
 
     start(LocalGrid(range(harness.CLIENTS), app), rounds=1, audit=harness.probes(1))
 
@@ -163,7 +163,7 @@ def test_the_result_of_flower_is_the_model_of_the_server() -> None:
     reference = harness.server(rules=ServerPlan(lr=0.5))
     run_rounds(
         reference,
-        harness.participants(),
+        harness.clients(),
         rounds=2,
         audit=Audit(),
         interceptor=harness.Recording().interceptor(),
@@ -230,7 +230,7 @@ def test_a_partition_belongs_to_the_node_that_claimed_it_first(
             asked.extend(m.metadata.dst_node_id for m in messages if m.metadata.message_type == "train")
             return super().deliver(messages)
 
-    subject, seen = Watched(range(harness.CLIENTS), participant_app(harness.participants())), list[Any]()
+    subject, seen = Watched(range(harness.CLIENTS), simulated_client_app(harness.clients())), list[Any]()
     on_round = replace_after(1, subject, keep=keep, seen=seen)
     strategy = Federated(server=harness.server(), on_round=on_round, patience=0.3, bound=bound)
     strategy.start(subject, strategy.arrays(), num_rounds=3)
@@ -241,7 +241,7 @@ def test_a_partition_belongs_to_the_node_that_claimed_it_first(
 
 
 def test_a_node_that_answers_nonsense_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    app = participant_app(harness.participants())
+    app = simulated_client_app(harness.clients())
 
     def answer(message: Message, context: Context) -> Message:
         if context.node_id == 5:
@@ -275,7 +275,7 @@ def test_the_time_of_a_round_is_handed_to_the_grid() -> None:
 
     server, recording = harness.server(), harness.Recording()
     run_on_grid(
-        Timed(range(harness.CLIENTS), participant_app(harness.participants())),
+        Timed(range(harness.CLIENTS), simulated_client_app(harness.clients())),
         server,
         rounds=1,
         audit=harness.probes(1),

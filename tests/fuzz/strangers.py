@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.defenses import Defense
+from fl_privacy.effects import Part
 from fl_privacy.types import Batch, Observation, Reconstruction, VictimId
 
 
@@ -69,7 +70,7 @@ def unprepared_defense() -> Defense:
     def prepare(shape: Sequence[int]) -> None:
         raise IndexError("no such image")
 
-    return Defense(name="unprepared", prepare=(prepare,))
+    return Defense(parts=(Part("unprepared"),), prepare=(prepare,))
 
 
 def text_partition() -> Any:

@@ -12,11 +12,23 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from fl_privacy.effects import Clipped, Gaussian, Part, Quantized, Transformed, to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation import run_rounds
 from fl_privacy.interception import CaptureWriter, load_observations, save_observation
 from fl_privacy.types import Knowledge, ModelState, Observation, VictimId
 from tests.federation import harness
+
+TOLD = (
+    Part("noise", {"scale": 0.01}, Gaussian(std=0.01, clip=Clipped(norm=2.0, scope="layer")), strength="scale"),
+    Part("ats", {"policies": ["3", "7-1"]}, Transformed(policies=("3", "7-1"))),
+    Part("mine"),
+)
+
+
+def told_otherwise(**changes: object) -> list[dict[str, Any]]:
+    (part,) = to_plain([Part("q", {}, Quantized(bits=4))])
+    return [part | {"effect": part["effect"] | changes}]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +36,7 @@ def observations() -> list[Observation]:
     recording = harness.Recording()
     run_rounds(
         harness.server(),
-        harness.participants(),
+        harness.clients(),
         rounds=1,
         audit=harness.probes(1, victims=3),
         interceptor=recording.interceptor(),
@@ -32,7 +44,7 @@ def observations() -> list[Observation]:
     )
     labels = torch.tensor([0, 3])
     return [
-        recording.observations[0].told(labels=labels, defense={"scale": 0.01}, same_data="a"),
+        recording.observations[0].told(labels=labels, defense=TOLD, same_data="a"),
         *recording.observations[1:],
     ]
 
@@ -58,7 +70,7 @@ def test_the_round_trip_is_exact(folder: Path, observations: list[Observation]) 
             before.input_shape,
             before.num_classes,
         )
-    assert loaded[0].knowledge.defense == {"scale": 0.01}
+    assert loaded[0].knowledge.defense == TOLD
     assert [o.knowledge.same_data for o in loaded[:2]] == ["a", None]
     assert loaded[0].knowledge.labels is not None
     assert loaded[0].knowledge.labels.tolist() == [0, 3]
@@ -115,7 +127,7 @@ def test_a_write_that_fails_leaves_nothing_behind(
 
 def test_a_description_that_is_no_json_is_refused(tmp_path: Path, observations: list[Observation]) -> None:
     with pytest.raises(UserError, match="public description"):
-        save_observation(observations[0].told(defense={"model": nn.Linear(1, 1)}), tmp_path)
+        save_observation(observations[0].told(defense=(Part("mine", {"model": nn.Linear(1, 1)}),)), tmp_path)
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
@@ -187,6 +199,12 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "input shape": edit(input_shape=[1, -6, 6]),
     "path for a digest": edit(sent="../../etc/passwd"),
     "defense": edit(defense=["os.system"]),
+    "part of a defense": edit(defense=[{"name": "q"}]),
+    "effect nobody knows": edit(defense=told_otherwise(effect="os.system")),
+    "effect with a setting more": edit(defense=told_otherwise(command="rm")),
+    "effect with a setting out of range": edit(defense=told_otherwise(bits=10**9)),
+    "effect with a setting of another type": edit(defense=told_otherwise(bits="4")),
+    "effect within another": edit(defense=told_otherwise(bits={"effect": "Quantized", "bits": 4})),
     "truncated tensors": damage(lambda data: data[:-7]),
     "flipped bit": damage(lambda data: data[:-1] + bytes([data[-1] ^ 1])),
     "tensors missing": remove_tensors,

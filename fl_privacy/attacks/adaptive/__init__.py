@@ -1,24 +1,31 @@
 """What an attack that knows the defense does about it."""
 
-from fl_privacy.attacks.adaptive.circumstances import Scene
+from fl_privacy.attacks.adaptive.assumed_transform import AssumedTransform, choose_transforms
+from fl_privacy.attacks.adaptive.circumstances import Circumstances
+from fl_privacy.attacks.adaptive.clip import Clips
+from fl_privacy.attacks.adaptive.constraints import Constraints, HiddenGradient, Unknowns, UpdateConstraints
+from fl_privacy.attacks.adaptive.description import parts
 from fl_privacy.attacks.adaptive.estimates import (
     estimate_clip_norm,
     estimate_noise_std,
     estimate_sparsity,
     estimate_step,
 )
-from fl_privacy.attacks.adaptive.known_defense import Counter, Told, counter
-from fl_privacy.attacks.gradient_inversion.rounds import Victim, victims_of
+from fl_privacy.attacks.adaptive.known_defense import KnownDefense
 
 __all__ = [
-    "Counter",
-    "Scene",
-    "Told",
-    "Victim",
-    "counter",
+    "AssumedTransform",
+    "Circumstances",
+    "Clips",
+    "Constraints",
+    "HiddenGradient",
+    "KnownDefense",
+    "Unknowns",
+    "UpdateConstraints",
+    "choose_transforms",
     "estimate_clip_norm",
     "estimate_noise_std",
     "estimate_sparsity",
     "estimate_step",
-    "victims_of",
+    "parts",
 ]

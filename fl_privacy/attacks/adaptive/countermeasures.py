@@ -5,19 +5,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fl_privacy.attacks.adaptive.assumed_transform import Change, outcomes
+from fl_privacy.attacks.adaptive.assumed_transform import Transform, outcomes
 from fl_privacy.attacks.adaptive.bounds import Rule, only_layer, shared_columns, where_shared, within_bins
-from fl_privacy.attacks.adaptive.circumstances import Scene
+from fl_privacy.attacks.adaptive.circumstances import Circumstances
 from fl_privacy.attacks.adaptive.clip import Clipping, Scope
-from fl_privacy.attacks.adaptive.hidden_gradient import Secret
-from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
+from fl_privacy.attacks.adaptive.constraints import HiddenGradient
 
 Settings = Mapping[str, Any]
 """Of one defense, from its public description; any may be missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
+class Countermeasure:
     """What is done against one defense.
 
     Attributes:
@@ -25,18 +24,18 @@ class Measure:
         rule: where the undefended update must have been.
         clipping: how the guess is to be clipped.
         smoothness: weight of total variation as a share of the loss of a zero gradient.
-        secret: what a private loss sends back, which is guessed as well.
+        hidden: what a private loss sends back, which is guessed as well.
         loss_factor: of the cross entropy in the clients' loss.
-        changes: what the client may have done to an image; every one is tried.
+        transforms: what the client may have done to an image; every one is tried.
     """
 
     sentence: str
     rule: Rule | None = None
     clipping: Clipping | None = None
     smoothness: float = 0.0
-    secret: Secret | None = None
+    hidden: HiddenGradient | None = None
     loss_factor: float = 1.0
-    changes: tuple[Change, ...] = ()
+    transforms: tuple[Transform, ...] = ()
 
 
 HIDDEN, BLURRED = 1e-3, 3e-3
@@ -47,92 +46,94 @@ UNSCALED, UNTOLD = 1.0, 1.0
 sent back into the features is as large as the head's weights."""
 
 
-def against_sparsity(settings: Settings, scene: Scene) -> list[Measure]:
+def against_sparsity(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
     """Pruning and selective sharing."""
     return [
-        Measure(
+        Countermeasure(
             sentence="It matches the update where that is not zero; elsewhere it only keeps the guess below what would"
             " have been shared.",
             rule=where_shared(settings),
         ),
-        *_prefer_smooth(scene, BLURRED if settings.get("noise_std") else HIDDEN),
+        *_prefer_smooth(circumstances, BLURRED if settings.get("noise_std") else HIDDEN),
     ]
 
 
-def against_quantization(settings: Settings, scene: Scene) -> list[Measure]:
+def against_quantization(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
     """Quantization: measured against a straight-through quantizer of the guess, this reaches further."""
     return [
-        Measure(
+        Countermeasure(
             sentence="It accepts every gradient that rounds to the levels observed.",
             rule=within_bins(settings),
         ),
-        *_prefer_smooth(scene, HIDDEN),
+        *_prefer_smooth(circumstances, HIDDEN),
     ]
 
 
-def against_soteria(settings: Settings, scene: Scene) -> list[Measure]:
+def against_soteria(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
     """Soteria: muting the columns that are zero reaches a little further than muting the whole layer."""
-    if scene.head is None:
+    if circumstances.head is None:
         return []
     return [
-        Measure(
+        Countermeasure(
             sentence="It mutes those columns of the last layer's gradient that are zero.",
-            rule=shared_columns(scene.head),
+            rule=shared_columns(circumstances.head),
         ),
-        *_prefer_smooth(scene, HIDDEN),
+        *_prefer_smooth(circumstances, HIDDEN),
     ]
 
 
-def against_mixing(settings: Settings, scene: Scene) -> list[Measure]:
+def against_mixing(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
     """The improved Soteria, which leaves nothing to mute: noise like any other."""
-    return _prefer_smooth(scene, BLURRED)
+    return _prefer_smooth(circumstances, BLURRED)
 
 
-def against_refiner(settings: Settings, scene: Scene) -> list[Measure]:
+def against_refiner(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
     """Refiner: robust data look like noise, and where their noise is drawn anew it averages out over rounds."""
-    return _prefer_smooth(scene, BLURRED)
+    return _prefer_smooth(circumstances, BLURRED)
 
 
-def against_ats(settings: Settings, scene: Scene) -> list[Measure]:
+def against_ats(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
     """ATS: the original is looked for through every transformation that may have been drawn."""
-    changes = outcomes(
+    transforms = outcomes(
         settings.get("policies", ()),
         table=settings.get("table", "paper"),
         by_probability=settings.get("by_probability", False),
     )
-    if not changes:
+    if not transforms:
         return []
     return [
-        Measure(
-            sentence=f"It looks for the original image through each of the {len(changes)} transformations that a client"
-            " may draw, and keeps the one that fits the update best.",
-            changes=changes,
+        Countermeasure(
+            sentence=f"It looks for the original image through each of the {len(transforms)} transformations that a"
+            " client may draw, and keeps the one that fits the update best.",
+            transforms=transforms,
         ),
-        *_prefer_smooth(scene, HIDDEN),
+        *_prefer_smooth(circumstances, HIDDEN),
     ]
 
 
-def against_noise(settings: Settings, scene: Scene) -> list[Measure]:
+def against_noise(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
     """Noise on the update, or on the gradient of every local step, after clipping it."""
-    unit = matched_per_uploaded(scene.plan, scene.batch_size, unrolls=scene.unrolls)
+    unit = circumstances.matched_per_uploaded
     if settings.get("at") == "gradient":
-        unit, clips = 1.0, not scene.unrolls
+        unit, clips = 1.0, not circumstances.unrolls
     else:
-        clips = scene.unrolls or not scene.plan.weight_decay
+        clips = circumstances.unrolls or not circumstances.plan.weight_decay
     norm, std = settings.get("clip_norm", 0), settings.get("std")
-    clipping = _clip(norm and norm * unit, std and std * unit, settings, scene) if clips else []
-    return [*clipping, *_prefer_smooth(scene, BLURRED)]
+    clipping = _clip(norm and norm * unit, std and std * unit, settings, circumstances) if clips else []
+    return [*clipping, *_prefer_smooth(circumstances, BLURRED)]
 
 
-def against_dp_sgd(settings: Settings, scene: Scene) -> list[Measure]:
+def against_dp_sgd(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
     """Noise on the sum of clipped gradients of single examples; that of a single one can be clipped likewise."""
     norm, multiplier = settings.get("clip_norm", 0), settings.get("noise_multiplier")
     std = norm * multiplier if norm and multiplier is not None else None
-    clipping = _clip(norm, std, settings, scene) if scene.batch_size == 1 and not scene.unrolls else []
-    return [*clipping, *_prefer_smooth(scene, BLURRED)]
+    clipping = (
+        _clip(norm, std, settings, circumstances) if circumstances.batch_size == 1 and not circumstances.unrolls else []
+    )
+    return [*clipping, *_prefer_smooth(circumstances, BLURRED)]
 
 
-def against_spn(settings: Settings, scene: Scene) -> list[Measure]:
+def against_spn(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
     """SPN, whose private loss acts on the public model through one vector of features an example.
 
     Whatever head and codes are, their gradient by the backbone is that of <q, features>, with one unknown vector q an
@@ -147,62 +148,66 @@ def against_spn(settings: Settings, scene: Scene) -> list[Measure]:
     strength = settings["alpha2"] * math.sqrt(settings["bits"]) / factor if told else UNTOLD
     if strength == 0:
         sentence = "It weights the cross entropy as the clients do."
-        return [] if factor == 1 else [Measure(sentence=sentence, loss_factor=factor)]
+        return [] if factor == 1 else [Countermeasure(sentence=sentence, loss_factor=factor)]
     bound = settings.get("bound")
     layer = settings.get("layer")
-    weight = f"{layer}.weight" if layer else scene.head
-    if weight is not None and weight in scene.learnable:
+    weight = f"{layer}.weight" if layer else circumstances.head
+    if weight is not None and weight in circumstances.learnable:
         return [
-            Measure(
+            Countermeasure(
                 sentence="It learns what the private head sends back into the features, jointly with the image.",
-                secret=Secret(weight=weight, strength=strength, weight_rms=bound and bound / math.sqrt(3)),
+                hidden=HiddenGradient(weight=weight, strength=strength, weight_rms=bound and bound / math.sqrt(3)),
                 loss_factor=factor,
             )
         ]
-    if scene.head is None:
+    if circumstances.head is None:
         return []
     return [
-        Measure(
+        Countermeasure(
             sentence="It matches only the output layer, where the private loss has no part.",
-            rule=only_layer(scene.head.rpartition(".")[0]),
+            rule=only_layer(circumstances.head.rpartition(".")[0]),
             loss_factor=factor,
         ),
-        *_prefer_smooth(scene, HIDDEN),
+        *_prefer_smooth(circumstances, HIDDEN),
     ]
 
 
-def against_split(settings: Settings, scene: Scene) -> list[Measure]:
+def against_split(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
     """Private layers, of which only stand-ins are known; model inversion also finds them with the image."""
-    return _prefer_smooth(scene, BLURRED)
+    return _prefer_smooth(circumstances, BLURRED)
 
 
-def _clip(norm: float | None, std: float | None, settings: Settings, scene: Scene) -> list[Measure]:
+def _clip(
+    norm: float | None, std: float | None, settings: Settings, circumstances: Circumstances
+) -> list[Countermeasure]:
     """``norm``: ``None`` where nothing is clipped, 0 where it is not known."""
     scope: Scope = settings.get("clip_scope", "global") if norm else "global"
-    if norm is None or (scope == "global" and not (scene.scales and scene.complete)):
+    if norm is None or (scope == "global" and not (circumstances.scales and circumstances.complete)):
         return []
     estimated = "" if norm else ", to the norm that it sees"
     return [
-        Measure(
+        Countermeasure(
             sentence=f"It clips the guessed gradient as the clients clip theirs{estimated}.",
             clipping=Clipping(norm=norm or None, noise_std=std, scope=scope),
         )
     ]
 
 
-def _prefer_smooth(scene: Scene, share: float) -> list[Measure]:
+def _prefer_smooth(circumstances: Circumstances, share: float) -> list[Countermeasure]:
     """Many images fit an update that is not known exactly; attacks with total variation have one to choose by."""
-    if scene.smooths:
+    if circumstances.smooths:
         return []
-    return [Measure(sentence="Of the images that fit it prefers smooth ones (total variation).", smoothness=share)]
+    return [
+        Countermeasure(sentence="Of the images that fit it prefers smooth ones (total variation).", smoothness=share)
+    ]
 
 
-MEASURES: Mapping[str, Callable[[Settings, Scene], list[Measure]]] = {
+COUNTERMEASURES: Mapping[str, Callable[[Settings, Circumstances], list[Countermeasure]]] = {
     "ats": against_ats,
     "dp_noise": against_noise,
     "dp_sgd": against_dp_sgd,
     "fdl_pp": against_split,
-    "none": lambda settings, scene: [],
+    "none": lambda settings, circumstances: [],
     "pruning": against_sparsity,
     "quantization": against_quantization,
     "refiner": against_refiner,

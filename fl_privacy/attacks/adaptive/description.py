@@ -1,6 +1,6 @@
 """The public description of a defense, taken apart."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,6 @@ class Part:
     settings: Mapping[str, Any]
 
 
-def parts(description: Mapping[str, Any]) -> list[Part]:
-    """The defenses in ``description``, in order.
-
-    Args:
-        description: settings by ``NAME.SETTING``; of a composed defense the last two names of a longer path count. The
-            second defense of a name is called ``NAME#2``.
-    """
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
-    for key, value in description.items():
-        *path, setting = key.split(".")
-        found.setdefault(tuple(path), {})[setting] = value
-    return [Part(path[-1].partition("#")[0] if path else "", settings) for path, settings in found.items()]
+def parts(description: Iterable[Any]) -> list[Part]:
+    """The defenses in ``description``, in order."""
+    return [Part(part.name, part.settings) for part in description]

@@ -13,13 +13,10 @@ from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
 from fl_privacy.attacks.feature_inversion.problem import InversionProblem
 from fl_privacy.attacks.feature_inversion.reconstruction import failed, reconstruction
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.grouping import Group, group_victims
-from fl_privacy.attacks.gradient_inversion.initialization import Blank, Start, Uniform
+from fl_privacy.attacks.gradient_inversion.grouping import Group, failure, group_victims, victims_of
+from fl_privacy.attacks.gradient_inversion.initialization import Blank, Projection, Space, Start, Uniform
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Prior, TotalVariation
-from fl_privacy.attacks.gradient_inversion.rounds import victims_of
-from fl_privacy.attacks.gradient_inversion.space import Projection, Space
-from fl_privacy.attacks.gradient_inversion.validation import failure
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import frozen_copy
@@ -230,7 +227,7 @@ class ModelInversion:
         private = observation.knowledge.private
         if private is None or not private.parameters:
             return False
-        known = [part.name for part in parts(observation.knowledge.defense or {})]
+        known = [part.name for part in parts(observation.knowledge.defense or ())]
         return self.front == "joint" or (self.front == "auto" and any(name in SPLITS for name in known))
 
     def _first_guesses(

@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine, LayerWeights
 from fl_privacy.attacks.gradient_inversion.priors import Guess
 from fl_privacy.attacks.gradient_inversion.statistics import LayerStatistics
-from fl_privacy.evaluator import KeptEvaluator
+from fl_privacy.evaluator import CachedEvaluator
 
 
 @dataclass(frozen=True)
@@ -64,5 +64,5 @@ class NoiseRatio:
         return self.weight * ratios.reshape(len(images), -1).mean(1).to(images.dtype)
 
     @cached_property
-    def _find(self) -> KeptEvaluator:
-        return KeptEvaluator(self.evaluator)
+    def _find(self) -> CachedEvaluator:
+        return CachedEvaluator(self.evaluator)

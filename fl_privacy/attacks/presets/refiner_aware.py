@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion, LabelPolicy
-from fl_privacy.attacks.gradient_inversion.compile import Compile
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
+from fl_privacy.attacks.gradient_inversion.settings import Compile, LabelPolicy
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.presets.against_refiner import NoiseRatio, Sphere
 from fl_privacy.attacks.presets.deep_leakage import idlg
@@ -35,7 +35,7 @@ def refiner_aware(
     """Attackers of Refiner: images whose gradient is epsilon away (appendix M), images that do not look like noise.
 
     Both are weaker than ``base`` alone where we measured them: the middle of the sphere is a better guess than any
-    point on it. The attacker that averages uploads of the same image over rounds is what ``knows_defense=true`` adds
+    point on it. The attacker that averages uploads of the same image over rounds is what ``threat_model=adaptive`` adds
     to any attack.
 
     Args:

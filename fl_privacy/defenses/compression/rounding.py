@@ -8,6 +8,7 @@ from torch import Tensor
 from fl_privacy import checks
 from fl_privacy.defenses.compression.selection import compress_with_feedback
 from fl_privacy.defenses.defense import ClientState, Defense
+from fl_privacy.effects import Part, Quantized
 from fl_privacy.errors import UserError
 from fl_privacy.types import Tensors
 
@@ -47,9 +48,15 @@ def quantization(
         return compress(tensors)
 
     return Defense(
-        name="quantization",
+        parts=(
+            Part(
+                "quantization",
+                {"bits": bits, "rounding": rounding, "error_feedback": error_feedback},
+                Quantized(bits=bits, rounding=rounding),
+                strength="bits",
+            ),
+        ),
         upload=(on_upload,),
-        public={"bits": bits, "rounding": rounding, "error_feedback": error_feedback},
     )
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.defenses.defense import ClientState
-from fl_privacy.defenses.noise.mechanism import Scope
+from fl_privacy.effects import Scope
 from fl_privacy.types import Tensors
 
 

@@ -9,7 +9,8 @@ from fl_privacy import checks
 from fl_privacy.defenses.compression.selection import compress_with_feedback, keep_largest, random_scores
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep, compose
 from fl_privacy.defenses.noise.clipped import dp_noise
-from fl_privacy.defenses.noise.mechanism import Distribution, Scope, noise_std, sample_noise
+from fl_privacy.defenses.noise.mechanism import Distribution, noise_std, sample_noise
+from fl_privacy.effects import Part, Scope, Sparse
 from fl_privacy.types import Tensors
 
 
@@ -57,10 +58,16 @@ def pruning(
 
     of_gradient = by in ("weight", "product")
     return Defense(
-        name="pruning",
+        parts=(
+            Part(
+                "pruning",
+                {"rate": rate, "by": by, "scope": scope, "error_feedback": error_feedback},
+                Sparse(largest=by == "gradient", scope=scope, error_feedback=error_feedback),
+                strength="rate",
+            ),
+        ),
         gradient=(on_gradient,) if of_gradient else (),
         upload=() if of_gradient else (on_upload,),
-        public={"rate": rate, "by": by, "scope": scope, "error_feedback": error_feedback},
     )
 
 
@@ -110,17 +117,14 @@ def selective_sharing(
             return shared
         return {n: t + sample_noise(t, noise, noise_scale, rng) * masks[n] for n, t in shared.items()}
 
+    std = noise_std(noise, noise_scale)
+    settings = {
+        "share": share, "by": by, "scope": scope, "noise": noise, "noise_std": std, "error_feedback": error_feedback
+    }  # fmt: skip
+    effect = Sparse(largest=by == "magnitude", scope=scope, error_feedback=error_feedback, noise_std=std)
     return Defense(
-        name="selective_sharing",
+        parts=(Part("selective_sharing", settings, effect, strength="share"),),
         upload=(on_upload,),
-        public={
-            "share": share,
-            "by": by,
-            "scope": scope,
-            "noise": noise,
-            "noise_std": noise_std(noise, noise_scale),
-            "error_feedback": error_feedback,
-        },
     )
 
 

@@ -1,13 +1,14 @@
 """A client's images class by class, and the images that stand for them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fl_privacy.defenses.defense import Defense, ExamplesHook, LocalData, OutcomeHook
+from fl_privacy.effects import Part
 from fl_privacy.metrics.matching import hard_labels
 from fl_privacy.types import Batch
 
@@ -68,9 +69,9 @@ Make = Callable[[Batch, LocalData], Batch]
 """What stands for a client's examples, made of them."""
 
 
-def exchanging(name: str, make: Make, *, outcome: OutcomeHook, public: Mapping[str, Any]) -> Defense:
-    """The defense ``name``: a client trains on what ``make`` made once of its examples, as many as ``outcome`` says."""
-    return Defense(name=name, examples=(made_once(name, make),), outcome=(outcome,), public=public)
+def exchanging(part: Part, make: Make, *, outcome: OutcomeHook) -> Defense:
+    """A client trains on what ``make`` made once of its examples, as many as ``outcome`` says."""
+    return Defense(parts=(part,), examples=(made_once(part.name, make),), outcome=(outcome,))
 
 
 def made_once(name: str, make: Make) -> ExamplesHook:

@@ -8,6 +8,7 @@ from fl_privacy.defenses.condensation.augmentation import plain, siamese_by_clas
 from fl_privacy.defenses.condensation.classes import Classes, Start, exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
 from fl_privacy.defenses.defense import Defense, LocalData
+from fl_privacy.effects import OtherImages, Part
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
@@ -62,20 +63,17 @@ def dm(
             optimizer.step()
         return classes.finished(images)
 
-    return exchanging(
-        "dm",
-        make,
-        outcome=of_each_present(images_per_class),
-        public={
-            "images_per_class": images_per_class,
-            "iterations": iterations,
-            "lr": lr,
-            "real_batch": real_batch,
-            "width": width,
-            "augment": augment,
-            "start": start,
-        },
-    )
+    settings = {
+        "images_per_class": images_per_class,
+        "iterations": iterations,
+        "lr": lr,
+        "real_batch": real_batch,
+        "width": width,
+        "augment": augment,
+        "start": start,
+    }
+    effect = OtherImages()
+    return exchanging(Part("dm", settings, effect), make, outcome=of_each_present(images_per_class))
 
 
 def mean_features(network: CondensationNet, images: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from fl_privacy.defenses.condensation.augmentation import Augmentation, plain, s
 from fl_privacy.defenses.condensation.classes import Classes, Start, exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
 from fl_privacy.defenses.defense import Defense, LocalData
+from fl_privacy.effects import OtherImages, Part
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, Tensors
 
@@ -166,8 +167,8 @@ def _matching(name: str, plan: _Plan) -> Defense:
                     _train(network, images.detach(), classes.present, plan.inner_steps, draw)
         return classes.finished(images)
 
-    public = {key: value for key, value in asdict(plan).items() if key != "augment"}
-    return exchanging(name, make, outcome=of_each_present(plan.images_per_class), public=public)
+    settings = {key: value for key, value in asdict(plan).items() if key != "augment"}
+    return exchanging(Part(name, settings, OtherImages()), make, outcome=of_each_present(plan.images_per_class))
 
 
 def _train(

@@ -12,6 +12,7 @@ from fl_privacy.defenses.condensation.generator import drawn_set, fresh_generato
 from fl_privacy.defenses.defense import Defense, LocalData
 from fl_privacy.defenses.noise.mechanism import sample_noise
 from fl_privacy.defenses.privacy.accountants import noise_multiplier_for
+from fl_privacy.effects import Part, PrivateRelease
 from fl_privacy.metrics.matching import hard_labels
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
@@ -73,23 +74,21 @@ def dp_merf(
             optimizer.step()
         return drawn_set(network, images_per_class, rng)
 
-    return exchanging(
-        "dp_merf",
-        make,
-        outcome=of_every_class(images_per_class),
-        public={
-            "images_per_class": images_per_class,
-            "epsilon": epsilon,
-            "delta": delta,
-            "noise_multiplier": multiplier,
-            "features": features,
-            "bandwidth": bandwidth,
-            "iterations": iterations,
-            "lr": lr,
-            "batch_size": batch_size,
-            "width": width,
-        },
-    )
+    settings = {
+        "images_per_class": images_per_class,
+        "epsilon": epsilon,
+        "delta": delta,
+        "noise_multiplier": multiplier,
+        "features": features,
+        "bandwidth": bandwidth,
+        "iterations": iterations,
+        "lr": lr,
+        "batch_size": batch_size,
+        "width": width,
+    }
+    effect = PrivateRelease(epsilon=epsilon, delta=delta, noise_multiplier=multiplier)
+    part = Part("dp_merf", settings, effect, strength="epsilon")
+    return exchanging(part, make, outcome=of_every_class(images_per_class))
 
 
 def feature_sum(images: Tensor, labels: Tensor, frequencies: Tensor, num_classes: int) -> Tensor:

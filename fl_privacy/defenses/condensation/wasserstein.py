@@ -12,6 +12,7 @@ from fl_privacy.defenses.condensation.generator import Generator, drawn_set, fre
 from fl_privacy.defenses.defense import Defense, LocalData
 from fl_privacy.defenses.noise.mechanism import sample_noise
 from fl_privacy.defenses.privacy.accountants import mixture_noise_multiplier
+from fl_privacy.effects import Part, PrivateRelease
 from fl_privacy.metrics.matching import hard_labels
 from fl_privacy.models import build_model
 from fl_privacy.progress import counted
@@ -78,23 +79,21 @@ def gs_wgan(
             optimizer.step()
         return drawn_set(generator, images_per_class, rng)
 
-    return exchanging(
-        "gs_wgan",
-        make,
-        outcome=of_every_class(images_per_class),
-        public={
-            "images_per_class": images_per_class,
-            "epsilon": epsilon,
-            "delta": delta,
-            "noise_multiplier": multiplier,
-            "critics": critics,
-            "iterations": iterations,
-            "critic_steps": critic_steps,
-            "lr": lr,
-            "batch_size": batch_size,
-            "width": width,
-        },
-    )
+    settings = {
+        "images_per_class": images_per_class,
+        "epsilon": epsilon,
+        "delta": delta,
+        "noise_multiplier": multiplier,
+        "critics": critics,
+        "iterations": iterations,
+        "critic_steps": critic_steps,
+        "lr": lr,
+        "batch_size": batch_size,
+        "width": width,
+    }
+    effect = PrivateRelease(epsilon=epsilon, delta=delta, noise_multiplier=multiplier)
+    part = Part("gs_wgan", settings, effect, strength="epsilon")
+    return exchanging(part, make, outcome=of_every_class(images_per_class))
 
 
 def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor:

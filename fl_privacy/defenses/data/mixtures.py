@@ -10,6 +10,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, LocalData
+from fl_privacy.effects import OtherImages, Part
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch
@@ -82,11 +83,10 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
         return Batch(torch.where(flips, 1 - mixed, mixed), torch.einsum("bk,bkc->bc", weights, targets))
 
     return Defense(
-        name="instahide",
+        parts=(Part("instahide", {"k": k, "largest": largest, "public": public}, OtherImages(), strength="k"),),
         examples=(on_examples,),
         data=(on_batch,),
         prepare=(on_prepare,),
-        public={"k": k, "largest": largest, "public": public},
     )
 
 

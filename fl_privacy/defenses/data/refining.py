@@ -1,14 +1,14 @@
 """Refiner: upload the gradient of robust data."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fl_privacy import checks
-from fl_privacy.defenses.data.made_images import KeptImages, fingerprints
+from fl_privacy.defenses.data.image_memory import ImageMemory, fingerprints
 from fl_privacy.defenses.data.robust_data import (
     Gap,
     Importance,
@@ -22,8 +22,9 @@ from fl_privacy.defenses.data.robust_data import (
     project,
 )
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
+from fl_privacy.effects import Part, RobustGradient
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator import KeptEvaluator, uniform_noise
+from fl_privacy.evaluator import CachedEvaluator, uniform_noise
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.types import Batch, Tensors
 
@@ -77,61 +78,78 @@ def refiner(
             halve the iterations. Only then do the same images meet an attacker with the same noise again.
         evaluator: file of ``fl-privacy train-evaluator``; ``None`` takes a small one, for grey images only.
     """
-    checks.number("defense.epsilon", epsilon, at_least=0, example=0.1)
-    checks.number("defense.alpha", alpha, at_least=0, at_most=1, example=0.5)
-    checks.number("defense.beta", beta, at_least=0, example=1.0)
-    checks.number("defense.iterations", iterations, at_least=1, example=10)
-    checks.number("defense.lr", lr, above=0, example=1.0)
-    checks.number("defense.decay", decay, above=0, at_most=1, example=0.95)
-    checks.one_of("defense.weights", weights, ("product", "gradient", "value", "none"))
-    checks.one_of("defense.utility", utility, ("relative", "absolute"))
-    checks.one_of("defense.privacy", privacy, ("evaluator", "mse"))
-    checks.one_of("defense.match", match, ("batch", "example"))
-    checks.one_of("defense.per", per, ("step", "round"))
-    checks.one_of("defense.warm_start", warm_start, (True, False))
+    made = _Refinement(
+        epsilon=epsilon,
+        alpha=alpha,
+        beta=beta,
+        iterations=iterations,
+        lr=lr,
+        decay=decay,
+        weights=weights,
+        utility=utility,
+        privacy=privacy,
+        match=match,
+        per=per,
+        warm_start=warm_start,
+        evaluator=evaluator,
+    )
+    return Defense(
+        parts=(Part("refiner", made.settings, RobustGradient(), strength="epsilon"),),
+        prepare=(made.prepare,),
+        gradient=(made.on_gradient,),
+        upload=(made.on_upload,) if warm_start or per == "round" else (),
+    )
 
-    judge = KeptEvaluator(evaluator)
 
-    def solve(start: Tensor, noise: Tensor, step: LocalStep, gap: Gap, *, steps: int) -> Tensor:
-        unit = gap(noise).detach() if utility == "relative" else torch.ones((), device=noise.device)
-        unit = unit.clamp_min(torch.finfo(unit.dtype).tiny)
-        measure = _privacy(privacy, judge, step.batch.inputs)
-        *_, images = descend(start, gap, measure, unit=unit, beta=beta, lr=lr, iterations=steps)
-        return images
+@dataclass(frozen=True, kw_only=True)
+class _Refinement:
+    """How robust data are made, by the settings of ``refiner``."""
 
-    def refine(start: Tensor, noise: Tensor, target: Tensors, step: LocalStep, *, steps: int) -> Tensor:
-        depths, values = layer_depths(step.model, step.sent, step.batch.inputs[:1]), step.sent.parameters
-        if match == "batch":
-            gap = batch_gap(step, target, importance(target, values, depths, by=weights, decay=decay))
-            return solve(start, noise, step, gap, steps=steps)
-        chunk = max(1, _CHUNK_ELEMENTS // sum(t.numel() for t in target.values()))
-        refined = []
-        for first in range(0, len(start), chunk):
-            some = slice(first, first + chunk)
-            part = replace(step, batch=Batch(step.batch.inputs[some], step.batch.labels[some]))
-            own = {n: g.detach() for n, g in own_gradients(part, part.batch.inputs).items() if n in target}
-            gap = example_gap(part, own, importance(own, values, depths, by=weights, decay=decay))
-            refined.append(solve(start[some], noise[some], part, gap, steps=steps))
-        return torch.cat(refined)
+    epsilon: float
+    alpha: float
+    beta: float
+    iterations: int
+    lr: float
+    decay: float
+    weights: Importance
+    utility: Literal["relative", "absolute"]
+    privacy: Literal["evaluator", "mse"]
+    match: Literal["batch", "example"]
+    per: Literal["step", "round"]
+    warm_start: bool
+    evaluator: str | None
+    judge: CachedEvaluator = field(init=False, repr=False)
 
-    def robust_images(target: Tensors, step: LocalStep) -> Tensor:
-        inputs = step.batch.inputs
-        noise = uniform_noise(inputs, step.rng)
-        start = torch.lerp(inputs, noise, alpha)
-        if not warm_start and per == "step":
-            return refine(start, noise, target, step, steps=iterations)
-        kept, keys = KeptImages(step.state, "refiner"), fingerprints(inputs)
-        start, found, fresh = kept.recall(keys, start)
-        if per == "round" and fresh.all():
-            return start
-        images = refine(start, noise, target, step, steps=max(1, iterations // 2) if found.all() else iterations)
-        kept.remember(keys, images)
-        return images
+    def __post_init__(self) -> None:
+        checks.number("defense.epsilon", self.epsilon, at_least=0, example=0.1)
+        checks.number("defense.alpha", self.alpha, at_least=0, at_most=1, example=0.5)
+        checks.number("defense.beta", self.beta, at_least=0, example=1.0)
+        checks.number("defense.iterations", self.iterations, at_least=1, example=10)
+        checks.number("defense.lr", self.lr, above=0, example=1.0)
+        checks.number("defense.decay", self.decay, above=0, at_most=1, example=0.95)
+        checks.one_of("defense.weights", self.weights, ("product", "gradient", "value", "none"))
+        checks.one_of("defense.utility", self.utility, ("relative", "absolute"))
+        checks.one_of("defense.privacy", self.privacy, ("evaluator", "mse"))
+        checks.one_of("defense.match", self.match, ("batch", "example"))
+        checks.one_of("defense.per", self.per, ("step", "round"))
+        checks.one_of("defense.warm_start", self.warm_start, (True, False))
+        object.__setattr__(self, "judge", CachedEvaluator(self.evaluator))
 
-    def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
-        if match == "example":
+    @property
+    def settings(self) -> dict[str, Any]:
+        """By name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+    def prepare(self, input_shape: Sequence[int]) -> None:
+        """Find the evaluation network."""
+        if self.privacy == "evaluator":
+            self.judge(input_shape)
+
+    def on_gradient(self, tensors: Tensors, step: LocalStep) -> Tensors:
+        """The gradient of robust data, near ``tensors``."""
+        if self.match == "example":
             _expect_own_gradients(step)
-        images = robust_images(tensors, step)
+        images = self._robust_images(tensors, step)
         robust = loss_gradients(
             step.model,
             step.sent,
@@ -140,40 +158,52 @@ def refiner(
             loss_scale=step.plan.loss_scale,
             changes=step.changes,
         ).gradients
-        return project({name: robust[name].detach() for name in tensors}, tensors, epsilon)
+        return project({name: robust[name].detach() for name in tensors}, tensors, self.epsilon)
 
-    def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
-        KeptImages(state, "refiner").end_round(forget=not warm_start)
+    def on_upload(self, tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
+        """End the round."""
+        ImageMemory(state, "refiner").end_round(forget=not self.warm_start)
         return tensors
 
-    def prepare(input_shape: Sequence[int]) -> None:
-        if privacy == "evaluator":
-            judge(input_shape)
+    def _robust_images(self, target: Tensors, step: LocalStep) -> Tensor:
+        inputs = step.batch.inputs
+        noise = uniform_noise(inputs, step.rng)
+        start = torch.lerp(inputs, noise, self.alpha)
+        if not self.warm_start and self.per == "step":
+            return self._refine(start, noise, target, step, steps=self.iterations)
+        memory, keys = ImageMemory(step.state, "refiner"), fingerprints(inputs)
+        start, found, fresh = memory.recall(keys, start)
+        if self.per == "round" and fresh.all():
+            return start
+        steps = max(1, self.iterations // 2) if found.all() else self.iterations
+        images = self._refine(start, noise, target, step, steps=steps)
+        memory.remember(keys, images)
+        return images
 
-    return Defense(
-        name="refiner",
-        prepare=(prepare,),
-        gradient=(on_gradient,),
-        upload=(on_upload,) if warm_start or per == "round" else (),
-        public={
-            "epsilon": epsilon,
-            "alpha": alpha,
-            "beta": beta,
-            "iterations": iterations,
-            "lr": lr,
-            "decay": decay,
-            "weights": weights,
-            "utility": utility,
-            "privacy": privacy,
-            "match": match,
-            "per": per,
-            "warm_start": warm_start,
-            "evaluator": evaluator,
-        },
-    )
+    def _refine(self, start: Tensor, noise: Tensor, target: Tensors, step: LocalStep, *, steps: int) -> Tensor:
+        depths, values = layer_depths(step.model, step.sent, step.batch.inputs[:1]), step.sent.parameters
+        if self.match == "batch":
+            gap = batch_gap(step, target, importance(target, values, depths, by=self.weights, decay=self.decay))
+            return self._solve(start, noise, step, gap, steps=steps)
+        chunk = max(1, _CHUNK_ELEMENTS // sum(t.numel() for t in target.values()))
+        refined = []
+        for first in range(0, len(start), chunk):
+            some = slice(first, first + chunk)
+            part = replace(step, batch=Batch(step.batch.inputs[some], step.batch.labels[some]))
+            own = {n: g.detach() for n, g in own_gradients(part, part.batch.inputs).items() if n in target}
+            gap = example_gap(part, own, importance(own, values, depths, by=self.weights, decay=self.decay))
+            refined.append(self._solve(start[some], noise[some], part, gap, steps=steps))
+        return torch.cat(refined)
+
+    def _solve(self, start: Tensor, noise: Tensor, step: LocalStep, gap: Gap, *, steps: int) -> Tensor:
+        unit = gap(noise).detach() if self.utility == "relative" else torch.ones((), device=noise.device)
+        unit = unit.clamp_min(torch.finfo(unit.dtype).tiny)
+        measure = _privacy(self.privacy, self.judge, step.batch.inputs)
+        *_, images = descend(start, gap, measure, unit=unit, beta=self.beta, lr=self.lr, iterations=steps)
+        return images
 
 
-def _privacy(kind: str, judge: KeptEvaluator, inputs: Tensor) -> Privacy:
+def _privacy(kind: str, judge: CachedEvaluator, inputs: Tensor) -> Privacy:
     if kind == "evaluator":
         return judge(inputs.shape[1:], inputs.device)
     return lambda images: (images - inputs).flatten(1).square().mean(1)

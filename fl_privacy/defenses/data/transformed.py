@@ -6,6 +6,7 @@ import torch
 
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense
+from fl_privacy.effects import Part, Transformed
 from fl_privacy.transformations import Table, check_shape, read_policies, transform
 from fl_privacy.types import Batch
 
@@ -33,13 +34,15 @@ def ats(
     def on_batch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
         return Batch(transform(batch.inputs, chosen, rng, by_probability=by_probability), batch.labels)
 
+    names = tuple(str(policy) for policy in chosen)
     return Defense(
-        name="ats",
+        parts=(
+            Part(
+                "ats",
+                {"policies": list(names), "table": chosen[0].table, "by_probability": by_probability},
+                Transformed(policies=names, table=chosen[0].table, by_probability=by_probability),
+            ),
+        ),
         data=(on_batch,),
         prepare=(check_shape,),
-        public={
-            "policies": [str(policy) for policy in chosen],
-            "table": chosen[0].table,
-            "by_probability": by_probability,
-        },
     )

@@ -7,7 +7,8 @@ import torch
 
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
-from fl_privacy.defenses.noise.mechanism import Distribution, Scope, clip_by_norm, noise_std, sample_noise
+from fl_privacy.defenses.noise.mechanism import Distribution, clip_by_norm, noise_std, sample_noise
+from fl_privacy.effects import Clipped, ClippedExamples, Gaussian, Laplace, Part, Scope
 from fl_privacy.gradients import clipped_sum
 from fl_privacy.types import Tensors
 
@@ -50,18 +51,17 @@ def dp_noise(
     def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
         return perturb(tensors, step.rng)
 
+    std = noise_std(noise, scale)
+    settings = {
+        "noise": noise, "scale": scale, "std": std, "clip_norm": clip_norm, "clip_scope": clip_scope, "at": at
+    }  # fmt: skip
+    clip = None if clip_norm is None else Clipped(norm=clip_norm, scope=clip_scope)
+    effect = (Gaussian if noise == "gaussian" else Laplace)(std=std, clip=clip, at=at)
+
     return Defense(
-        name="dp_noise",
+        parts=(Part("dp_noise", settings, effect, strength="scale"),),
         gradient=(on_gradient,) if at == "gradient" else (),
         upload=(on_upload,) if at == "upload" else (),
-        public={
-            "noise": noise,
-            "scale": scale,
-            "std": noise_std(noise, scale),
-            "clip_norm": clip_norm,
-            "clip_scope": clip_scope,
-            "at": at,
-        },
     )
 
 
@@ -112,7 +112,13 @@ def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
         }
 
     return Defense(
-        name="dp_sgd",
+        parts=(
+            Part(
+                "dp_sgd",
+                {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier},
+                ClippedExamples(norm=clip_norm, noise_multiplier=noise_multiplier),
+                strength="noise_multiplier",
+            ),
+        ),
         gradient=(on_gradient,),
-        public={"clip_norm": clip_norm, "noise_multiplier": noise_multiplier},
     )

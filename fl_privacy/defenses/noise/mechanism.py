@@ -7,11 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_privacy.effects import Scope
 from fl_privacy.rng import SecretGenerator
 from fl_privacy.types import Tensors
-
-Scope = Literal["layer", "global"]
-"""``layer``: each parameter tensor by itself (as in Opacus' per-layer clipping); ``global``: all as one vector."""
 
 
 def clip_by_norm(tensors: Tensors, norm: float, *, scope: Scope = "global") -> Tensors:

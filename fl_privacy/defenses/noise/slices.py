@@ -7,6 +7,7 @@ from torch.func import grad, jvp
 from fl_privacy import checks
 from fl_privacy.defenses.defense import Defense, LocalStep
 from fl_privacy.defenses.noise.mechanism import sample_noise
+from fl_privacy.effects import Part, SlicedNoise
 from fl_privacy.gradients import batch_loss
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Tensors
@@ -40,10 +41,10 @@ def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 
             for name, t in tensors.items()
         }
 
+    settings = {"rate": rate, "slices": slices, "noise": "gaussian", "noise_std": noise_scale}
     return Defense(
-        name="soteria_mixing",
+        parts=(Part("soteria_mixing", settings, SlicedNoise(std=noise_scale), strength="rate"),),
         gradient=(on_gradient,),
-        public={"rate": rate, "slices": slices, "noise": "gaussian", "noise_std": noise_scale},
     )
 
 

@@ -3,26 +3,22 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from fl_privacy import checks
 from fl_privacy.defenses.defense import Defense
 from fl_privacy.defenses.privacy.accountants import Accountant, epsilon, epsilons
-
-_AFTER_NOISE = {"none", "pruning", "quantization", "selective_sharing"}
-"""Defenses that look at nothing but the noised update, hence cost no privacy."""
-
-
-_EXAMPLE_BY_EXAMPLE = {"ats"}
-"""Defenses that change each example without a look at others, hence leave the accountants' argument as it is."""
-
-_MADE_UP = {"dp_merf", "gs_wgan"}
-"""Defenses that put images of a private generator in place of the client's, so that nothing later costs privacy."""
-
-_NO_CALIBRATED_NOISE = _AFTER_NOISE | _EXAMPLE_BY_EXAMPLE | {
-    "dc", "dm", "dsa", "fdl_pp", "instahide", "refiner", "soteria", "soteria_mixing", "split_fed", "spn",
-}  # fmt: skip
-"""Those of this package that add none. Of any other that is no mechanism either nothing is known."""
+from fl_privacy.effects import (
+    ClippedExamples,
+    Effect,
+    Gaussian,
+    Heuristic,
+    Noise,
+    Part,
+    PerExample,
+    PostProcessing,
+    PrivateRelease,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +109,7 @@ def guarantee(
     """The guarantee of ``defense``, alone or composed with defenses that only process its noised update.
 
     Args:
-        defense: ``dp_sgd`` protects an example, ``dp_noise`` with a clip norm the client's whole update.
+        defense: clipped examples protect an example, clipped Gaussian noise the client's whole update.
         sample_rate: local batch size over the client's number of examples, in (0, 1].
         delta: in (0, 1).
         steps_per_round: local steps S; noise on the upload is drawn once whatever S.
@@ -124,26 +120,24 @@ def guarantee(
     checks.number("sample_rate", sample_rate, above=0, at_most=1, example=0.1)
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     checks.one_of("accountant", accountant, ("rdp", "prv"))
-    made_up = [name for name in defense.name.split("+") if name in _MADE_UP]
-    if made_up and defense.name.split("+")[0] == made_up[0]:
-        settings = _settings(defense, made_up[0])
+    if isinstance(release := defense.parts[0].effect if defense.parts else None, PrivateRelease):
         return Guarantee(
             unit="example",
-            noise_multiplier=settings["noise_multiplier"],
+            noise_multiplier=release.noise_multiplier,
             sample_rate=1.0,
             steps_per_round=0,
-            delta=settings["delta"],
+            delta=release.delta,
             accountant=accountant,
-            once=settings["epsilon"],
+            once=release.epsilon,
         )
-    mechanisms = [name for name in defense.name.split("+") if name in ("dp_sgd", "dp_noise")]
-    settings = _settings(defense, mechanisms[0]) if mechanisms else {}
-    missing = _why_missing(defense, mechanisms, settings, buffers_shared)
-    of_example = mechanisms == ["dp_sgd"]
-    every_step = of_example or settings.get("at") == "gradient"
+    part = mechanism(defense)
+    effect = part.effect if part else None
+    missing = _why_missing(defense, buffers_shared)
+    of_example = isinstance(effect, ClippedExamples)
+    every_step = of_example or (isinstance(effect, Noise) and effect.at == "gradient")
     return Guarantee(
         unit="example" if of_example else "client",
-        noise_multiplier=_noise_multiplier(settings, num_tensors) if missing is None else 0.0,
+        noise_multiplier=_noise_multiplier(effect, num_tensors) if effect and missing is None else 0.0,
         sample_rate=sample_rate if of_example else 1.0,
         steps_per_round=steps_per_round if every_step else 1,
         delta=delta,
@@ -152,35 +146,55 @@ def guarantee(
     )
 
 
-def _why_missing(defense: Defense, mechanisms: list[str], settings: dict[str, Any], buffers_shared: bool) -> str | None:
-    parts = defense.name.split("+")
-    foreign = [name for name in parts if name not in {*mechanisms, *_MADE_UP, *_NO_CALIBRATED_NOISE}]
-    others = set(defense.name.split("+")) - set(mechanisms) - _AFTER_NOISE - _EXAMPLE_BY_EXAMPLE
+def mechanism(defense: Defense) -> Part | None:
+    """The part of ``defense`` whose noise the accountants count, clipped or not; ``None`` where none or several do."""
+    found = _mechanisms(defense)
+    return found[0] if len(found) == 1 else None
+
+
+def _mechanisms(defense: Defense) -> list[Part]:
+    return [part for part in defense.parts if isinstance(part.effect, Noise | ClippedExamples)]
+
+
+def _why_missing(defense: Defense, buffers_shared: bool) -> str | None:
+    declared = (PostProcessing, PerExample, Heuristic, PrivateRelease, Noise, ClippedExamples)
+    foreign = [part.name for part in defense.parts if not isinstance(part.effect, declared)]
+    uncovered = [part for part in defense.parts if isinstance(part.effect, Heuristic | PrivateRelease)]
+    part = mechanism(defense)
+    effect = part.effect if part else None
     reasons = {
-        "clients do not defend themselves": defense.name == "none",
+        "clients do not defend themselves": not defense.parts,
         f"none is known of {', '.join(foreign)}, whose noise, if it adds any, the accountants cannot see": bool(
             foreign
         ),
-        f"{defense.name} adds no calibrated noise": not mechanisms,
-        f"the accountants do not cover {defense.name}": len(mechanisms) > 1 or bool(others),
+        f"{defense.name} adds no calibrated noise": not _mechanisms(defense),
+        f"the accountants do not cover {defense.name}": effect is None or bool(uncovered),
         "batch-norm statistics are uploaded without noise": buffers_shared,
-        "nothing is clipped, so that no noise scale bounds what one record changes": settings.get("clip_norm") is None,
-        "the accountants cover Gaussian noise only": settings.get("noise", "gaussian") != "gaussian",
-        "there is no noise": 0 in (settings.get("scale"), settings.get("noise_multiplier")),
+        "nothing is clipped, so that no noise scale bounds what one record changes": _norm(effect) is None,
+        "the accountants cover Gaussian noise only": not isinstance(effect, Gaussian | ClippedExamples),
+        "there is no noise": not noise_of(effect),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _noise_multiplier(settings: dict[str, Any], num_tensors: int) -> float:
-    if "noise_multiplier" in settings:
-        return float(settings["noise_multiplier"])
-    bounds = num_tensors if settings["clip_scope"] == "layer" else 1
-    return float(settings["scale"] / (settings["clip_norm"] * math.sqrt(bounds)))
+def _norm(effect: Effect | None) -> float | None:
+    """To which something was clipped; ``None`` where nothing was, or nobody says to what."""
+    if isinstance(effect, ClippedExamples):
+        return effect.norm
+    return effect.clip.norm if isinstance(effect, Noise) and effect.clip else None
 
 
-def _settings(defense: Defense, name: str) -> dict[str, Any]:
-    """The public settings of the part ``name`` of ``defense``, however deep it was composed."""
-    parts = {key: key.split(".") for key in defense.public}
-    return {
-        path[-1]: defense.public[key] for key, path in parts.items() if defense.name == name or path[-2:-1] == [name]
-    }
+def noise_of(effect: Effect | None) -> float | None:
+    """Standard deviation of the noise, or its noise multiplier; ``None`` where there is none, or it is not told."""
+    if isinstance(effect, ClippedExamples):
+        return effect.noise_multiplier
+    return effect.std if isinstance(effect, Noise) else None
+
+
+def _noise_multiplier(effect: Effect, num_tensors: int) -> float:
+    norm, amount = _norm(effect), noise_of(effect)
+    assert norm is not None and amount is not None, "otherwise there is no guarantee"
+    if isinstance(effect, ClippedExamples):
+        return float(amount)
+    layered = isinstance(effect, Noise) and effect.clip is not None and effect.clip.scope == "layer"
+    return float(amount / (norm * math.sqrt(num_tensors if layered else 1)))

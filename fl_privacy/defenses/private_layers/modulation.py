@@ -14,6 +14,7 @@ from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense
 from fl_privacy.defenses.private_layers.passports import PassportConv2d, passport_penalty, replace_module
 from fl_privacy.defenses.private_layers.split import Start, draw_own, keep_private, private_modules, split_fed
+from fl_privacy.effects import Part, PrivateLayers
 from fl_privacy.errors import UserError
 from fl_privacy.models import Front
 from fl_privacy.rng import global_stream
@@ -82,11 +83,10 @@ def fdl_pp(
 
     return replace(
         split,
-        name="fdl_pp",
+        parts=(Part("fdl_pp", {**split.parts[0].settings, "form": form}, PrivateLayers()),),
         private=(hook,),
         model=(install,),
         loss=(tie,) if form == "penalized" else (),
-        public={**split.public, "form": form},
     )
 
 

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense
 from fl_privacy.defenses.representation.features import linear_layers, maker_of
+from fl_privacy.effects import Part, PrivateLoss
 from fl_privacy.errors import UserError
 from fl_privacy.gradients.watch import entering, leaving
 from fl_privacy.types import Batch, Tensors
@@ -85,11 +86,12 @@ def spn(
 
             yield polarize
 
+    settings = {"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer, "bound": bound}
+    effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound)
     return Defense(
-        name="spn",
+        parts=(Part("spn", settings, effect, strength="alpha2"),),
         model=(on_model,),
         loss=(on_loss,),
-        public={"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer, "bound": bound},
     )
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, ModelHook, PrivateHook
+from fl_privacy.effects import Part, PrivateLayers
 from fl_privacy.errors import UserError
 
 Start = Literal["own", "shared"]
@@ -104,10 +105,10 @@ def split_fed(*, private: Sequence[str] | None = None, start: Start = "own", pri
     checks.one_of("defense.start", start, ("own", "shared"))
     checks.whole("defense.private_passes", private_passes, at_least=0, example=1)
     hook = keep_private(partial(private_modules, names=private))
+    settings = {"private": "first layer" if private is None else list(private), "start": start}
     return Defense(
-        name="split_fed",
+        parts=(Part("split_fed", settings, PrivateLayers()),),
         private=(hook,),
         private_passes=private_passes,
         model=(draw_own(hook),) if start == "own" else (),
-        public={"private": "first layer" if private is None else list(private), "start": start},
     )

@@ -10,6 +10,7 @@ from fl_privacy import checks
 from fl_privacy.defenses.compression.selection import keep_largest
 from fl_privacy.defenses.defense import Defense, LocalStep
 from fl_privacy.defenses.representation.features import estimated_row_norms, exact_row_norms, find_head, representation
+from fl_privacy.effects import MutedFeatures, Part
 from fl_privacy.errors import UserError
 from fl_privacy.types import Tensors
 
@@ -66,10 +67,10 @@ def soteria(
         keep = feature_mask(scored, rate) if form == "paper" else published_mask(scored, rate)
         return {**tensors, weight: tensors[weight].masked_fill(~keep, 0.0)}
 
+    settings = {"rate": rate, "layer": "last linear", "scores": scores, "form": form, "epsilon": added}
     return Defense(
-        name="soteria",
+        parts=(Part("soteria", settings, MutedFeatures(), strength="rate"),),
         gradient=(on_gradient,),
-        public={"rate": rate, "layer": "last linear", "scores": scores, "form": form, "epsilon": added},
     )
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
-from fl_privacy.federation.client.client import Participant
+from fl_privacy.federation.client.client import Client
 from fl_privacy.federation.client.training import LocalResult
 from fl_privacy.federation.guard import Failure, attempt, fault, unrounded
-from fl_privacy.federation.rounds import RoundReport, settle, settled
+from fl_privacy.federation.rounds import RoundReport, personalize, with_personalized
 from fl_privacy.federation.secure.ckks import Adder, KeyHolder
 from fl_privacy.federation.secure.packing import Packing
 from fl_privacy.federation.server import Server
@@ -23,7 +23,7 @@ from fl_privacy.types import Tensors, Upload
 
 def run_encrypted(
     server: Server,
-    participants: Mapping[int, Participant],
+    clients: Mapping[int, Client],
     *,
     rounds: int,
     on_round: Callable[[RoundReport], None],
@@ -38,7 +38,7 @@ def run_encrypted(
 
     Args:
         server: holds the model and the rules; adding is all that its machine does.
-        participants: the clients.
+        clients: the clients.
         rounds: how many.
         on_round: told of each round.
         bits: of a quantized value.
@@ -48,14 +48,14 @@ def run_encrypted(
     """
     keys = KeyHolder()
     adder = Adder(keys.public_context())
-    kept = {client: ClientState() for client in participants}
+    kept = {client: ClientState() for client in clients}
     for round in range(1, rounds + 1):
         started = time.perf_counter()
         asked = server.select(round)
         results: dict[int, LocalResult | Failure] = {}
         for client in counted("client", asked):
             state = ClientState(dict(kept[client].tensors))
-            work = partial(participants[client].update, server.sent_to(client), state, round=round)
+            work = partial(clients[client].update, server.sent_to(client), state, round=round)
             results[client] = result = attempt(work)
             if isinstance(result, LocalResult):
                 kept[client] = state
@@ -79,7 +79,7 @@ def run_encrypted(
             defense_seconds=crypto + sum(r.defense_seconds for r in sound.values()),
             upload_bytes=adder.received - before,
         )
-        on_round(settled(report, settle(server, participants, kept, round)) if server.personal else report)
+        on_round(with_personalized(report, personalize(server, clients, kept, round)) if server.personal else report)
     return kept
 
 

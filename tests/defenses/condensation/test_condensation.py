@@ -14,7 +14,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan
 
-from ..clients import client, local_data, own_batch, sent
+from ..clients import defended_client, local_data, own_batch, sent
 
 SMALL = {"images_per_class": 3, "width": 4, "real_batch": 8}
 METHODS = {
@@ -37,30 +37,30 @@ def test_as_many_images_of_each_class_as_asked_for(defense):
 
 @every_method
 def test_made_once_and_the_same_from_the_same_seed(defense):
-    participant, state = client(defense), ClientState()
-    first = participant.update(sent(), state, round=1)
+    client, state = defended_client(defense), ClientState()
+    first = client.update(sent(), state, round=1)
     kept = state.tensors[f"{defense.name}/images"]
-    second = participant.update(sent(), state, round=2)
+    second = client.update(sent(), state, round=2)
     assert state.tensors[f"{defense.name}/images"] is kept
     assert second.seconds < first.seconds
     assert first.defense_seconds > second.defense_seconds
     other = ClientState()
-    client(defense).update(sent(), other, round=2)
+    defended_client(defense).update(sent(), other, round=2)
     assert torch.equal(other.tensors[f"{defense.name}/images"], kept)
     stranger = ClientState()
-    client(defense, seed=1).update(sent(), stranger, round=1)
+    defended_client(defense, seed=1).update(sent(), stranger, round=1)
     assert not torch.equal(stranger.tensors[f"{defense.name}/images"], kept)
 
 
 @every_method
 def test_the_originals_are_in_no_gradient(defense):
     """The upload is the gradient of the condensed images, whatever becomes of the originals afterwards."""
-    participant, state = client(defense), ClientState()
-    participant.update(sent(), state, round=1)
+    client, state = defended_client(defense), ClientState()
+    client.update(sent(), state, round=1)
     images = state.tensors[f"{defense.name}/images"].clone()
     state.tensors[f"{defense.name}/images"] = torch.zeros_like(images)
-    black = participant.update(sent(), state, round=2).upload.tensors
-    model = participant.model
+    black = client.update(sent(), state, round=2).upload.tensors
+    model = client.model
     logits = model(torch.zeros(15, 3, 16, 16))
     loss = F.cross_entropy(logits, state.tensors[f"{defense.name}/labels"])
     for name, expected in zip(black, torch.autograd.grad(loss, list(model.parameters())), strict=True):
@@ -77,13 +77,13 @@ def test_a_client_without_some_classes(defense):
 
 
 def test_probes_are_of_the_condensed_images():
-    participant, state = client(METHODS["dm"]), ClientState()
-    victim = participant.victim_batch(2, 1, state)
+    client, state = defended_client(METHODS["dm"]), ClientState()
+    victim = client.victim_batch(2, 1, state)
     made = state.tensors["dm/images"].float() / 255
     assert (made == victim.inputs).flatten(1).all(1).any()
     assert not (own_batch().inputs == victim.inputs).flatten(1).all(1).any()
     with pytest.raises(UserError, match="has 15"):
-        participant.victim_batch(15, 1, state)
+        client.victim_batch(15, 1, state)
 
 
 def test_examples_are_drawn_by_class_uniformly():
@@ -175,8 +175,8 @@ def test_siamese_augmentation_does_the_same_to_both_and_has_a_slope():
 
 
 def test_local_training_visits_the_condensed_images_only():
-    participant = client(METHODS["dm"], plan=LocalPlan(shares="delta", epochs=1, batch_size=4))
-    assert participant.update(sent(), ClientState(), round=1).upload.num_examples == 15
+    client = defended_client(METHODS["dm"], plan=LocalPlan(shares="delta", epochs=1, batch_size=4))
+    assert client.update(sent(), ClientState(), round=1).upload.num_examples == 15
 
 
 @pytest.mark.parametrize("settings", [{"images_per_class": 0}, {"lr": 0}, {"width": 0}])
@@ -187,7 +187,7 @@ def test_wrong_settings_are_one_line(settings):
 
 
 def test_they_start_as_published_noise_for_dc_and_own_images_for_dsa_and_dm():
-    assert [METHODS[name].public["start"] for name in ("dc", "dsa", "dm")] == ["noise", "real", "real"]
+    assert [METHODS[name].parts[0].settings["start"] for name in ("dc", "dsa", "dm")] == ["noise", "real", "real"]
 
 
 @pytest.mark.parametrize("make", [dc, dsa, dm])

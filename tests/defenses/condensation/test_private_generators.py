@@ -133,14 +133,14 @@ def test_epsilon_is_spent_once_whatever_the_rounds(defense):
         found = guarantee(told, sample_rate=0.5, delta=1e-3)
         assert found.missing is None
         assert found.unit == "example"
-        assert found.delta == defense.public["delta"]
-        assert found.epsilon(1) == found.epsilon(500) == defense.public["epsilon"]
-        assert found.course([1, 2, 3]) == [defense.public["epsilon"]] * 3
+        assert found.delta == defense.parts[0].settings["delta"]
+        assert found.epsilon(1) == found.epsilon(500) == defense.parts[0].settings["epsilon"]
+        assert found.course([1, 2, 3]) == [defense.parts[0].settings["epsilon"]] * 3
         assert "one noised release" in found.describe(3)
 
 
 def test_the_mechanism_is_the_one_that_spends_the_budget():
-    multiplier = dp_merf(epsilon=2.0).public["noise_multiplier"]
+    multiplier = dp_merf(epsilon=2.0).parts[0].settings["noise_multiplier"]
     assert epsilon(noise_multiplier=multiplier, sample_rate=1.0, steps=1, delta=1e-5) == pytest.approx(2.0, rel=0.01)
 
 

@@ -73,7 +73,7 @@ def test_reproducible_by_the_seed(policies):
 
 
 def test_the_description_names_the_policies():
-    assert ats(policies=["3-43-15", 7]).public["policies"] == ["3-43-15", "7"]
+    assert ats(policies=["3-43-15", 7]).parts[0].settings["policies"] == ["3-43-15", "7"]
 
 
 def test_noise_on_the_gradients_of_transformed_examples_keeps_its_guarantee():

@@ -7,10 +7,11 @@ from PIL import Image
 from fl_privacy.defenses import ClientState, LocalData, instahide
 from fl_privacy.defenses.data.mixtures import coefficients, distinct
 from fl_privacy.errors import UserError
+from fl_privacy.federation import Replay
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, LocalPlan
+from fl_privacy.types import Batch, LocalPlan, VictimId
 
-from ..clients import client, local_data, own_batch, sent
+from ..clients import defended_client, local_data, own_batch, sent
 
 
 def mixed(defense, batch, seed=0):
@@ -129,19 +130,20 @@ def test_public_pictures_bring_no_label(tmp_path):
 
 
 def test_the_mixture_is_new_in_every_round_and_the_same_on_every_run():
-    participant, state = client(instahide(k=4)), ClientState()
-    one, two = (participant.update(sent(), state, round=r).upload.tensors for r in (1, 2))
-    again = client(instahide(k=4)).update(sent(), ClientState(), round=2).upload.tensors
+    client, state = defended_client(instahide(k=4)), ClientState()
+    one, two = (client.update(sent(), state, round=r).upload.tensors for r in (1, 2))
+    again = defended_client(instahide(k=4)).update(sent(), ClientState(), round=2).upload.tensors
     assert any(not torch.equal(one[name], two[name]) for name in one)
     assert all(torch.equal(two[name], again[name]) for name in two)
 
 
 def test_what_was_seen_is_repeated():
-    participant, state = client(instahide(k=2), plan=LocalPlan()), ClientState()
-    seen = participant.transformed_victim(sent(), state, round=3, victim=1, batch_size=4)
-    again = client(instahide(k=2)).transformed_victim(sent(), ClientState(), round=3, victim=1, batch_size=4)
+    client, state = defended_client(instahide(k=2), plan=LocalPlan()), ClientState()
+    upload = {"victim": VictimId(3, client.id, 1), "sent": sent(), "batch_size": 4}
+    seen = Replay(client=client, state=state, **upload).transformed
+    again = Replay(client=defended_client(instahide(k=2)), state=ClientState(), **upload).transformed
     assert torch.equal(seen.inputs, again.inputs)
-    assert not torch.equal(seen.inputs, participant.victim_batch(1, 4).inputs)
+    assert not torch.equal(seen.inputs, client.victim_batch(1, 4).inputs)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fl_privacy.defenses import ClientState, refiner
-from fl_privacy.defenses.data.made_images import KeptImages, fingerprints
+from fl_privacy.defenses.data.image_memory import ImageMemory, fingerprints
 from fl_privacy.defenses.data.robust_data import (
     batch_gap,
     descend,
@@ -254,7 +254,7 @@ def test_images_are_found_by_their_content():
     assert len(keys.unique()) == 50
     assert torch.equal(fingerprints(images[[7]].clone()), keys[[7]])
     state = ClientState()
-    kept = KeptImages(state, "x")
+    kept = ImageMemory(state, "x")
     kept.remember(keys[:30], images[:30])
     kept.remember(keys[20:25], 1 - images[20:25])
     found = kept.recall(keys, torch.full_like(images, 0.123))

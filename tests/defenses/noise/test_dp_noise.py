@@ -22,7 +22,7 @@ def test_public_std_is_that_of_the_noise():
     for noise in ("gaussian", "laplace"):
         defense = dp_noise(noise=noise, scale=0.3)
         noised = flat(run(defense, {"a": torch.zeros(200_000)}, local_step()))
-        assert noised.std().item() == pytest.approx(defense.public["std"], rel=0.01)
+        assert noised.std().item() == pytest.approx(defense.parts[0].settings["std"], rel=0.01)
 
 
 def test_clipping_matches_torch_and_leaves_what_is_within_the_norm():

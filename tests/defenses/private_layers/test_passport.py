@@ -13,7 +13,7 @@ from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, Defense, fdl_pp, split_fed
 from fl_privacy.defenses.private_layers.passports import PassportConv2d, passport_layers
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Participant, private_names
+from fl_privacy.federation import Client, private_names
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import LeNet5, ResNet18
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -158,7 +158,7 @@ def test_federations_that_share_a_defense_keep_their_own_shapes() -> None:
     defense = fdl_pp()
     shapes = {(1, 28, 28): 28, (1, 32, 32): 32}
     clients = {
-        side: Participant(
+        side: Client(
             id=0,
             examples=Examples(torch.zeros(2, *shape, dtype=torch.uint8), torch.tensor([0, 1]), tuple("ab")),
             indices=torch.arange(2),

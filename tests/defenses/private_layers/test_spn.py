@@ -85,7 +85,7 @@ def trained(defense: Defense, plan=federation.FEDAVG, rounds: int = 2):
     server, recording = federation.server(plan), federation.Recording()
     kept = run_rounds(
         server,
-        federation.participants(plan, defense),
+        federation.clients(plan, defense),
         rounds=rounds,
         audit=federation.probes(1),
         interceptor=recording.interceptor(plan),
@@ -115,14 +115,14 @@ def test_each_client_has_a_head_of_its_own_that_survives():
 
 
 def test_a_probe_meets_the_head_that_the_first_round_starts_from():
-    participant = replace(federation.participants(defense=spn())[0], plan=federation.FEDSGD)
-    model = spn().model[0](participant.model, ClientState(), derive_generator(11, "client", 0, "private"))
+    client = replace(federation.clients(defense=spn())[0], plan=federation.FEDSGD)
+    model = spn().model[0](client.model, ClientState(), derive_generator(11, "client", 0, "private"))
     head = next(m for m in model.modules() if isinstance(m, PolarizationHead))
-    sent = ModelState.of(participant.model)
+    sent = ModelState.of(client.model)
     drawn = ClientState({f"private/out.spn.{name}": t for name, t in head.state_dict().items()})
     for round in (1, 7):
-        fresh = participant.probe(sent, ClientState(), round=round, victim=0, batch_size=2).upload
-        kept = participant.probe(sent, drawn, round=round, victim=0, batch_size=2).upload
+        fresh = client.probe(sent, ClientState(), round=round, victim=0, batch_size=2).upload
+        kept = client.probe(sent, drawn, round=round, victim=0, batch_size=2).upload
         federation.assert_same_tensors(fresh.tensors, kept.tensors)
 
 
@@ -232,11 +232,11 @@ def test_the_sensitivity_is_that_of_the_own_loss():
 
 def test_only_what_is_uploaded_is_clipped():
     """The private head's gradient, which is large here, takes no part of the norm, and none of the noise."""
-    participant = replace(
-        federation.participants(defense=compose(spn(alpha2=100.0), dp_noise(at="gradient", scale=0, clip_norm=0.1)))[0],
+    client = replace(
+        federation.clients(defense=compose(spn(alpha2=100.0), dp_noise(at="gradient", scale=0, clip_norm=0.1)))[0],
         plan=federation.FEDSGD,
     )
-    upload = participant.probe(ModelState.of(participant.model), ClientState(), round=1, victim=0, batch_size=2).upload
+    upload = client.probe(ModelState.of(client.model), ClientState(), round=1, victim=0, batch_size=2).upload
     norm = torch.cat([t.flatten() for t in upload.tensors.values()]).norm()
     assert norm.item() == pytest.approx(0.1, rel=1e-4)
 

@@ -149,8 +149,8 @@ def test_the_forms_differ_where_features_are_bounded():
     paper = feature_mask(feature_scores(step, "3"), 0.5)
     code = published_mask(feature_scores(step, "3", epsilon=0.1, form="code"), 0.5)
     assert 0 < (paper != code).sum() < 20
-    assert soteria().public["epsilon"] == 1e-10
-    assert soteria(form="code").public["epsilon"] == 0.1
+    assert soteria().parts[0].settings["epsilon"] == 1e-10
+    assert soteria(form="code").parts[0].settings["epsilon"] == 0.1
 
 
 def test_negative_features_are_judged_by_the_magnitude_of_their_score():

@@ -14,7 +14,7 @@ def fingerprints(images: Tensor) -> Tensor:
     return (bits * odd.to(bits.device)).sum(1)
 
 
-class KeptImages:
+class ImageMemory:
     """Images by fingerprint in a ``ClientState``, as bytes; those written since ``end_round`` are fresh.
 
     Args:
