@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fl_privacy.checks import fits, in_words
+from fl_privacy.checks import fits, in_words, one_of
 from fl_privacy.config.groups import suggest
 from fl_privacy.errors import UserError
 
@@ -52,6 +52,7 @@ def group(
     shown: bool = True,
     runtime: tuple[str, ...] = (),
     within: Mapping[str, tuple[float, float]] | None = None,
+    names: tuple[str, ...] = (),
 ) -> Any:
     """Declare a group of options, whose settings are those of what the chosen one builds.
 
@@ -61,6 +62,7 @@ def group(
         shown: whether pages tell the option.
         runtime: settings of it that are of the runtime.
         within: least and most of numbers in it, as far as an option has them.
+        names: what its setting ``name`` may be, where it has one.
     """
     return field(
         metadata={
@@ -71,6 +73,7 @@ def group(
             "shown": shown,
             "runtime": runtime,
             "limits": dict(within or {}),
+            "names": names,
         }
     )
 
@@ -185,7 +188,11 @@ class RunSettings:
     )
     threat_model: ThreatModelSettings = group(ATTACK, "what the attacker is given", shown=False)
     secure_aggregation: DictConfig = group(
-        TRAINING, "whether the server reads single updates", shown=False, within={"levels": (2, 2**32)}
+        TRAINING,
+        "whether the server reads single updates",
+        shown=False,
+        within={"levels": (2, 2**32)},
+        names=("none", "secagg", "ckks"),
     )
     backend: DictConfig = group(RUNTIME, "what runs the clients", shown=False)
     seed: int = setting(TRAINING, "all randomness of a run derives from this number", within=(0, 2**63 - 1))
@@ -348,6 +355,8 @@ def _value(declared: Field[Any], annotation: Any, value: Any, name: str) -> Any:
             raise UserError(f"{name} is expected to be a section of settings, but is none; leave it as it is.")
         for key, within in declared.metadata.get("limits", {}).items():
             expect_within(f"{name}.{key}", value.get(key), within)
+        if names := declared.metadata.get("names"):
+            one_of(f"{name}.name", value.get("name"), names)
         section: Any = annotation
         return _frozen(value) if annotation is DictConfig else _read(section, value, f"{name}.")
     value = list(value) if isinstance(value, ListConfig) else value

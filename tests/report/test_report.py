@@ -159,7 +159,7 @@ def test_training_without_attack_and_attack_without_training(tmp_path):
     assert "2 runs" in page_of(training.path, attack.path).text
 
 
-def test_the_comparison_takes_pmm_from_the_undefended_twin(out):
+def test_the_comparison_takes_pmm_from_the_undefended_run(out):
     page = page_of(run_in(out, "open"), run_in(out, "guarded"))
     accuracies = re.findall(r'data-label="(?:Accuracy|PMM)">([\d.]+) %</td>', page.text)
     undefended, guarded, pmm = (float(value) for value in accuracies[:3])

@@ -182,7 +182,7 @@ def test_a_run_is_known_by_what_decides_its_numbers():
     assert training_hash(settings) != training_hash(config(federation={"clients": 5}))
 
 
-def test_the_undefended_twin_is_found(tmp_path):
+def test_the_undefended_baseline_is_found(tmp_path):
     settings = config(**defended(scale=0.1))
     assert find_baseline(tmp_path / "nowhere", settings) is None
     record(tmp_path, changes={"seed": 3}, undefended=True)
