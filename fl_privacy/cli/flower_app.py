@@ -23,7 +23,7 @@ from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.federation import ClientSource, Server
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
-from fl_privacy.flower.node_secret import SIMULATION_VARIABLE, is_simulation, node_secret
+from fl_privacy.flower.node_secrets import SIMULATION_VARIABLE, is_simulation, node_secret
 from fl_privacy.flower.records import PARTITION
 
 TIMEOUT = "round-timeout"
