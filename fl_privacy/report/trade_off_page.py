@@ -16,6 +16,7 @@ from fl_privacy.report.recommendation import answer, best_below
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import SHOWN, Row, Versus
 from fl_privacy.report.trade_off_chart import CurvePoint, FamilyCurve, trade_off_chart
+from fl_privacy.results import Attacker
 
 
 def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> str:
@@ -36,7 +37,7 @@ def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> st
         figures=figures_of(*(row.cost for row in rows)),
         series=_series(rows),
         charts={attack: _charts(rows, attack, chosen) for attack in attacks},
-        has_adaptive=any(v.attacker == "adaptive" for v in versus),
+        has_adaptive=any(v.attacker is Attacker.ADAPTIVE for v in versus),
         ppc=ppc_view(samples_of_rows(rows)),
         missing=[row.name for row in rows if not row.complete],
         links={row.outcome.training: link_to(row.outcome.training, out) for row in rows},
@@ -58,7 +59,7 @@ def _charts(rows: Sequence[Row], attack: str, best: Row | None) -> dict[str, Mar
 def _chart(rows: Sequence[Row], attack: str, name: str, best: Row | None) -> Markup | None:
     use_pmm = all(row.pmm is not None for row in rows if row.accuracy is not None)
     curves = []
-    for attacker in ("plain", "adaptive"):
+    for attacker in Attacker:
         versus = Versus(attack, attacker)
         points: dict[str, list[CurvePoint]] = {}
         for row in rows:
@@ -66,7 +67,7 @@ def _chart(rows: Sequence[Row], attack: str, name: str, best: Row | None) -> Mar
                 points.setdefault(row.outcome.family, []).append(point)
         series = _series(rows)
         curves += [
-            FamilyCurve(points=of_family, series=series.get(family), adaptive=attacker == "adaptive")
+            FamilyCurve(points=of_family, series=series.get(family), adaptive=attacker is Attacker.ADAPTIVE)
             for family, of_family in points.items()
         ]
     if not curves:
