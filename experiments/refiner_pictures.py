@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings, compose
-from fl_privacy.defenses.data.robust_data import batch_gap, descend, importance, layer_depths, project
+from fl_privacy.defenses.data.robust_data import batch_gap, descend, importance, layer_depths, pull_within
 from fl_privacy.defenses.defense import ClientState, LocalStep
 from fl_privacy.evaluator import EvaluationNetwork, load_evaluator, uniform_noise
 from fl_privacy.experiment.build import build_attack, build_dataset, build_network
