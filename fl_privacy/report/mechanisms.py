@@ -16,7 +16,7 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     """A sample for each defended run that trained and was attacked, and one more for the adaptive attacker.
 
-    Of the settings of a defense, that with the most values is its strength, of several the one that it declares as such;
+    Of the settings of a defense, that with the most values is its strength, of several the one that it declares;
     others that differ make other mechanisms.
     Runs that differ in anything else but the seed are compared under attacks of their own.
     """
