@@ -15,9 +15,9 @@ from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import ClientSource, Failure
-from fl_privacy.flower.adapter import simulated_client_app
-from fl_privacy.flower.grid import LocalGrid, failed
-from fl_privacy.parallel.ray_cluster import expect_ray, joins_cluster, one_line, ray_cluster
+from fl_privacy.flower.client_app import simulated_client_app
+from fl_privacy.flower.transport import LocalGrid, error_reply
+from fl_privacy.parallel.cluster import expect_ray, joins_cluster, one_line, ray_cluster
 from fl_privacy.progress import counted
 
 
@@ -78,13 +78,13 @@ class RayGrid(LocalGrid):
             if not ready:
                 ray.kill(actor)
                 self._idle.append(self._start())
-                replies.append(failed(message, Failure(f"no reply within {self._timeout:g} s (backend.timeout)")))
+                replies.append(error_reply(message, Failure(f"no reply within {self._timeout:g} s (backend.timeout)")))
                 next(progress, None)
                 continue
             try:
                 reply, self.contexts[message.metadata.dst_node_id] = ray.get(done)
             except ray.exceptions.RayError as error:
-                reply = failed(message, Failure(one_line(error)))
+                reply = error_reply(message, Failure(one_line(error)))
                 if isinstance(error, ray.exceptions.RayActorError):
                     actor = self._start()
             self._idle.append(actor)

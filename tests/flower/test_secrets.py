@@ -39,9 +39,9 @@ from fl_privacy.flower import (
     local_dp_mod,
     node_secret,
 )
-from fl_privacy.flower.grid import FIRST_NODE
-from fl_privacy.flower.node_secret import FILE, kept_secret
+from fl_privacy.flower.node_secrets import FILE, kept_secret
 from fl_privacy.flower.records import CONFIG, ROUND, read_result, state_records
+from fl_privacy.flower.transport import FIRST_NODE
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator, derive_seed
 from fl_privacy.types import LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness
@@ -49,7 +49,7 @@ from tests.federation import harness
 CLIENT, SCALE = 3, 0.1
 OVERRIDES = (
     "model=lenet federation=fedsgd federation.clients=50 federation.rounds=2 federation.plan.batch_size=200"
-    f" defense=dp_noise defense.scale={SCALE} attack=none twin=false seed=17"
+    f" defense=dp_noise defense.scale={SCALE} attack=none baseline=false seed=17"
 )
 
 

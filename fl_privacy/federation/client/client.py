@@ -17,8 +17,7 @@ from fl_privacy.federation.client.private_part import join_private, private_name
 from fl_privacy.federation.client.training import LocalResult, local_update, train_private
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model
 from fl_privacy.models import has_batch_norm
-from fl_privacy.rng import Secret, derive_generator, seeded_globally
-from fl_privacy.threads import cpu_threads
+from fl_privacy.rng import Secret, cpu_threads, derive_generator, seeded_globally
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 
