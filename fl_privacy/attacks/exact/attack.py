@@ -10,7 +10,7 @@ from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
-from fl_privacy.attacks.exact.sparse_factors import rank_of, sparse_factors
+from fl_privacy.attacks.exact.sparse_factors import column_space, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import Group, group_victims
 from fl_privacy.attacks.gradient_inversion.rounds import Victim
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
@@ -109,10 +109,10 @@ class ExactInversion:
         weight, bias = gradient[layer.weight], gradient[layer.bias]
         if count == 1:
             return fit(weight[None], bias[None]), True
-        if rank_of(weight) == count:
+        if (basis := column_space(weight, count)) is not None:
             sent = observation.sent.parameters
             values = sent[layer.weight], sent[layer.bias]
-            searched = sparse_factors(weight, bias, values, rank=count, rng=rng, starts=self.starts)
+            searched = sparse_factors(weight, bias, values, basis, rng=rng, starts=self.starts)
             for _, factors in zip(range(self.rounds), searched, strict=False):
                 if factors is not None and factors.agreement >= _AGREEMENT:
                     return factors.inputs, True

@@ -30,7 +30,7 @@ class Reproduction:
     observation: Observation
 
     def labels(self, images: Tensor) -> Tensor | None:
-        """Classes (B,) or probabilities (B, K), each of the image at its place; ``None`` if the output layer is missing.
+        """Classes (B,) or probabilities (B, K), each of the image at its place; ``None`` without an output layer.
 
         The gradient of the output layer is a sum of what enters the layer for each image times p - y of the image. With
         the images known only y is not, one least squares system for all classes. Where p - y is the same multiple of
@@ -86,7 +86,7 @@ class Reproduction:
 
 
 def _classes(probabilities: Tensor, errors: Tensor) -> Tensor:
-    """Labels (B,) or (B, K) from outputs p and errors p - y (B, K), or a multiple of the latter if the labels are classes."""
+    """Labels (B,) or (B, K) from outputs p and errors p - y (B, K); of classes a multiple of the errors will do."""
     classes = errors.argmin(1)
     others = F.one_hot(classes, errors.shape[1]) == 0
     factor = (errors * others).sum() / (probabilities * others).sum()

@@ -1,11 +1,12 @@
-"""G = D X^T taken apart, where half of D is zero: a batch behind a ReLU, from one gradient (SPEAR, Dimitrov et al. 2024).
+"""G = D X^T taken apart, where half of D is zero: a batch behind a ReLU from one gradient (SPEAR, Dimitrov et al. 2024).
 
 Of a layer z = W x + b in front of a ReLU the gradient of the weight is G = D X^T, that of the bias g = D 1, with
-D = dL/dz of shape (M, B) and the layer's inputs X of shape (N, B). Where example j leaves neuron i silent, D_ij is zero.
-With L an orthonormal basis of the columns of G, D = L Q for an invertible Q (B, B), and each column of Q is a direction q
-that makes L q as sparse as a ReLU. Such directions are found as those which minimize a norm of L q that rewards zeros, by
-iteratively reweighted least squares from many starts at once; the authors' null vectors of B - 1 random rows are one kind
-of start. Their scales follow from g, X from Q, and the signs of W X + b say whether all of it is right.
+D = dL/dz of shape (M, B) and the layer's inputs X of shape (N, B). Where example j leaves neuron i silent, D_ij is
+zero. With L an orthonormal basis of the columns of G, D = L Q for an invertible Q (B, B), and each column of Q is a
+direction q that makes L q as sparse as a ReLU. Such directions are found as those which minimize a norm of L q that
+rewards zeros, by iteratively reweighted least squares from many starts at once; the authors' null vectors of B - 1
+random rows are one kind of start. Their scales follow from g, X from Q, and the signs of W X + b say whether all of it
+is right.
 """
 
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ _INDEPENDENT = 1e-3
 _RANK = 1e-6
 """Singular values below this share of the largest are rounding."""
 
+_SPARE = 8
+"""Combinations of columns beyond the rank that is expected, to notice a higher one."""
+
 
 @dataclass(frozen=True, eq=False)
 class Factors:
@@ -42,14 +46,25 @@ class Factors:
     agreement: float
 
 
-def rank_of(weight: Tensor) -> int:
-    """How many examples the gradient (M, N) of a weight is a sum over; at most min(M, N)."""
-    values, _ = _spectrum(weight.double())
-    return int((values > _RANK**2 * values[-1]).sum())
+def column_space(weight: Tensor, count: int) -> Tensor | None:
+    """(M, B) orthonormal columns that span those of the gradient (M, N) of a weight, in float64.
+
+    ``None`` unless the rank but for rounding is ``count``, that is B, the number of examples. The range is that of a
+    few random combinations of the columns (Halko et al. 2011), which is all of it where the rank is as small as here.
+    """
+    gradient = weight.double()
+    rng = torch.Generator().manual_seed(0)
+    mixed = torch.randn(gradient.shape[1], count + _SPARE, generator=rng, dtype=torch.float64).to(gradient.device)
+    basis = torch.linalg.qr(gradient @ mixed)[0]
+    directions, values, _ = torch.linalg.svd(basis.T @ gradient, full_matrices=False)
+    if int((values > _RANK * values[0]).sum()) != count:
+        return None
+    columns: Tensor = basis @ directions[:, :count]
+    return columns
 
 
 def sparse_factors(
-    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], *, rank: int, rng: torch.Generator, starts: int
+    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, *, rng: torch.Generator, starts: int
 ) -> Iterator[Factors | None]:
     """Better and better factors of one victim's gradient, one value for each round of so many starts.
 
@@ -57,7 +72,7 @@ def sparse_factors(
         weight: G (M, N).
         bias: g (M,).
         layer: W (M, N) and b (M,) as the client had them.
-        rank: B, of the columns looked for.
+        basis: (M, B) of the columns of G, see :func:`column_space`.
         rng: of the starts, on the CPU.
         starts: of a round.
 
@@ -65,11 +80,8 @@ def sparse_factors(
         The factors, or ``None`` while less than B independent directions are found. Whoever asks decides when to stop;
         where a few rounds find nothing sparse at all there is no ReLU, and nothing more is yielded.
     """
-    gradient, shift = weight.double(), bias.double()
-    _, vectors = _spectrum(gradient)
-    basis = vectors[:, -rank:]
-    rows, reduced = basis * len(basis) ** 0.5, basis.T @ gradient
-    pool, search = gradient.new_zeros(rank, 0), _Search(rows, rng, starts)
+    rank, rows, reduced = basis.shape[1], basis * len(basis) ** 0.5, basis.T @ weight.double()
+    pool, search = basis.new_zeros(rank, 0), _Search(rows, rng, starts)
     while True:
         pool = search.extended(pool)
         if search.hopeless:
@@ -79,7 +91,7 @@ def sparse_factors(
             yield None
             continue
         directions = _polished(rows, chosen)
-        scales = torch.linalg.solve(directions, basis.T @ shift)
+        scales = torch.linalg.solve(directions, basis.T @ bias.double())
         columns = basis @ directions * scales
         inputs = torch.linalg.solve(directions * scales, reduced)
         yield Factors(columns, inputs, _agreement(columns, inputs, *layer))
@@ -88,12 +100,6 @@ def sparse_factors(
 def zeros(columns: Tensor) -> Tensor:
     """Which elements of (..., M, B) are zero but for rounding."""
     return columns.abs() < _ZERO * columns.abs().amax(-2, keepdim=True)
-
-
-def _spectrum(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared singular values and left singular vectors of (M, N), the largest last."""
-    values, vectors = torch.linalg.eigh(gradient @ gradient.T)
-    return values.clamp_min(0), vectors
 
 
 class _Search:
@@ -180,7 +186,8 @@ def _polished(rows: Tensor, directions: Tensor) -> Tensor:
     """The directions that are orthogonal to all rows in which they are zero: exact but for rounding."""
     silent = zeros(rows @ directions).to(rows)
     gram = torch.einsum("mb,mj,mk->bjk", silent, rows, rows)
-    return torch.linalg.eigh(gram)[1][:, :, 0].T
+    polished: Tensor = torch.linalg.eigh(gram)[1][:, :, 0].T
+    return polished
 
 
 def _agreement(columns: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor) -> float:

@@ -9,7 +9,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from fl_privacy.attacks.exact import exact
-from fl_privacy.attacks.exact.sparse_factors import rank_of
+from fl_privacy.attacks.exact.sparse_factors import column_space
 from fl_privacy.errors import UserError
 from fl_privacy.models import MLP, LeNet
 from fl_privacy.types import Batch, Certainty, LocalPlan, Observation, Reconstruction, Upload, VictimId
@@ -91,9 +91,7 @@ def test_other_local_work_than_one_step_is_not_called_proven():
     plan = LocalPlan(shares="delta", lr=0.5, steps=2, batch_size=2)
     (seen,), _ = victims(model, 4, 1)
     second, _ = victims(model, 4, 2)
-    mixed = {
-        name: -plan.lr * (g + second[1].upload.tensors[name]) / 2 for name, g in seen.upload.tensors.items()
-    }
+    mixed = {name: -plan.lr * (g + second[1].upload.tensors[name]) / 2 for name, g in seen.upload.tensors.items()}
     (found,) = exact(rounds=3)([replace(seen, plan=plan, upload=Upload(tensors=mixed, num_examples=4))], seed=0)
     assert found.certainty is Certainty.APPROXIMATE
 
@@ -140,7 +138,11 @@ def test_settings_out_of_range_are_refused(wrong):
 
 def test_the_rank_is_the_number_of_different_images():
     (seen,), _ = victims(mlp(), 6, 1)
-    assert rank_of(seen.upload.tensors["features.0.weight"]) == 6
+    weight = seen.upload.tensors["features.0.weight"]
+    basis = column_space(weight, 6)
+    torch.testing.assert_close(basis @ (basis.T @ weight.double()), weight.double(), atol=1e-7, rtol=0)
+    assert column_space(weight, 5) is None
+    assert column_space(weight, 7) is None
 
 
 def noise(share: float):
