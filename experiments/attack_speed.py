@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fl_privacy.attacks import GradientInversion, idlg, inverting_gradients
-from fl_privacy.attacks.gradient_inversion.compile import Compile
+from fl_privacy.attacks.gradient_inversion.settings import Compile
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import ConvNet, LeNet, ResNet18, ResNet20

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fl_privacy.config import compose
-from fl_privacy.data.source import ROOT_VARIABLE
+from fl_privacy.data.sources import ROOT_VARIABLE
 from fl_privacy.experiment.backend import plain_loop
 from fl_privacy.experiment.monitor import Monitor
 from fl_privacy.experiment.run import run_experiment

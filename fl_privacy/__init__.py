@@ -1,1 +1,66 @@
-"""fl_privacy: how much of the clients' data can be read from what they upload, and which defense stops it."""
+"""Simulated federated training whose updates are attacked, defended and judged.
+
+What is used most is here under one name; it is imported when it is first asked for, so that attacks, defenses, metrics
+and models run where only PyTorch is installed, and nothing waits for Flower that does without.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fl_privacy.defenses import Defense, compose
+    from fl_privacy.federation import Client
+    from fl_privacy.flower import HonestButCurious, PrivacyClient, defend
+    from fl_privacy.interception import Audit, Interceptor, load_observations
+    from fl_privacy.metrics import evaluate
+    from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
+
+_HOMES = {
+    "fl_privacy.defenses": ("Defense", "compose"),
+    "fl_privacy.federation": ("Client",),
+    "fl_privacy.flower": ("HonestButCurious", "PrivacyClient", "defend"),
+    "fl_privacy.interception": ("Audit", "Interceptor", "load_observations"),
+    "fl_privacy.metrics": ("evaluate",),
+    "fl_privacy.types": (
+        "Batch",
+        "Knowledge",
+        "LocalPlan",
+        "ModelState",
+        "Observation",
+        "Reconstruction",
+        "Upload",
+        "VictimId",
+    ),
+}
+
+__all__ = [
+    "Audit",
+    "Batch",
+    "Client",
+    "Defense",
+    "HonestButCurious",
+    "Interceptor",
+    "Knowledge",
+    "LocalPlan",
+    "ModelState",
+    "Observation",
+    "PrivacyClient",
+    "Reconstruction",
+    "Upload",
+    "VictimId",
+    "compose",
+    "defend",
+    "evaluate",
+    "load_observations",
+]
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""Random streams named by what they are for, so that no draw depends on the order of the work."""
+"""What results depend on beside their inputs: random streams, named by what they are for, and CPU threads."""
 
 import hashlib
 import secrets
@@ -116,6 +116,17 @@ def global_stream(rng: torch.Generator) -> Iterator[None]:
         else:
             torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=rng, device=rng.device)))
         yield
+
+
+@contextmanager
+def cpu_threads(number: int) -> Iterator[None]:
+    """PyTorch computes with ``number`` threads within the context, however many cores there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _initial_seed(rng: torch.Generator) -> int:

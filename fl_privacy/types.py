@@ -1,19 +1,29 @@
 """The nouns of the package: what is trained, what is uploaded, what an attacker knows and what it finds."""
 
 import re
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import total_ordering
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.checks import fits, in_words
 from fl_privacy.effects import Description, settings_in_words
-from fl_privacy.errors import UserError
+from fl_privacy.plan import LocalPlan
+
+__all__ = [
+    "Batch",
+    "Knowledge",
+    "LocalPlan",
+    "ModelState",
+    "Observation",
+    "Reconstruction",
+    "Tensors",
+    "Upload",
+    "VictimId",
+]
 
 Tensors = Mapping[str, Tensor]
 """Parameter name -> tensor. Nothing in this package indexes a layer by number."""
@@ -53,122 +63,6 @@ class ModelState:
     def to(self, device: torch.device | str) -> "ModelState":
         """The same values on ``device``."""
         return ModelState(_moved(self.parameters, device), _moved(self.buffers, device))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalPlan:
-    """How a client turns the model it was sent into an upload. Public: server and attacker know it.
-
-    Attributes:
-        shares: what is uploaded. ``gradient``: the gradient of one batch (FedSGD);
-            ``delta``: weights after local training minus weights sent (FedAvg);
-            ``weights``: the weights after local training, as stock Flower clients reply.
-        lr: learning rate of the local steps; where the gradient is shared, of those of a private part alone.
-        lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
-        lr_drops: rounds after each of which ``lr`` is multiplied by ``lr_drop_factor``.
-        lr_drop_factor: above 0 up to 1.
-        steps: number of local steps S; excludes ``epochs``.
-        epochs: number of passes over the client's examples; excludes ``steps``.
-        batch_size: examples per local step; ``None`` takes all the client has.
-        optimizer: of the local steps, ``sgd`` or ``adam``; its state starts anew each round.
-        momentum: of SGD, in [0, 1).
-        nesterov: Nesterov's form of the momentum.
-        weight_decay: L2 penalty added to each gradient of a local step.
-        batch_norm: of training: ``train`` normalises by the batch and updates the running statistics,
-            ``eval`` normalises by the running statistics that were sent.
-        probe_batch_norm: likewise, of the extra batches that are probed. Published attacks ran in evaluation mode;
-            normalised by its own statistics, a single image gives away far less.
-        buffers: ``shared`` uploads the running statistics, ``withheld`` does not: the
-            server's stay as they were at the start.
-        loss_scale: factor on the mean cross entropy of a batch.
-        crop_padding: where above 0, each training image is padded by so many black pixels on every side, and a window
-            of its size cut out at random. Like ``flip`` before any defense of the data, anew each time that an example
-            is visited.
-        flip: mirror each training image left to right with probability 1/2.
-        augment_probes: do the same to the extra batches that are probed, as the authors of ATS do.
-    """
-
-    shares: Literal["gradient", "delta", "weights"] = "gradient"
-    lr: float = 0.01
-    lr_decay: float = 1.0
-    lr_drops: Sequence[int] = ()
-    lr_drop_factor: float = 0.1
-    steps: int | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    batch_norm: Literal["train", "eval"] = "train"
-    probe_batch_norm: Literal["train", "eval"] = "eval"
-    buffers: Literal["shared", "withheld"] = "shared"
-    loss_scale: float = 1.0
-    crop_padding: int = 0
-    flip: bool = False
-    augment_probes: bool = False
-
-    def __post_init__(self) -> None:
-        for name, annotation in typing.get_type_hints(LocalPlan).items():
-            if not fits(value := getattr(self, name), annotation):
-                raise UserError(f"plan.{name} is expected to be {in_words(annotation)}, but got {value!r}.")
-        object.__setattr__(self, "lr_drops", tuple(self.lr_drops))
-        for name, example in (("lr", 0.01), ("loss_scale", 1.0)):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(
-                    f"plan.{name} is expected to be above 0 and finite, but got {getattr(self, name)}; try {example}."
-                )
-        for name, factor, example in (
-            ("lr_decay", self.lr_decay, 0.99),
-            ("lr_drop_factor", self.lr_drop_factor, 0.1),
-        ):
-            if not 0 < factor <= 1:
-                raise UserError(f"plan.{name} is expected in (0, 1], but got {factor}; try {example}.")
-        if any(last < 1 for last in self.lr_drops):
-            raise UserError(f"plan.lr_drops is expected to name rounds from 1, but got {list(self.lr_drops)}.")
-        self._check_optimizer()
-        self._check_steps()
-
-    def _check_optimizer(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"plan.momentum is expected in [0, 1), but got {self.momentum}; try 0.9.")
-        if self.augment_probes and not self.augments:
-            raise UserError(
-                "plan.augment_probes is expected with crop_padding or flip, but there is neither; set plan.flip=true."
-            )
-        if self.nesterov and self.momentum == 0:
-            raise UserError("plan.nesterov is expected with a momentum above 0, but got 0; try plan.momentum=0.9.")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise UserError(f"plan.weight_decay is expected to be at least 0, but got {self.weight_decay}; try 5e-4.")
-
-    def _check_steps(self) -> None:
-        for name, least in (("steps", 1), ("epochs", 1), ("batch_size", 1), ("crop_padding", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"plan.{name} is expected to be at least {least}, but got {value}.")
-        if self.steps is not None and self.epochs is not None:
-            raise UserError(
-                f"plan.steps and plan.epochs exclude each other, but got {self.steps} and {self.epochs};"
-                " set one of them to null."
-            )
-        if self.shares == "gradient" and (self.epochs is not None or self.steps not in (None, 1)):
-            raise UserError(
-                "A shared gradient is that of one batch, but the plan asks for several local steps;"
-                " use plan.shares=delta or drop plan.steps and plan.epochs."
-            )
-
-    @property
-    def augments(self) -> bool:
-        """Whether training images are changed at random."""
-        return self.crop_padding > 0 or self.flip
-
-    def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
-        """The plan of ``round`` (from 1): its learning rate, which does not change any more; that of a ``probe`` has
-        the batch norm of probes."""
-        drops = sum(round > last for last in self.lr_drops)
-        lr = self.lr * self.lr_decay ** max(0, round - 1) * self.lr_drop_factor**drops
-        batch_norm = self.probe_batch_norm if probe else self.batch_norm
-        return replace(self, lr=lr, lr_decay=1.0, lr_drops=(), batch_norm=batch_norm)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

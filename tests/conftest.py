@@ -11,7 +11,7 @@ import pytest
 def ray_cluster() -> Iterator[None]:
     """One cluster for all tests; a run that finds Ray running joins it."""
     ray = pytest.importorskip("ray")
-    from fl_privacy.parallel.ray_cluster import SWITCHED_OFF  # noqa: PLC0415
+    from fl_privacy.parallel.cluster import SWITCHED_OFF  # noqa: PLC0415
 
     os.environ.update(dict.fromkeys(SWITCHED_OFF, "0"))
     ray.init(

@@ -8,7 +8,7 @@ from fl_privacy.cli.secure_aggregation import secure_backend_of
 from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.backend import Backend, plain_loop
-from fl_privacy.parallel.ray_cluster import expect_answer
+from fl_privacy.parallel.cluster import expect_answer
 
 
 def backend_of(config: DictConfig) -> Backend:

@@ -17,14 +17,14 @@ from fl_privacy.config import compose, to_yaml
 from fl_privacy.config.check import expect_readable_updates
 from fl_privacy.config.foreign import expect_plain
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.backend import ClientSource, plain_loop
+from fl_privacy.experiment.backend import plain_loop
 from fl_privacy.experiment.build import build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.ground_truth import trains_on_others
 from fl_privacy.experiment.run import run_baseline, run_experiment
-from fl_privacy.federation import Server
+from fl_privacy.federation import ClientSource, Server
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
-from fl_privacy.flower.node_secret import SIMULATION_VARIABLE, is_simulation, node_secret
+from fl_privacy.flower.node_secrets import SIMULATION_VARIABLE, is_simulation, node_secret
 from fl_privacy.flower.records import PARTITION
 
 TIMEOUT = "round-timeout"

@@ -7,8 +7,8 @@ from omegaconf import DictConfig
 
 from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.backend import Backend, ClientSource
-from fl_privacy.federation import Server
+from fl_privacy.experiment.backend import Backend
+from fl_privacy.federation import ClientSource, Server
 from fl_privacy.interception import Audit, Interceptor
 
 

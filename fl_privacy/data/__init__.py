@@ -1,9 +1,15 @@
 """Data: loading any image data set into memory, and sharing it out between clients."""
 
 from fl_privacy.data.examples import Examples
-from fl_privacy.data.loader import Dataset, load_data, load_examples
-from fl_privacy.data.overview import partition_picture, partition_table
-from fl_privacy.data.partition import Dirichlet, Iid, Natural, Partition, Pathological
+from fl_privacy.data.loader import Dataset, load_data
+from fl_privacy.data.partition import (
+    Dirichlet,
+    Iid,
+    Natural,
+    Partition,
+    Pathological,
+    partition_table,
+)
 
 __all__ = [
     "Dataset",
@@ -14,7 +20,5 @@ __all__ = [
     "Partition",
     "Pathological",
     "load_data",
-    "load_examples",
-    "partition_picture",
     "partition_table",
 ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.data.source import ROOT_VARIABLE, Source, Tables, file_stamps, require
+from fl_privacy.data.sources import ROOT_VARIABLE, Source, Tables, file_stamps, require
 from fl_privacy.errors import UserError
 
 _IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}

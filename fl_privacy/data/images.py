@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from fl_privacy.data.source import require
+from fl_privacy.data.sources import require
 from fl_privacy.errors import UserError
 
 Cell = Mapping[str, Any]

@@ -3,19 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fl_privacy.data.cache import cached
 from fl_privacy.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, encode_labels, find_column
-from fl_privacy.data.embedded import MnistMini, Photographs
 from fl_privacy.data.examples import Examples
 from fl_privacy.data.folders import environment_folder, local_source
-from fl_privacy.data.hub import hub_source
 from fl_privacy.data.images import Fit, decode_images
-from fl_privacy.data.source import Source, require
+from fl_privacy.data.sources import MnistMini, Photographs, Source, hub_source, require
 from fl_privacy.errors import UserError
 
 _EMBEDDED: Mapping[str, Source] = {"mnist_mini": MnistMini(), "photograph": Photographs()}
@@ -95,14 +93,6 @@ def load_data(
     key = [name, *source.identity(), *map(str, astuple(reading))]
     train, test = cached(name, key, lambda: _read(source, reading, name))
     return Dataset(train, test, name)
-
-
-def load_examples(name: str, split: Literal["train", "test"], **settings: Any) -> Examples:
-    """One split of ``load_data(name, **settings)``."""
-    if split not in ("train", "test"):
-        raise UserError(f"The split is expected to be train or test, but got {split!r}.")
-    dataset = load_data(name, **settings)
-    return dataset.train if split == "train" else dataset.test
 
 
 def find_source(name: str, root: str | None = None) -> Source:

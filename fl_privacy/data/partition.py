@@ -7,7 +7,7 @@ The indices of a client are (N_i,) int64 and sorted; no example has two owners a
 import contextlib
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.data.examples import Examples
-from fl_privacy.data.source import require
+from fl_privacy.data.sources import require
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator, derive_seed
 
@@ -153,6 +153,19 @@ class Natural:
             )
         order = torch.randperm(len(groups), generator=derive_generator(seed, "groups")).tolist()
         return [torch.cat([groups[g] for g in order[i::num_clients]]).sort().values for i in range(num_clients)]
+
+
+def partition_table(examples: Examples, parts: Sequence[Tensor]) -> Tensor:
+    """How many examples of each class each client has.
+
+    Args:
+        examples: the set that was shared out.
+        parts: for each client (N_i,) indices.
+
+    Returns:
+        (clients, K) int64.
+    """
+    return torch.stack([examples.labels[part].bincount(minlength=examples.num_classes) for part in parts])
 
 
 def _check_clients(examples: Examples, num_clients: int, each: int = 1) -> None:

@@ -20,7 +20,7 @@ from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all
 from fl_privacy.models import has_batch_norm
 from fl_privacy.progress import counted
 from fl_privacy.results import Attacker, RunFolder
-from fl_privacy.threads import cpu_threads
+from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 logger = logging.getLogger(__name__)

@@ -1,13 +1,10 @@
 """What carries a round's messages: a plain loop here, Flower elsewhere; all give the same numbers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
-from fl_privacy.federation import Client, RoundReport, Server, run_rounds
+from fl_privacy.federation import ClientSource, RoundReport, Server, run_rounds
 from fl_privacy.interception import Audit, Interceptor
-
-ClientSource = Callable[[], Mapping[int, Client]]
-"""Makes the clients where they are to run; can be pickled."""
 
 
 class Backend(Protocol):

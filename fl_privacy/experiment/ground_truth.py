@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from fl_privacy.defenses import ClientState, Defense
-from fl_privacy.federation import Client
+from fl_privacy.federation import Client, Replay, examples_behind
 from fl_privacy.metrics.matching import hard_labels
 from fl_privacy.types import Batch, LocalPlan, Observation, VictimId
 
@@ -35,10 +35,7 @@ def ground_truth_of(clients: Mapping[int, Client], batch_size: int, states: Clie
 
     def find(victim: VictimId) -> Batch:
         client, state = clients[victim.client], states[victim.client]
-        if victim.probe is None:
-            batch = client.trained_batch(round=victim.round, state=state)
-        else:
-            batch = client.victim_batch(victim.probe, batch_size, state)
+        batch = examples_behind(client, victim, state, batch_size=batch_size)
         return _nearest(client, batch) if client.defense.examples else batch
 
     return find
@@ -55,11 +52,10 @@ def transformed_of(clients: Mapping[int, Client], batch_size: int, states: Clien
     states = fresh_states() if states is None else states
 
     def find(observation: Observation) -> Batch:
-        id, sent = observation.id, observation.sent
-        client, state = clients[id.client], states[id.client]
-        if id.probe is None:
-            return client.transformed_batch(sent, state, round=id.round)
-        return client.transformed_victim(sent, state, round=id.round, victim=id.probe, batch_size=batch_size)
+        client, state = clients[observation.id.client], states[observation.id.client]
+        return Replay(
+            client=client, victim=observation.id, sent=observation.sent, state=state, batch_size=batch_size
+        ).transformed
 
     return find
 

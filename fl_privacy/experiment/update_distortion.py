@@ -8,9 +8,8 @@ from torch import nn
 
 from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, first_layer
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
-from fl_privacy.defenses import Defense
 from fl_privacy.experiment.ground_truth import ClientStates, fresh_states
-from fl_privacy.federation import Client
+from fl_privacy.federation import Client, Replay
 from fl_privacy.metrics.distortion import Perturbation, linear_system, perturbation
 from fl_privacy.types import ModelState, Observation, Tensors
 
@@ -37,12 +36,8 @@ def update_distortion_of(
 
     def measure(observation: Observation) -> tuple[Perturbation, Mapping[str, float]]:
         id, sent = observation.id, observation.sent
-        undefended, state = _undefended(clients[id.client]), states[id.client]
-        if id.probe is None:
-            result = undefended.update(sent, state, round=id.round)
-        else:
-            result = undefended.probe(sent, state, round=id.round, victim=id.probe, batch_size=batch_size)
-        clean, seen = replace(observation, upload=result.upload).update(), observation.update()
+        replay = Replay(client=clients[id.client], victim=id, sent=sent, state=states[id.client], batch_size=batch_size)
+        clean, seen = replace(observation, upload=replay.undefended).update(), observation.update()
         alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
         names = layer(observation.model, observation.input_shape) if alone else None
         return perturbation(clean, seen), _solving(clean, seen, names) if names else {}
@@ -62,8 +57,3 @@ def _solving(clean: Tensors, seen: Tensors, names: tuple[str, str]) -> dict[str,
         "error_bound": trusted.error_bound,
         "solvable": float(trusted.solvable),
     }
-
-
-def _undefended(client: Client) -> Client:
-    """With the same examples to exchange, so that the same are compared."""
-    return replace(client, defense=Defense(parts=client.defense.parts, examples=client.defense.examples))

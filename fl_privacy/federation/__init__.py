@@ -1,6 +1,16 @@
 """A federated round without any framework: clients, server, and the plain loop over them."""
 
-from fl_privacy.federation.client import Client, LocalResult, Personalized, local_update, private_names, public_state
+from fl_privacy.federation.client import (
+    Client,
+    ClientSource,
+    LocalResult,
+    Personalized,
+    Replay,
+    examples_behind,
+    local_update,
+    private_names,
+    public_state,
+)
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model, mean_evaluation
 from fl_privacy.federation.guard import Failure, attempt, sort_out
 from fl_privacy.federation.rounds import RoundReport, finish_round, run_rounds, with_personalized
@@ -8,15 +18,18 @@ from fl_privacy.federation.server import Server, ServerPlan, upload_bytes
 
 __all__ = [
     "Client",
+    "ClientSource",
     "Evaluation",
     "Failure",
     "LocalResult",
     "Personalized",
+    "Replay",
     "RoundReport",
     "Server",
     "ServerPlan",
     "attempt",
     "evaluate_model",
+    "examples_behind",
     "finish_round",
     "local_update",
     "mean_evaluation",

@@ -1,8 +1,8 @@
 """The edge to Flower: clients, strategies, apps and backends; translates records, adds no mathematics."""
 
-from fl_privacy.flower.adapter import numpy_client_app, simulated_client_app
 from fl_privacy.flower.backends import run_in_process, run_on_grid, run_ray
-from fl_privacy.flower.client import (
+from fl_privacy.flower.client_app import numpy_client_app, simulated_client_app
+from fl_privacy.flower.clients import (
     ATSClient,
     DPClient,
     PassportClient,
@@ -12,13 +12,13 @@ from fl_privacy.flower.client import (
     SplitFedClient,
     SPNClient,
 )
-from fl_privacy.flower.defend import DefendedClient, defend
-from fl_privacy.flower.grid import LocalGrid
+from fl_privacy.flower.defended_client import DefendedClient, defend
 from fl_privacy.flower.interception import HonestButCurious
-from fl_privacy.flower.local_dp_mod import local_dp_mod
-from fl_privacy.flower.node_secret import node_secret
+from fl_privacy.flower.mods import local_dp_mod
+from fl_privacy.flower.node_secrets import node_secret
 from fl_privacy.flower.sane import Sane
 from fl_privacy.flower.strategy import Federated
+from fl_privacy.flower.transport import LocalGrid
 
 __all__ = [
     "ATSClient",

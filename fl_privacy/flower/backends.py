@@ -1,24 +1,20 @@
 """The rounds of a federation through Flower; for the same seed the same numbers as the plain loop."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flwr.serverapp import Grid
 
 from fl_privacy.defenses import ClientState
-from fl_privacy.federation import Client, RoundReport, Server
-from fl_privacy.flower.adapter import simulated_client_app
-from fl_privacy.flower.grid import FIRST_NODE, LocalGrid
+from fl_privacy.federation import ClientSource, RoundReport, Server
+from fl_privacy.flower.client_app import simulated_client_app
 from fl_privacy.flower.interception import HonestButCurious
-from fl_privacy.flower.memory import load_state
-from fl_privacy.flower.records import PARTITION
+from fl_privacy.flower.records import PARTITION, load_state
 from fl_privacy.flower.strategy import Federated
+from fl_privacy.flower.transport import FIRST_NODE, LocalGrid
 from fl_privacy.interception import Audit, Interceptor
 from fl_privacy.interception.side_information import States, no_states
-
-ClientSource = Callable[[], Mapping[int, Client]]
-"""Makes the clients where they are to run; for Ray it must be picklable, best a partial over a few strings."""
 
 OnRound = Callable[[RoundReport], None]
 

@@ -4,7 +4,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
@@ -14,13 +14,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client, Failure
-from fl_privacy.flower.adapter import simulated_client_app
-from fl_privacy.flower.grid import LocalGrid, failed
-from fl_privacy.parallel.ray_cluster import expect_ray, joins_cluster, one_line, ray_cluster
+from fl_privacy.federation import ClientSource, Failure
+from fl_privacy.flower.client_app import simulated_client_app
+from fl_privacy.flower.transport import LocalGrid, error_reply
+from fl_privacy.parallel.cluster import expect_ray, joins_cluster, one_line, ray_cluster
 from fl_privacy.progress import counted
-
-Source = Callable[[], Mapping[int, Client]]
 
 
 class ClientProcess:
@@ -80,13 +78,13 @@ class RayGrid(LocalGrid):
             if not ready:
                 ray.kill(actor)
                 self._idle.append(self._start())
-                replies.append(failed(message, Failure(f"no reply within {self._timeout:g} s (backend.timeout)")))
+                replies.append(error_reply(message, Failure(f"no reply within {self._timeout:g} s (backend.timeout)")))
                 next(progress, None)
                 continue
             try:
                 reply, self.contexts[message.metadata.dst_node_id] = ray.get(done)
             except ray.exceptions.RayError as error:
-                reply = failed(message, Failure(one_line(error)))
+                reply = error_reply(message, Failure(one_line(error)))
                 if isinstance(error, ray.exceptions.RayActorError):
                     actor = self._start()
             self._idle.append(actor)
@@ -97,7 +95,13 @@ class RayGrid(LocalGrid):
 
 @contextmanager
 def ray_grid(
-    clients: Sequence[int], source: Source, *, num_cpus: float, num_gpus: float, actors: int | None, timeout: float
+    clients: Sequence[int],
+    source: ClientSource,
+    *,
+    num_cpus: float,
+    num_gpus: float,
+    actors: int | None,
+    timeout: float,
 ) -> Iterator[RayGrid]:
     """A grid on a Ray cluster, joined or started, with as many actors as fit; see ``run_ray``."""
     _check_request(num_cpus, num_gpus, actors)

@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation.guard import FACTOR, Failure, attempt, sort_out
-from fl_privacy.flower.exchange import pair
 from fl_privacy.flower.records import NUM_EXAMPLES, all_arrays, to_tensors
+from fl_privacy.flower.transport import pair
 from fl_privacy.types import ModelState, Upload
 
 logger = logging.getLogger(__name__)

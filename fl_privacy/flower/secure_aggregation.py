@@ -40,10 +40,10 @@ from fl_privacy.federation import Client, RoundReport, Server
 from fl_privacy.federation.guard import unrounded
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.backends import quiet_flower
-from fl_privacy.flower.client import NAMES
-from fl_privacy.flower.grid import FIRST_NODE, LocalGrid
-from fl_privacy.flower.masked import COUNTS, MaskableClient, reproducible_mod
+from fl_privacy.flower.clients import COUNTS, NAMES, MaskableClient
+from fl_privacy.flower.mods import reproducible_mod
 from fl_privacy.flower.records import DEFENSE_SECONDS, PARTITION, ROUND, TRAIN_LOSS, to_array, to_tensor
+from fl_privacy.flower.transport import FIRST_NODE, LocalGrid
 from fl_privacy.types import Upload
 
 Fits = list[tuple[ClientProxy, FitRes]]
@@ -91,31 +91,36 @@ def run_secure_aggregation(
 
     mods = [reproducible_mod(server.seed), secaggplus_mod]
     grid = Traffic(server.clients, ClientApp(client_fn=make_client, mods=mods))
-    largest = max(p.number_of_examples for p in clients.values())
     workflow = SecAggPlusWorkflow(
         num_shares=1.0,
         reconstruction_threshold=threshold,
-        max_weight=float(largest),
+        max_weight=float(max(client.number_of_examples for client in clients.values())),
         clipping_range=float(clip),
         quantization_range=levels,
     )
     for round in range(1, rounds + 1):
-        grid.failed.clear()
-        started, before = time.perf_counter(), grid.received
-        strategy = _Summing(server, grid)
-        context = LegacyContext(_server_context(), strategy=strategy)
-        context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: round})
-        context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord()
-        with quiet_flower():
-            workflow(grid, context)
-        if strategy.report is None:
-            reasons = "; ".join(f"client {c}: {reason}" for c, reason in sorted(grid.failed.items())[:3])
-            raise UserError(
-                f"At least {threshold:.0%} of the clients are expected to answer in round {round}, but fewer did"
-                f" ({reasons}); fix the clients or lower secure_aggregation.threshold."
-            )
-        on_round(strategy.report(time.perf_counter() - started, grid.received - before))
+        on_round(_train_round(server, grid, workflow, round, threshold))
     return grid
+
+
+def _train_round(
+    server: Server, grid: "Traffic", workflow: SecAggPlusWorkflow, round: int, threshold: float
+) -> RoundReport:
+    grid.failed.clear()
+    started, before = time.perf_counter(), grid.received
+    strategy = _Summing(server, grid)
+    context = LegacyContext(_server_context(), strategy=strategy)
+    context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: round})
+    context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord()
+    with quiet_flower():
+        workflow(grid, context)
+    if strategy.report is None:
+        reasons = "; ".join(f"client {c}: {reason}" for c, reason in sorted(grid.failed.items())[:3])
+        raise UserError(
+            f"At least {threshold:.0%} of the clients are expected to answer in round {round}, but fewer did"
+            f" ({reasons}); fix the clients or lower secure_aggregation.threshold."
+        )
+    return strategy.report(time.perf_counter() - started, grid.received - before)
 
 
 class Traffic(LocalGrid):

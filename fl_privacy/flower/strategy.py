@@ -21,7 +21,6 @@ from fl_privacy.federation import (
     with_personalized,
 )
 from fl_privacy.federation.guard import attempt
-from fl_privacy.flower.exchange import pair
 from fl_privacy.flower.nodes import Nodes
 from fl_privacy.flower.records import (
     BATCH_SIZE,
@@ -39,6 +38,7 @@ from fl_privacy.flower.records import (
     read_result,
     state_records,
 )
+from fl_privacy.flower.transport import pair
 from fl_privacy.interception import Audit
 from fl_privacy.types import ModelState, VictimId
 

@@ -1,24 +1,20 @@
-"""Reads what ``capture`` wrote, trusting none of it: every value is checked, nothing named in a file is imported."""
+"""Reads captured updates, trusting none of it: every value is checked, nothing that is named in a file is imported."""
 
 import json
-import re
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor, nn
 
 from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation.guard import MOST_EXAMPLES
-from fl_privacy.interception.capture_writer import (
+from fl_privacy.interception.capture_files import (
     BUFFERS,
     FEATURES,
     FORMAT,
@@ -30,20 +26,12 @@ from fl_privacy.interception.capture_writer import (
     PUBLIC_IMAGES,
     PUBLIC_LABELS,
     UPDATE,
-    tensor_file,
+    CaptureFile,
 )
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
-_LATER = frozenset({"lr_decay", "lr_drops", "lr_drop_factor", "crop_padding", "flip", "augment_probes"})
-"""Fields of a plan that captures of earlier versions lack; those had their defaults."""
-
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """What parameters and images may be of."""
-
-MOST_JSON, MOST_TENSORS = 1 << 20, 1 << 30
-"""Bytes of a description; of a file of tensors, beside sixteen times those of the model."""
-
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def load_observations(folder: Path, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
@@ -71,23 +59,23 @@ class _Reader:
     """One observation's files."""
 
     def __init__(self, folder: Path, path: Path, model: nn.Module, inside: nn.Module) -> None:
-        self.folder, self.path, self.model, self.inside = folder, path, model, inside
+        self.file, self.model, self.inside = CaptureFile(folder, path), model, inside
         try:
             self.id = VictimId.parse(path.relative_to(folder).with_suffix("").as_posix())
         except ValueError:
-            self._refuse("its name is not round-R/client-C or round-R/client-C/victim-K")
+            self.file.refuse("its name is not round-R/client-C or round-R/client-C/victim-K")
 
     def observation(self, states: dict[str, ModelState], knowledge: dict[tuple[str, str], Knowledge]) -> Observation:
         """What the files hold; values that several observations share come from and go to the mappings."""
-        raw = self._json()
+        raw = self.file.json()
         if raw.get("format") != FORMAT or isinstance(raw["format"], bool):
-            self._refuse(f"has format {raw.get('format')!r} where {FORMAT} is expected")
+            self.file.refuse(f"has format {raw.get('format')!r} where {FORMAT} is expected")
         if raw.get("id") != str(self.id):
-            self._refuse(f"is of the observation {raw.get('id')!r}")
+            self.file.refuse(f"is of the observation {raw.get('id')!r}")
         sent, known = (
-            self._digest(raw, "sent"),
+            self.file.digest(raw, "sent"),
             (
-                self._digest(raw, "knowledge"),
+                self.file.digest(raw, "knowledge"),
                 json.dumps([raw.get(key) for key in ("defense", "same_data", "colluder", "features_at")]),
             ),
         )
@@ -112,11 +100,11 @@ class _Reader:
         parameters, buffers = self._split(digest, PARAMETERS, BUFFERS)
         assumed = parameters if private is None else {**parameters, **private.parameters}
         if missing := [name for name, _ in self.model.named_parameters() if name not in assumed]:
-            self._refuse(f"was sent no parameter {missing[0]}, which the model given has")
+            self.file.refuse(f"was sent no parameter {missing[0]}, which the model given has")
         return ModelState(self._parameters(parameters), self._buffers(buffers))
 
     def _upload(self, raw: Mapping[str, Any]) -> Upload:
-        update, buffers = self._split(self._digest(raw, "upload"), UPDATE, BUFFERS)
+        update, buffers = self._split(self.file.digest(raw, "upload"), UPDATE, BUFFERS)
         return Upload(
             tensors=self._parameters(update),
             buffers=self._buffers(buffers),
@@ -124,7 +112,7 @@ class _Reader:
         )
 
     def _knowledge(self, raw: Mapping[str, Any]) -> Knowledge:
-        tensors = self._tensors(self._digest(raw, "knowledge"))
+        tensors = self._tensors(self.file.digest(raw, "knowledge"))
         labels, images, guess = tensors.get(LABELS), tensors.get(PUBLIC_IMAGES), tensors.get(GUESS)
         classes = tensors.get(PUBLIC_LABELS)
         self._expect_images(images, "public images", raw)
@@ -132,20 +120,20 @@ class _Reader:
         self._expect_classes(labels, "labels", raw)
         self._expect_classes(classes, "classes of public images", raw)
         if classes is not None and (images is None or classes.shape != images.shape[:1]):
-            self._refuse(f"has classes of public images of shape {tuple(classes.shape)}")
+            self.file.refuse(f"has classes of public images of shape {tuple(classes.shape)}")
         if (features := tensors.get(FEATURES)) is not None and features.dtype not in FLOATS:
-            self._refuse(f"has features of type {features.dtype}")
+            self.file.refuse(f"has features of type {features.dtype}")
         same_data = raw.get("same_data")
         if not isinstance(same_data, str | None):
-            self._refuse(f"has the name {same_data!r} for its examples")
+            self.file.refuse(f"has the name {same_data!r} for its examples")
         colluder = raw.get("colluder")
         if not fits(colluder, int | None):
-            self._refuse(f"has the colluding client {colluder!r}")
+            self.file.refuse(f"has the colluding client {colluder!r}")
         features_at = raw.get("features_at")
         if not isinstance(features_at, str | None) or (
             features_at and features_at not in dict(self.model.named_modules())
         ):
-            self._refuse(f"has features that enter {features_at!r}")
+            self.file.refuse(f"has features that enter {features_at!r}")
         return Knowledge(
             labels=labels,
             defense=self._defense(raw.get("defense")),
@@ -163,15 +151,15 @@ class _Reader:
         try:
             return None if raw is None else from_plain(raw)
         except UserError as error:
-            self._refuse(f"has a defense that is told otherwise: {error}")
+            self.file.refuse(f"has a defense that is told otherwise: {error}")
 
     def _expect_images(self, images: Tensor | None, what: str, raw: Mapping[str, Any]) -> None:
         if images is None:
             return
         if images.shape[1:] != self._shape(raw.get("input_shape")) or images.dtype not in FLOATS:
-            self._refuse(f"has {what} of shape {tuple(images.shape)} and type {images.dtype}")
+            self.file.refuse(f"has {what} of shape {tuple(images.shape)} and type {images.dtype}")
         if images.numel() and not (images.min() >= 0 and images.max() <= 1):
-            self._refuse(f"has {what} beyond 0..1")
+            self.file.refuse(f"has {what} beyond 0..1")
 
     def _expect_classes(self, classes: Tensor | None, what: str, raw: Mapping[str, Any]) -> None:
         """(B,) indices within 0..K-1 or (B, K) probabilities."""
@@ -181,9 +169,9 @@ class _Reader:
         indices = classes.dim() == 1 and classes.dtype == torch.int64
         mixed = classes.dim() == 2 and classes.shape[1] == count and classes.dtype in FLOATS
         if not indices and not mixed:
-            self._refuse(f"has {what} of shape {tuple(classes.shape)} and type {classes.dtype}")
+            self.file.refuse(f"has {what} of shape {tuple(classes.shape)} and type {classes.dtype}")
         if classes.numel() and not (classes.min() >= 0 and classes.max() <= (count - 1 if indices else 1)):
-            self._refuse(f"has {what} beyond the {count} classes")
+            self.file.refuse(f"has {what} beyond the {count} classes")
 
     def _private(self, tensors: Tensors) -> ModelState | None:
         def below(prefix: str) -> dict[str, Tensor]:
@@ -194,30 +182,24 @@ class _Reader:
 
     def _plan(self, raw: object) -> LocalPlan:
         if not isinstance(raw, dict):
-            self._refuse("has no plan")
+            self.file.refuse("has no plan")
         types = typing.get_type_hints(LocalPlan)
         for key, value in raw.items():
             if key not in types or not fits(value, types[key]):
-                self._refuse(f"has {key}={value!r} in its plan")
-        if missing := [f.name for f in fields(LocalPlan) if f.name not in raw and f.name not in _LATER]:
-            self._refuse(f"has no {missing[0]} in its plan")
+                self.file.refuse(f"has {key}={value!r} in its plan")
+        if missing := [f.name for f in fields(LocalPlan) if f.name not in raw]:
+            self.file.refuse(f"has no {missing[0]} in its plan")
         return LocalPlan(**raw)
 
     def _shape(self, raw: object) -> tuple[int, ...]:
         if not isinstance(raw, list) or not raw or not all(fits(n, int) and n > 0 for n in raw):
-            self._refuse(f"has the input shape {raw!r}")
+            self.file.refuse(f"has the input shape {raw!r}")
         return tuple(raw)
 
     def _count(self, raw: Mapping[str, Any], key: str) -> int:
         value = raw.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_EXAMPLES:
-            self._refuse(f"has {key} {value!r}")
-        return value
-
-    def _digest(self, raw: Mapping[str, Any], key: str) -> str:
-        value = raw.get(key)
-        if not isinstance(value, str) or not _DIGEST.fullmatch(value):
-            self._refuse(f"names no tensors for {key}")
+            self.file.refuse(f"has {key} {value!r}")
         return value
 
     def _parameters(self, tensors: Tensors) -> Tensors:
@@ -230,59 +212,23 @@ class _Reader:
         """``tensors`` in the order of ``known``, which their file does not keep."""
         for name, tensor in tensors.items():
             if name not in known:
-                self._refuse(f"holds a {what} {name}, which the model given lacks")
+                self.file.refuse(f"holds a {what} {name}, which the model given lacks")
             exact = what == "buffer" and not known[name].is_floating_point()
             if tensor.dtype not in ((known[name].dtype,) if exact else FLOATS):
-                self._refuse(f"holds {name} of type {str(tensor.dtype).removeprefix('torch.')}")
+                self.file.refuse(f"holds {name} of type {str(tensor.dtype).removeprefix('torch.')}")
             if tensor.shape != known[name].shape:
                 shapes = f"{tuple(tensor.shape)} where the model given has {tuple(known[name].shape)}"
-                self._refuse(f"holds {name} of shape {shapes}")
+                self.file.refuse(f"holds {name} of shape {shapes}")
         return {name: tensors[name] for name in known if name in tensors}
 
     def _split(self, digest: str, *prefixes: str) -> tuple[dict[str, Tensor], ...]:
         tensors = self._tensors(digest)
         if stray := [name for name in tensors if not name.startswith(prefixes)]:
-            self._refuse(f"holds an unknown tensor {stray[0]}")
+            self.file.refuse(f"holds an unknown tensor {stray[0]}")
         return tuple(
             {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
             for prefix in prefixes
         )
 
     def _tensors(self, digest: str) -> dict[str, Tensor]:
-        path = tensor_file(self.folder, digest)
-        data = self._read(path, MOST_TENSORS + 16 * sum(t.nbytes for t in self.model.state_dict().values()))
-        if sha256(data).hexdigest() != digest:
-            self._refuse(f"has damaged tensors in {path.name}")
-        try:
-            tensors = load(data)
-        except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, AttributeError):
-            self._refuse(f"has tensors in {path.name} that are no safetensors of PyTorch's types")
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not tensor.isfinite().all():
-                self._refuse(f"holds {name} with values that are not finite")
-        return tensors
-
-    def _json(self) -> dict[str, Any]:
-        try:
-            raw = json.loads(self._read(self.path, MOST_JSON))
-        except (ValueError, RecursionError):
-            self._refuse("is no JSON")
-        if not isinstance(raw, dict):
-            self._refuse("describes no observation")
-        return raw
-
-    def _read(self, path: Path, most: int) -> bytes:
-        try:
-            if not path.is_file():
-                self._refuse(f"{path.name} is no file")
-            if path.stat().st_size > most:
-                self._refuse(f"{path.name} is larger than any such file ({most >> 20} MiB)")
-            return path.read_bytes()
-        except OSError as error:
-            self._refuse(f"can't be read in whole ({path.name}: {error.strerror})")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise UserError(
-            f"{self.path} is expected to be a captured update of the model given, but {what};"
-            " choose the model it was captured with, or remove the file."
-        )
+        return self.file.tensors(digest, 16 * sum(t.nbytes for t in self.model.state_dict().values()))

@@ -1,9 +1,4 @@
-"""Intercepted updates on disk, to be attacked later or elsewhere: safetensors and JSON, for their owner's eyes only.
-
-``FOLDER/round-1/client-2/victim-0.json`` describes an observation and names its tensors by the SHA-256 of their file,
-``FOLDER/tensors/DIGEST.safetensors``; what observations share, like the model as sent, is stored once. The JSON is
-written last, so that whatever a killed run leaves behind is complete.
-"""
+"""Writes intercepted updates as ``capture_files`` lays them out."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -17,15 +12,21 @@ from torch import Tensor
 from fl_privacy.effects import to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private
+from fl_privacy.interception.capture_files import (
+    BUFFERS,
+    FEATURES,
+    FORMAT,
+    GUESS,
+    LABELS,
+    PARAMETERS,
+    PRIVATE_BUFFERS,
+    PRIVATE_PARAMETERS,
+    PUBLIC_IMAGES,
+    PUBLIC_LABELS,
+    UPDATE,
+    tensor_file,
+)
 from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Upload, VictimId
-
-FORMAT = 1
-"""Version of the layout."""
-
-PARAMETERS, BUFFERS, UPDATE = "parameters/", "buffers/", "update/"
-LABELS, PUBLIC_IMAGES, PUBLIC_LABELS, GUESS = "labels", "public_images", "public_labels", "guess"
-FEATURES, PRIVATE_PARAMETERS, PRIVATE_BUFFERS = "features", "private_parameters/", "private_buffers/"
-"""Names in the tensor files; those that end in a slash are prefixes."""
 
 
 def save_observation(observation: Observation, folder: Path) -> Path:
@@ -35,11 +36,6 @@ def save_observation(observation: Observation, folder: Path) -> Path:
         UserError: its knowledge of the defense is no JSON.
     """
     return CaptureWriter(folder).write(observation)
-
-
-def tensor_file(folder: Path, digest: str) -> Path:
-    """Where the tensors with this digest are."""
-    return folder / "tensors" / f"{digest}.safetensors"
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from fl_privacy.defenses import ClientState
 from fl_privacy.defenses.private_layers.split import draw_own
 from fl_privacy.errors import UserError
-from fl_privacy.federation.client.client import Client
+from fl_privacy.federation.client import Client, Replay
 from fl_privacy.federation.client.private_part import join_private, private_values
 from fl_privacy.gradients import set_mode
 from fl_privacy.models import Front, cut_layer
@@ -76,12 +76,8 @@ class Insider:
         id, sent = observation.id, observation.sent
         victim, state = self.clients[id.client], states(id.client)
         scratch = ClientState(dict(state.tensors))
-        seen = (
-            victim.transformed_batch(sent, scratch, round=id.round)
-            if id.probe is None
-            else victim.transformed_victim(sent, scratch, round=id.round, victim=id.probe, batch_size=self.batch_size)
-        )
-        features = self._features(victim, sent, state, seen, observation.plan)
+        replay = Replay(client=victim, victim=id, sent=sent, state=scratch, batch_size=self.batch_size)
+        features = self._features(victim, sent, state, replay.transformed, observation.plan)
         return told.told(features=features, features_at=self.features_at)
 
     def _stand_in(self, model: nn.Module, sent: ModelState, states: States) -> tuple[nn.Module, ModelState | None]:

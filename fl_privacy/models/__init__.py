@@ -1,18 +1,15 @@
 """The models, by import path; any ``torch.nn.Module`` of the user's own does as well."""
 
-from fl_privacy.models.alexnet import AlexNet
+from fl_privacy.models.block_networks import VGG16, AlexNet
 from fl_privacy.models.build import build_model, check_model
 from fl_privacy.models.convnet import ConvNet
 from fl_privacy.models.cut import Front, Rest, cut_layer
 from fl_privacy.models.initialize import INITIALIZERS, initialize
 from fl_privacy.models.layers import ACTIVATIONS, InputNormalization, has_batch_norm
-from fl_privacy.models.lenet import DLNet, LeNet
-from fl_privacy.models.lenet5 import LeNet5
+from fl_privacy.models.lenet import DLNet, LeNet, LeNet5
 from fl_privacy.models.mlp import MLP
-from fl_privacy.models.mobilenet import MobileNetV2
 from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
-from fl_privacy.models.vgg import VGG16
-from fl_privacy.models.vit import ViT
+from fl_privacy.models.torchvision_models import MobileNetV2, ViT
 
 __all__ = [
     "ACTIVATIONS",

@@ -6,9 +6,11 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from fl_privacy.errors import UserError
 from fl_privacy.models.initialize import initialize
 from fl_privacy.models.layers import activation as new_activation
 from fl_privacy.models.layers import input_normalization, require_positive, resolve_strides
+from fl_privacy.models.layers import pooling as new_pooling
 
 
 class LeNet(nn.Module):
@@ -69,3 +71,61 @@ class DLNet(LeNet):
     """
 
     default_strides = (2, 2, 1, 1)
+
+
+class LeNet5(nn.Module):
+    """LeNet of FDL-PP (Gu et al., 2021, Table 2): convolutions 6, 16 and 120 of 5x5, then linear 84 and K.
+
+    2x2 pooling follows the first two convolutions, of which only the first pads, so that 28x28 images end as 1x1.
+    Any number of channels and images from 28x28 fit.
+
+    Args:
+        in_channels: C of the images.
+        image_size: their height and width.
+        num_classes: K.
+        activation: after each layer but the last, one of ``layers.ACTIVATIONS``.
+        pooling: ``max`` as published, or ``avg``.
+        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
+        init: weight initialization, one of ``initialize.INITIALIZERS``.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        image_size: int,
+        num_classes: int,
+        activation: str = "relu",
+        pooling: str = "max",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        init: str = "default",
+    ) -> None:
+        super().__init__()
+        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        side = (image_size // 2 - 4) // 2 - 4
+        if side < 1:
+            raise UserError(
+                f"LeNet5 expects images of at least 28x28 pixels, but got {image_size}x{image_size};"
+                " set data.image_size=28."
+            )
+        self.normalize = input_normalization(mean, std, in_channels)
+        self.features = nn.Sequential(
+            nn.Conv2d(in_channels, 6, 5, padding=2),
+            new_activation(activation),
+            new_pooling(pooling),
+            nn.Conv2d(6, 16, 5),
+            new_activation(activation),
+            new_pooling(pooling),
+            nn.Conv2d(16, 120, 5),
+            new_activation(activation),
+        )
+        self.classifier = nn.Sequential(
+            nn.Linear(120 * side * side, 84), new_activation(activation), nn.Linear(84, num_classes)
+        )
+        initialize(self, init)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
+        return logits

@@ -2,8 +2,9 @@
 
 import logging
 import math
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,7 @@ import torch
 
 from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
 from fl_privacy.errors import UserError
-from fl_privacy.parallel.ray_cluster import cause_of, expect_answer, expect_ray, one_line, ray_cluster
-from fl_privacy.parallel.shard import attack_part, cut
+from fl_privacy.parallel.cluster import cause_of, expect_answer, expect_ray, one_line, ray_cluster
 from fl_privacy.parallel.tally import Tally
 from fl_privacy.types import Observation, Reconstruction
 
@@ -138,3 +138,44 @@ def _result(task: Any, observations: Sequence[Observation]) -> list[Reconstructi
         warnings.warn(message, stacklevel=2)
     results: list[Reconstruction] = found
     return results
+
+
+_TELL_EVERY = 0.5
+
+Tell = Callable[[float], object]
+"""Takes the number of victims that are done."""
+
+
+def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
+    """Positions of ``observations`` in at most ``parts`` parts of about the same size, in order.
+
+    Updates that are known to come from the same examples stay together.
+    """
+    units: dict[tuple[bool, str], list[int]] = {}
+    for position, observation in enumerate(observations):
+        same = observation.knowledge.same_data
+        units.setdefault((same is None, same or str(observation.id)), []).append(position)
+    lists, count = list(units.values()), min(parts, len(units))
+    return [
+        [position for unit in lists[k * len(lists) // count : (k + 1) * len(lists) // count] for position in unit]
+        for k in range(count)
+    ]
+
+
+def attack_part(
+    attack: ReconstructionAttack, observations: Sequence[Observation], *, seed: int, threads: int, tell: Tell
+) -> tuple[list[Reconstruction], list[str]]:
+    """The reconstructions of a part, and the warnings on the way, which nobody would see otherwise."""
+    torch.set_num_threads(threads)
+    told = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > _TELL_EVERY:
+            told = time.monotonic()
+            tell(len(observations) * done / max(total, 1))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        found = attack(observations, seed=seed, progress=progress)
+    return found, list(dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)))

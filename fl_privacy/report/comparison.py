@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fl_privacy.metrics import METRICS, THRESHOLDS, aggregate, pmm
+from fl_privacy.metrics import METRICS, aggregate, pmm
 from fl_privacy.report.charts import Curve, Point, line_chart, scatter_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric, percent
@@ -160,15 +160,14 @@ def _charts(rows: Sequence[Row]) -> dict[str, Markup]:
         points = _points(tested, name, use_pmm=use_pmm)
         if not points:
             continue
-        title, bound = METRICS[name].title, next(t for t in THRESHOLDS if t.metric == name)
-        unit = f", {METRICS[name].unit}" if METRICS[name].unit else ""
-        charts[f"{title} beside accuracy"] = scatter_chart(
+        shown = METRICS[name]
+        charts[f"{shown.title} beside accuracy"] = scatter_chart(
             points,
             x="PMM, percent" if use_pmm else "Test accuracy, percent",
-            y=f"{title}{unit} ({METRICS[name].leaks} leaks)",
-            bound=bound.value,
-            bound_label=f"recognizable {bound.leaks}",
-            alt=f"{title} against accuracy: "
+            y=shown.axis,
+            bound=shown.bound,
+            bound_label=f"recognizable {shown.recognizable}",
+            alt=f"{shown.title} against accuracy: "
             + ", ".join(f"{p.label} at {p.x:.1f} %, {metric(p.y, name)}" for p in points),
         )
     return charts

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from fl_privacy.metrics import METRICS, THRESHOLDS
+from fl_privacy.metrics import METRICS
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric
 from fl_privacy.report.page import link_to, render
@@ -71,19 +71,19 @@ def _chart(rows: Sequence[Row], attack: str, name: str, best: Row | None) -> Mar
         ]
     if not curves:
         return None
-    bound, unit = next(t for t in THRESHOLDS if t.metric == name), METRICS[name].unit
+    shown = METRICS[name]
     ringed = best and max(
         (p for v in best.leakage if v.attack == attack and (p := _point(best, v, name, use_pmm=use_pmm))),
-        key=lambda p: p.y if METRICS[name].leaks == "high" else -p.y,
+        key=lambda p: p.y if shown.leaks == "high" else -p.y,
         default=None,
     )
     return trade_off_chart(
         curves,
         x="PMM, percent of the undefended accuracy" if use_pmm else "Test accuracy, percent",
-        y=f"{METRICS[name].title}{f', {unit}' if unit else ''} ({METRICS[name].leaks} leaks)",
-        alt=f"{METRICS[name].title} under {attack} over utility: " + _in_words(rows, attack, name),
-        bound=bound.value,
-        bound_label=f"recognizable {bound.leaks}",
+        y=shown.axis,
+        alt=f"{shown.title} under {attack} over utility: " + _in_words(rows, attack, name),
+        bound=shown.bound,
+        bound_label=f"recognizable {shown.recognizable}",
         ring=(ringed.x, ringed.y) if ringed else None,
     )
 

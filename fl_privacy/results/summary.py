@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fl_privacy.metrics import METRICS, THRESHOLDS, Statistic, aggregate, pmm
+from fl_privacy.metrics import METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
 from fl_privacy.results.records import Attacker, records_of
 
@@ -110,15 +110,15 @@ def _leakage(victims: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str,
         "metrics": _statistics(victims, group=lambda victim: victim["id"]),
         "thresholds": [
             {
-                "metric": t.metric,
-                "value": t.value,
-                "leaks": t.leaks,
-                "source": t.source,
-                "recognizable": sum(map(t.is_leak, columns[t.metric])),
-                "n": len(columns[t.metric]),
+                "metric": name,
+                "value": metric.threshold.value,
+                "leaks": metric.recognizable,
+                "source": metric.threshold.source,
+                "recognizable": sum(map(metric.is_leak, columns[name])),
+                "n": len(columns[name]),
             }
-            for t in THRESHOLDS
-            if columns.get(t.metric)
+            for name, metric in METRICS.items()
+            if metric.threshold and columns.get(name)
         ],
         "tracing": _tracing(traced),
         "label_sources": dict(sources),

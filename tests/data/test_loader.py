@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError
 
-from fl_privacy.data import load_data, load_examples
+from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
 
 hf = pytest.importorskip("datasets")
@@ -81,7 +81,6 @@ def test_parquet_folder(root, picture):
     assert torch.equal(dataset.test.images[1], expected)
     batch = dataset.test.batch(torch.tensor([1]))
     torch.testing.assert_close(batch.inputs[0], expected.float() / 255)
-    assert torch.equal(load_examples("pets", "test", root=str(root)).images, dataset.test.images)
 
 
 def test_groups_are_kept_alike_in_both_splits(root):
@@ -211,11 +210,6 @@ def test_missing_environment_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("FL_PRIVACY_DATA", str(tmp_path / "gone"))
     with pytest.raises(UserError, match="FL_PRIVACY_DATA"):
         load_data("cifar10")
-
-
-def test_unknown_split():
-    with pytest.raises(UserError, match="train or test"):
-        load_examples("mnist_mini", "dev")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fl_privacy.data import Dirichlet, Iid, Natural, Pathological, partition_picture, partition_table
+from fl_privacy.data import Dirichlet, Iid, Natural, Pathological, partition_table
 from fl_privacy.errors import UserError
 
 pytest.importorskip("flwr_datasets")
@@ -159,14 +159,3 @@ def test_table_counts(labelled):
     examples = labelled(count=6, classes=3)
     table = partition_table(examples, [torch.tensor([0, 1, 3]), torch.tensor([2, 4, 5])])
     assert table.tolist() == [[2, 1, 0], [0, 1, 2]]
-
-
-@pytest.mark.parametrize(("clients", "classes"), [(2, 2), (10, 20), (60, 24)])
-def test_picture_is_written(labelled, tmp_path, clients, classes):
-    image = pytest.importorskip("PIL.Image")
-    examples = labelled(classes=classes)
-    table = partition_table(examples, Iid()(examples, num_clients=clients, seed=0))
-    partition_picture(table, examples.class_names, tmp_path / "who.png")
-    with image.open(tmp_path / "who.png") as picture:
-        assert picture.width > 600
-        assert len(picture.convert("RGB").getcolors(1 << 20)) > classes

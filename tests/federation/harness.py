@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from fl_privacy.data.examples import Examples
 from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.effects import Part
-from fl_privacy.federation import Client, RoundReport, Server, ServerPlan
+from fl_privacy.federation import Client, Replay, RoundReport, Server, ServerPlan
 from fl_privacy.interception import Audit, Interceptor, spread_probes
-from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, VictimId
 
 CLASSES, SIDE, CLIENTS, EXAMPLES_EACH = 4, 6, 3, 12
 FEDAVG = LocalPlan(shares="delta", lr=0.1, epochs=2, batch_size=5, momentum=0.9)
@@ -186,3 +186,9 @@ def assert_same_observations(left: list[Observation], right: list[Observation]) 
         assert_same_tensors(a.upload.tensors, b.upload.tensors)
         assert_same_tensors(a.upload.buffers, b.upload.buffers)
         assert a.upload.num_examples == b.upload.num_examples
+
+
+def replay(client: Client, victim: VictimId, batch_size: int = 1) -> Replay:
+    """Of what ``client`` made of the initial model, before it kept anything."""
+    sent = ModelState.of(small_net())
+    return Replay(client=client, victim=victim, sent=sent, state=ClientState(), batch_size=batch_size)

@@ -10,7 +10,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.client.examples import local_batches
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.interception import Audit, Probe, audited_rounds, spread_probes
-from fl_privacy.types import LocalPlan, ModelState
+from fl_privacy.types import LocalPlan, ModelState, VictimId
 from tests.federation import harness
 
 SENT = ModelState.of(harness.small_net())
@@ -98,7 +98,7 @@ def test_the_trained_batch_is_what_the_update_was_made_of() -> None:
     plain = {i: replace(p, defense=harness.Defense()) for i, p in harness.clients(harness.FEDSGD).items()}
     client = plain[0]
 
-    batch = client.trained_batch(round=3)
+    batch = harness.replay(client, VictimId(3, 0)).examples
 
     model = harness.small_net()
     torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()

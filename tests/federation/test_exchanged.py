@@ -8,7 +8,7 @@ import torch
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
-from fl_privacy.types import LocalPlan, ModelState
+from fl_privacy.types import LocalPlan, ModelState, VictimId
 from tests.federation import harness
 
 SENT = ModelState.of(harness.small_net())
@@ -62,26 +62,27 @@ def test_the_transformed_victim_is_what_the_upload_is_the_gradient_of() -> None:
     client = defended_client(replace(harness.DATA, upload=()))
     for round, victim in ((1, 0), (2, 3)):
         probe = client.probe(SENT, ClientState(), round=round, victim=victim, batch_size=2)
-        seen = client.transformed_victim(SENT, ClientState(), round=round, victim=victim, batch_size=2)
+        seen = harness.replay(client, VictimId(round, 0, victim), 2).transformed
         torch.testing.assert_close(probe.upload.tensors["out.weight"], gradient_of(seen))
 
 
 def test_the_transformed_batch_is_what_the_update_is_the_gradient_of() -> None:
     client = defended_client(replace(harness.DATA, upload=()), replace(EVAL, batch_size=5))
     update = client.update(SENT, ClientState(), round=3)
-    seen = client.transformed_batch(SENT, ClientState(), round=3)
+    seen = harness.replay(client, VictimId(3, 0)).transformed
     torch.testing.assert_close(update.upload.tensors["out.weight"], gradient_of(seen))
 
 
 @pytest.mark.parametrize("plan", [EVAL, harness.FEDAVG], ids=["one step", "epochs"])
 def test_transformed_images_come_in_the_order_of_the_originals(plan: LocalPlan) -> None:
     client = defended_client(Defense(data=(harness.brightened,)), plan)
+    updated = harness.replay(client, VictimId(2, 0))
     pairs = [
         (
             client.victim_batch(1, 4),
-            client.transformed_victim(SENT, ClientState(), round=1, victim=1, batch_size=4),
+            harness.replay(client, VictimId(1, 0, 1), 4).transformed,
         ),
-        (client.trained_batch(round=2), client.transformed_batch(SENT, ClientState(), round=2)),
+        (updated.examples, updated.transformed),
     ]
     for original, transformed in pairs:
         assert torch.equal(original.labels, transformed.labels)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_privacy.attacks.feature_inversion.problem import InversionProblem
-from fl_privacy.attacks.gradient_inversion.space import Space
+from fl_privacy.attacks.gradient_inversion.initialization import Space
 from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp, none, split_fed
 from fl_privacy.effects import Part
 from fl_privacy.errors import UserError
@@ -306,7 +306,7 @@ def test_an_update_is_captured_beside_what_the_client_held_before_it(backend: An
         _, expected = clients[2].private_part(observation.sent, ClientState())
         harness.assert_same_state(observation.knowledge.private, expected)
         _, own = clients[client].private_part(observation.sent, ClientState())
-        images = clients[client].trained_batch(round=1).inputs
+        images = harness.replay(clients[client], VictimId(1, client)).examples.inputs
         features = torch.nn.functional.conv2d(
             images, own.parameters["conv.weight"], own.parameters["conv.bias"], padding=1
         )
@@ -321,13 +321,11 @@ def test_features_are_those_of_the_images_that_the_client_trained_on(backend: An
     _, recording, kept = run(defense, backend, plan, harness.updates(1), colluder=2, knows_features=True)
 
     client, observation = clients_of(defense, plan)[0], recording.observations[0]
+    replay = harness.replay(client, observation.id)
     _, own = client.private_part(observation.sent, ClientState())
     features = [
         torch.nn.functional.conv2d(batch.inputs, own.parameters["conv.weight"], own.parameters["conv.bias"], padding=1)
-        for batch in (
-            client.transformed_batch(observation.sent, ClientState(), round=1),
-            client.trained_batch(round=1),
-        )
+        for batch in (replay.transformed, replay.examples)
     ]
     torch.testing.assert_close(observation.knowledge.features, features[0])
     assert not torch.allclose(features[0], features[1])

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, Strategy
 
 from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, simulated_client_app
-from fl_privacy.flower.grid import FIRST_NODE
+from fl_privacy.flower.transport import FIRST_NODE
 from fl_privacy.interception import Audit, Interceptor
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 from tests.federation import harness

@@ -11,9 +11,8 @@ from flwr.serverapp.strategy import FedAvg
 
 from fl_privacy.errors import UserError
 from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, Sane, numpy_client_app, simulated_client_app
-from fl_privacy.flower.encoded import STYPE
-from fl_privacy.flower.grid import FIRST_NODE
-from fl_privacy.flower.records import METRICS, PARAMETERS
+from fl_privacy.flower.records import METRICS, PARAMETERS, STYPE
+from fl_privacy.flower.transport import FIRST_NODE
 from fl_privacy.types import LocalPlan, VictimId
 from tests.federation import harness
 

@@ -10,8 +10,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from fl_privacy.defenses import ClientState, Defense, instahide, spn
 from fl_privacy.errors import UserError
 from fl_privacy.flower import LocalGrid, run_on_grid, simulated_client_app
-from fl_privacy.flower.memory import MEMORY, load_state, save_state
-from fl_privacy.flower.records import to_record, to_tensors
+from fl_privacy.flower.records import MEMORY, load_state, save_state, to_record, to_tensors
 from tests.federation import harness
 
 

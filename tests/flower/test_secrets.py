@@ -39,11 +39,11 @@ from fl_privacy.flower import (
     local_dp_mod,
     node_secret,
 )
-from fl_privacy.flower.grid import FIRST_NODE
-from fl_privacy.flower.node_secret import FILE, kept_secret
+from fl_privacy.flower.node_secrets import FILE, kept_secret
 from fl_privacy.flower.records import CONFIG, ROUND, read_result, state_records
+from fl_privacy.flower.transport import FIRST_NODE
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator, derive_seed
-from fl_privacy.types import LocalPlan, ModelState, Tensors
+from fl_privacy.types import LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness
 
 CLIENT, SCALE = 3, 0.1
@@ -269,7 +269,7 @@ def test_a_private_head_is_the_same_after_its_node_has_lost_its_memory(folder: P
 
 def test_what_a_deployed_client_trained_on_is_not_repeated() -> None:
     with pytest.raises(UserError, match="expected to be simulated"):
-        unseeded().trained_batch(round=1)
+        assert harness.replay(unseeded(), VictimId(1, 0)).examples
 
 
 def test_the_victims_of_an_audited_client_are_those_that_the_auditor_knows() -> None:

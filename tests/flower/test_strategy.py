@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Server, ServerPlan, run_rounds
 from fl_privacy.flower import Federated, LocalGrid, run_on_grid, simulated_client_app
-from fl_privacy.flower.grid import FIRST_NODE
+from fl_privacy.flower.transport import FIRST_NODE
 from fl_privacy.interception import Audit
 from tests.federation import harness
 

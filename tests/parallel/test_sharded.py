@@ -13,7 +13,7 @@ from fl_privacy.attacks import GradientInversion, Progress, idlg, no_progress
 from fl_privacy.config import compose
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_attack
-from fl_privacy.parallel.ray_cluster import expect_answer
+from fl_privacy.parallel.cluster import expect_answer
 from fl_privacy.parallel.sharded import ShardedAttack
 from fl_privacy.types import Observation, Reconstruction
 from tests.attacks.victims import observations, smooth_net
@@ -93,7 +93,7 @@ def test_one_part_needs_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_ray_shards_are_refused_before_anything_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_privacy.parallel.ray_cluster.find_spec", lambda name: None)
+    monkeypatch.setattr("fl_privacy.parallel.cluster.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"attack\.shards=2 is expected to find Ray"):
         build_attack(compose(["attack=idlg", "attack.shards=2"]))
 

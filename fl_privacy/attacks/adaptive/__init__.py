@@ -1,24 +1,29 @@
 """What an attack that knows the defense does about it."""
 
-from fl_privacy.attacks.adaptive.circumstances import Scene
+from fl_privacy.attacks.adaptive.assumed_transform import AssumedTransform, choose_transforms
+from fl_privacy.attacks.adaptive.clip import Clips
+from fl_privacy.attacks.adaptive.constraints import Constraints, HiddenGradient, Unknowns, UpdateConstraints
+from fl_privacy.attacks.adaptive.countermeasures import Circumstances, Countermeasure, countermeasures
 from fl_privacy.attacks.adaptive.estimates import (
     estimate_clip_norm,
     estimate_noise_std,
-    estimate_sparsity,
     estimate_step,
 )
-from fl_privacy.attacks.adaptive.known_defense import Counter, Told, counter
-from fl_privacy.attacks.gradient_inversion.rounds import Victim, victims_of
+from fl_privacy.attacks.adaptive.known_defense import KnownDefense
 
 __all__ = [
-    "Counter",
-    "Scene",
-    "Told",
-    "Victim",
-    "counter",
+    "AssumedTransform",
+    "Circumstances",
+    "Clips",
+    "Constraints",
+    "Countermeasure",
+    "HiddenGradient",
+    "KnownDefense",
+    "Unknowns",
+    "UpdateConstraints",
+    "choose_transforms",
+    "countermeasures",
     "estimate_clip_norm",
     "estimate_noise_std",
-    "estimate_sparsity",
     "estimate_step",
-    "victims_of",
 ]

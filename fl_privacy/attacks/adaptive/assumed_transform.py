@@ -10,37 +10,37 @@ from torch import Tensor
 
 from fl_privacy.transformations import Policy, Table, apply_policy
 
-Change = Callable[[Tensor], Tensor]
+Transform = Callable[[Tensor], Tensor]
 """(N, C, H, W) -> the same, differentiable."""
 
 
 @dataclass(frozen=True, eq=False)
-class Disguise:
+class AssumedTransform:
     """What each guessed image is taken to have gone through.
 
     Attributes:
-        changes: that there are.
+        transforms: that there are.
         chosen: (V, B) which of them.
     """
 
-    changes: Sequence[Change]
+    transforms: Sequence[Transform]
     chosen: Tensor
 
     def __call__(self, images: Tensor) -> Tensor:
         """(V, B, C, H, W) -> the same."""
         flat, chosen = images.flatten(0, 1), self.chosen.flatten()
-        rows = [(chosen == number).nonzero().flatten() for number in range(len(self.changes))]
-        changed = [change(flat[some]) for change, some in zip(self.changes, rows, strict=True) if len(some)]
+        rows = [(chosen == number).nonzero().flatten() for number in range(len(self.transforms))]
+        changed = [transform(flat[some]) for transform, some in zip(self.transforms, rows, strict=True) if len(some)]
         back = torch.cat(rows).argsort()
         return torch.cat(changed)[back].reshape(images.shape)
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Disguise":
+    def map(self, change: Callable[[Tensor], Tensor]) -> "AssumedTransform":
         """With its tensor changed."""
-        return Disguise(self.changes, change(self.chosen))
+        return AssumedTransform(self.transforms, change(self.chosen))
 
 
-def choose(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
-    """(B,) one of ``number`` changes for each image of a batch of ``size`` in an attempt.
+def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
+    """(B,) one of ``number`` transforms for each image of a batch of ``size`` in an attempt.
 
     The attempts at a single image try one after the other; those at a batch draw, since its images differ.
     """
@@ -49,7 +49,7 @@ def choose(number: int, restart: int, size: int, generator: torch.Generator) -> 
     return torch.randint(number, (size,), generator=generator)
 
 
-def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Change, ...]:
+def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
     """Everything that ``policies`` can do to an image: all signs of all of them, each outcome once.
 
     Args:

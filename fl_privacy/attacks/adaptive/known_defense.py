@@ -1,4 +1,4 @@
-"""Which measures are taken against a defense that is known, and what they say of each victim."""
+"""A defense that is known: the countermeasures taken against it, and what they say of each victim."""
 
 import itertools
 import logging
@@ -10,132 +10,112 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.adaptive.assumed_transform import Change
+from fl_privacy.attacks.adaptive.assumed_transform import Transform
 from fl_privacy.attacks.adaptive.bounds import Bounds, widest
-from fl_privacy.attacks.adaptive.circumstances import Scene
 from fl_privacy.attacks.adaptive.clip import Clips
-from fl_privacy.attacks.adaptive.countermeasures import MEASURES, Measure
-from fl_privacy.attacks.adaptive.description import parts
-from fl_privacy.attacks.adaptive.hidden_gradient import Secret
+from fl_privacy.attacks.adaptive.constraints import HiddenGradient, UpdateConstraints
+from fl_privacy.attacks.adaptive.countermeasures import Circumstances, Countermeasure, countermeasures
 from fl_privacy.types import Observation, Tensors
 
 logger = logging.getLogger(__name__)
 
 MOST_SEQUENCES = 1024
-"""Of changes to an image that are tried one by one."""
+"""Of transforms to an image that are tried one by one."""
 
 Matched = Callable[[Observation], Tensors]
 """The tensors that an attack matches, made of what was uploaded."""
 
 
-@dataclass(frozen=True, eq=False)
-class Told:
-    """What is known of V victims' updates.
-
-    Attributes:
-        bounds: (V, *shape) each, of the tensors that are not known exactly.
-        clip: of the guessed gradients.
-        smoothness: weight of total variation as a share of the loss of a zero gradient.
-    """
-
-    bounds: Bounds
-    clip: Clips | None
-    smoothness: float
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Told":
-        """On ``device`` and in ``dtype``."""
-
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device=device, dtype=dtype)
-
-        bounds = {name: (move(low), move(high)) for name, (low, high) in self.bounds.items()}
-        return Told(bounds, self.clip and self.clip.map(move), self.smoothness)
-
-
 @dataclass(frozen=True)
-class Counter:
-    """Measures against one known defense.
+class KnownDefense:
+    """What is done against one known defense.
 
     Attributes:
-        measures: in the order of the defense's parts.
+        countermeasures: in the order of the defense's parts.
     """
 
-    measures: tuple[Measure, ...] = ()
+    countermeasures: tuple[Countermeasure, ...] = ()
+
+    @classmethod
+    def of(cls, observation: Observation, circumstances: Circumstances) -> "KnownDefense":
+        """That which ``observation`` knows of; a line in the log on what there is no countermeasure for."""
+        found: list[Countermeasure] = []
+        for part in observation.knowledge.defense or ():
+            if (taken := countermeasures(part.effect, circumstances)) is None:
+                logger.info("No countermeasure is known against %s, which is attacked as if unknown.", part.name)
+            else:
+                found += taken
+        return cls(tuple(found))
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """What is done, and what of it can't be, for the report."""
-        said = [measure.sentence for measure in self.measures]
-        if self.secret and (others := {s.weight for s in self._secrets} - {self.secret.weight}):
+        said = [countermeasure.sentence for countermeasure in self.countermeasures]
+        if self.hidden and (others := {h.weight for h in self._hidden} - {self.hidden.weight}):
             said.append(f"It leaves out what private heads send back elsewhere, before {', '.join(sorted(others))}.")
-        if len(self.changes) < math.prod(self._numbers_of_changes):
+        tried, ways = len(self.transforms), math.prod(self._numbers_of_transforms)
+        if tried < ways:
             said.append(
-                "It leaves out that several defenses change the image: they may do so in"
-                f" {math.prod(self._numbers_of_changes)} ways together, of which it tries the {len(self.changes)} of"
-                " the one with the most."
+                f"It leaves out that several defenses change the image: they may do so in {ways} ways together, of"
+                f" which it tries the {tried} of the one with the most."
             )
         return tuple(dict.fromkeys(said))
 
     @property
-    def secret(self) -> Secret | None:
+    def hidden(self) -> HiddenGradient | None:
         """What is guessed of private losses; ``None`` where there is none.
 
         Several that act on the same features add up to one unknown vector, in the unit of the strongest; of those that
         act on different ones it is the strongest that is guessed.
         """
-        return max(self._secrets, key=lambda secret: secret.strength, default=None)
+        return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property
-    def _secrets(self) -> list[Secret]:
-        return [measure.secret for measure in self.measures if measure.secret]
+    def _hidden(self) -> list[HiddenGradient]:
+        return [countermeasure.hidden for countermeasure in self.countermeasures if countermeasure.hidden]
 
     @property
     def loss_factor(self) -> float:
         """Of the cross entropy in the clients' loss."""
-        return math.prod(measure.loss_factor for measure in self.measures)
+        return math.prod(countermeasure.loss_factor for countermeasure in self.countermeasures)
 
     @property
-    def changes(self) -> tuple[Change, ...]:
+    def transforms(self) -> tuple[Transform, ...]:
         """What the client may have done to its images; empty where it does nothing to them.
 
         Where several defenses change them it is every sequence of theirs, in their order, up to ``MOST_SEQUENCES``.
         """
-        each = [measure.changes for measure in self.measures if measure.changes]
-        if len(each) < 2 or math.prod(self._numbers_of_changes) > MOST_SEQUENCES:
+        each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
+        if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:
             return max(each, key=len, default=())
         return tuple(partial(_in_turn, sequence) for sequence in itertools.product(*each))
 
     @property
-    def _numbers_of_changes(self) -> list[int]:
-        return [len(measure.changes) for measure in self.measures if measure.changes] or [0]
+    def _numbers_of_transforms(self) -> list[int]:
+        return [
+            len(countermeasure.transforms) for countermeasure in self.countermeasures if countermeasure.transforms
+        ] or [0]
 
-    def told(self, observations: Sequence[Observation], matched: Matched) -> Told:
-        """What the measures say of ``observations``."""
-        rules = [m.rule for m in self.measures if m.rule]
-        clippings = [m.clipping for m in self.measures if m.clipping]
+    @property
+    def smoothness(self) -> float:
+        """Weight of total variation as a share of the loss of a zero gradient."""
+        return max((m.smoothness for m in self.countermeasures), default=0.0)
+
+    def update_constraints(self, observations: Sequence[Observation], matched: Matched) -> UpdateConstraints:
+        """What the countermeasures say of the updates of ``observations``."""
+        rules = [m.rule for m in self.countermeasures if m.rule]
+        clippings = [m.clipping for m in self.countermeasures if m.clipping]
         clipped = [matched(o) for o in observations] if clippings else []
         bounds = [_in_matched_units(o, widest(rule(o.update()) for rule in rules), matched) for o in observations]
-        return Told(
-            {name: _stack([b[name] for b in bounds]) for name in bounds[0]},
-            Clips(tuple(clipping.of(clipped) for clipping in clippings)) if clippings else None,
-            max((m.smoothness for m in self.measures), default=0.0),
+        return UpdateConstraints(
+            bounds={name: _stack([b[name] for b in bounds]) for name in bounds[0]},
+            clip=Clips(tuple(clipping.of(clipped) for clipping in clippings)) if clippings else None,
         )
 
 
-def counter(observation: Observation, scene: Scene) -> Counter:
-    """The measures against the defense that ``observation`` knows of; a line in the log on what there is none for."""
-    measures = []
-    for part in parts(observation.knowledge.defense or {}):
-        if part.name in MEASURES:
-            measures += MEASURES[part.name](part.settings, scene)
-        else:
-            logger.info("No measure is known against %s, which is attacked as if unknown.", part.name or "the defense")
-    return Counter(tuple(measures))
-
-
-def _in_turn(changes: Sequence[Change], images: Tensor) -> Tensor:
-    for change in changes:
-        images = change(images)
+def _in_turn(transforms: Sequence[Transform], images: Tensor) -> Tensor:
+    for transform in transforms:
+        images = transform(images)
     return images
 
 

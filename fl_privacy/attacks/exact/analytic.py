@@ -10,10 +10,8 @@ from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.gradient_inversion import labels as labeling
-from fl_privacy.attacks.gradient_inversion.grouping import Group, group_victims
-from fl_privacy.attacks.gradient_inversion.rounds import Victim
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Victim, failure, group_victims
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.gradient_inversion.validation import failure
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.types import Batch, Observation, Reconstruction

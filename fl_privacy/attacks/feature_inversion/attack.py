@@ -7,20 +7,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.adaptive.description import parts
 from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
 from fl_privacy.attacks.feature_inversion.problem import InversionProblem
 from fl_privacy.attacks.feature_inversion.reconstruction import failed, reconstruction
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.grouping import Group, group_victims
-from fl_privacy.attacks.gradient_inversion.initialization import Blank, Start, Uniform
+from fl_privacy.attacks.gradient_inversion.grouping import Group, failure, group_victims, victims_of
+from fl_privacy.attacks.gradient_inversion.initialization import Blank, Projection, Space, Start, Uniform
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Prior, TotalVariation
-from fl_privacy.attacks.gradient_inversion.rounds import victims_of
-from fl_privacy.attacks.gradient_inversion.space import Projection, Space
-from fl_privacy.attacks.gradient_inversion.validation import failure
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
+from fl_privacy.effects import PrivateLayers
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import Front, cut_layer
@@ -35,7 +32,6 @@ FrontPolicy = Literal["auto", "fixed", "joint"]
 """Private layers that stand in for the victim's are taken as they are, or optimized with the image; ``auto``: by an
 attacker that knows of a split."""
 
-SPLITS = ("split_fed", "fdl_pp")
 JOINTLY = "It optimizes the private layers jointly with the image, starting from those that stand in for them."
 
 
@@ -228,8 +224,8 @@ class ModelInversion:
         private = observation.knowledge.private
         if private is None or not private.parameters:
             return False
-        known = [part.name for part in parts(observation.knowledge.defense or {})]
-        return self.front == "joint" or (self.front == "auto" and any(name in SPLITS for name in known))
+        splits = any(isinstance(part.effect, PrivateLayers) for part in observation.knowledge.defense or ())
+        return self.front == "joint" or (self.front == "auto" and splits)
 
     def _first_guesses(
         self, problem: InversionProblem, observations: Sequence[Observation], generators: Sequence[torch.Generator]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from fl_privacy.attacks.gradient_inversion.initialization import Projection, Space, project
 from fl_privacy.attacks.gradient_inversion.priors import Guess, Prior
-from fl_privacy.attacks.gradient_inversion.space import Projection, Space, project
 from fl_privacy.models import Front
 
 

@@ -5,7 +5,6 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,11 +12,6 @@ from torch import Tensor
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import differentiable_twice
-
-Compile = Literal["auto", "on", "off"]
-"""Whether losses and gradients are computed by a program that ``torch.compile`` makes. ``auto``: where the work is
-large enough to win back the minutes that this takes. Compiled sums differ from others in their last bits, from which an
-attack in float32 goes on to another end; with the same setting it ends the same."""
 
 Evaluation = Callable[[Problem, Tensor], tuple[Tensor, Tensor]]
 """(problem, variables (V, N)) -> loss (V,) and gradient (V, N)."""

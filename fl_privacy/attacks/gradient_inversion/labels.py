@@ -1,10 +1,53 @@
-"""Labels from the gradient of the output layer."""
+"""The labels of a victim: told, inferred from the gradient of the output layer, or left to be optimized."""
 
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.gradient_inversion.grouping import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.settings import LabelPolicy
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.gradients.watch import entering
-from fl_privacy.types import Tensors
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Observation, Tensors
+
+_GUESSES = 64
+
+
+def choose_labels(
+    observation: Observation, policy: LabelPolicy, model: nn.Module, *, loss_scale: float, seed: int
+) -> tuple[Tensor | None, str]:
+    """Labels (B,) or (B, K), ``None`` where they are optimized, and how they were found.
+
+    Args:
+        observation: of the victim.
+        policy: of the attack.
+        model: with the values that the attacker works with, on its device and in its dtype.
+        loss_scale: of the clients' loss.
+        seed: of the attack.
+
+    Raises:
+        NotAttackableError: they can't be had, with the reason.
+    """
+    told, like = observation.knowledge.labels, next(model.parameters())
+    if policy == "optimize":
+        return None, "optimized"
+    if policy != "infer" and told is not None:
+        return told.to(like.device, like.dtype if told.is_floating_point() else torch.long), "known"
+    if policy == "known":
+        raise NotAttackableError("The attack is expected to be told the labels, but was not; use labels=auto.")
+    layer = output_layer(model, observation.num_classes)
+    if layer is None:
+        raise NotAttackableError("The model has no linear output layer to infer labels from; use labels=optimize.")
+    gradient = {n: g.to(like) / loss_scale for n, g in as_gradient(observation).items() if n in layer}
+    generator = derive_generator(seed, "attack", str(observation.id), "labels")
+    guesses = torch.rand((_GUESSES, *observation.input_shape), generator=generator).to(like)
+    outputs = guessed_outputs(model, guesses, layer[0])
+    found = infer_labels(gradient, layer, observation.upload.num_examples, *outputs)
+    if found is None:
+        raise NotAttackableError(
+            "The output layer's gradient was withheld, so no label can be inferred; use labels=optimize."
+        )
+    return found, "inferred"
 
 
 def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:

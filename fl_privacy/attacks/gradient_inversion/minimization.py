@@ -7,7 +7,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.space import Projection
+from fl_privacy.attacks.gradient_inversion.initialization import Projection
 from fl_privacy.attacks.optimizers import Optimizer
 
 _HISTORY = 100

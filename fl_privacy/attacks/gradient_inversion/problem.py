@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.adaptive.assumed_transform import Disguise
-from fl_privacy.attacks.adaptive.clip import Clips
-from fl_privacy.attacks.gradient_inversion.objectives import Objective
-from fl_privacy.attacks.gradient_inversion.priors import Guess, Prior, TotalVariation, batch_statistics
-from fl_privacy.attacks.gradient_inversion.space import Projection, Space, project
+from fl_privacy.attacks.adaptive import Clips, Constraints
+from fl_privacy.attacks.gradient_inversion.initialization import Projection, project
+from fl_privacy.attacks.gradient_inversion.priors import Guess, TotalVariation, batch_statistics
+from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.statistics import Explicit, LayerStatistics, Products, Target
 from fl_privacy.gradients import Layered, VictimGradients, differentiable_twice
 from fl_privacy.gradients.low_rank import Factors
@@ -43,6 +42,60 @@ _roughness = TotalVariation(weight=1.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Round:
+    """The updates of V victims in one round, and the guessed gradients that they are compared with.
+
+    Attributes:
+        gradients: of the victims' losses.
+        targets: observed tensors.
+        factors: of the observed tensors whose gradients are not formed; with them ``gradients`` is :class:`Layered`.
+        clip: what the client did to its gradient, done to the guessed one too.
+    """
+
+    gradients: VictimGradients
+    targets: Mapping[str, Target]
+    factors: Mapping[str, Factors]
+    clip: Clips | None
+
+    def statistics(self, images: Tensor, labels: Tensor, hidden: Tensor | None) -> dict[str, LayerStatistics]:
+        """Of each tensor, for images (V, B, C, H, W) as the model sees them.
+
+        Args:
+            images: in [0, 1], or near.
+            labels: (V, B) or probabilities (V, B, K).
+            hidden: (V, B, F) what a private loss sends back into the features; with it ``gradients`` is
+                :class:`Layered`.
+        """
+        if not self.factors:
+            gradients = self._gradients(images, labels, hidden)
+            gradients = self.clip(gradients) if self.clip else gradients
+            return {name: Explicit(gradients[name], target) for name, target in self.targets.items()}
+        assert isinstance(self.gradients, Layered)
+        gradients, products = self.gradients.gradients_and_products(images, labels, self.factors.keys(), hidden)
+        return {
+            name: Products(*products[name], self.factors[name], target)
+            if name in self.factors
+            else Explicit(gradients[name], target)
+            for name, target in self.targets.items()
+        }
+
+    def _gradients(self, images: Tensor, labels: Tensor, hidden: Tensor | None) -> Tensors:
+        if hidden is None:
+            return self.gradients(images, labels)
+        assert isinstance(self.gradients, Layered)
+        return self.gradients(images, labels, hidden)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Round":
+        """With every tensor changed whose rows are victims."""
+        return Round(
+            gradients=self.gradients,
+            targets={name: target.map(change) for name, target in self.targets.items()},
+            factors={name: factors.map(change) for name, factors in self.factors.items()},
+            clip=None if self.clip is None else self.clip.map(change),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """The objective as a function of the variables (V, N).
 
@@ -50,44 +103,24 @@ class Problem:
     features in each round, where there is one.
 
     Attributes:
-        gradients: of the victims' losses.
-        objective: distance to the observed gradients.
-        priors: on images.
-        space: of the pixels.
+        settings: of the attack.
         shape: (B, C, H, W) of one victim.
         num_classes: K.
-        targets: observed tensors.
-        factors: of the observed tensors whose gradients are not formed; with them ``gradients`` is :class:`Layered`.
+        rounds: whose objectives are added.
         labels: (V, B) or (V, B, K), or ``None`` where they are optimized.
         observer: the model in evaluation mode, with its running statistics.
         attempts: so many neighboring victims are attempts at the same one.
-        clip: what the client did to its gradient, done to the guessed one too.
-        disguise: what the client did to its images, done to the guessed ones too. Priors of natural images look at the
-            guess without it, those of what the model is used to at the guess with it.
-        smoothness: (V,) weight of the images' total variation, beside the priors.
-        secret_features: F, how many features a private loss sends gradients into; 0 where there is none. With them
-            ``gradients`` is :class:`Layered`.
-        secret_unit: of these gradients.
-        others: the same victims in other rounds, whose objectives are added.
+        constraints: that follow from the defense.
     """
 
-    gradients: VictimGradients
-    objective: Objective
-    priors: Sequence[Prior]
-    space: Space
+    settings: Settings
     shape: tuple[int, ...]
     num_classes: int
-    targets: Mapping[str, Target]
-    factors: Mapping[str, Factors]
+    rounds: Sequence[Round]
     labels: Tensor | None
     observer: nn.Module
     attempts: int
-    clip: Clips | None = None
-    disguise: Disguise | None = None
-    smoothness: Tensor | None = None
-    secret_features: int = 0
-    secret_unit: float = 1.0
-    others: Sequence["Problem"] = ()
+    constraints: Constraints
 
     @property
     def pixels(self) -> int:
@@ -96,7 +129,7 @@ class Problem:
 
     def images(self, variables: Tensor) -> Tensor:
         """(V, B, C, H, W)."""
-        return self.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
+        return self.settings.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
 
     def guessed_labels(self, variables: Tensor) -> Tensor:
         """Labels (V, B) or probabilities (V, B, K)."""
@@ -105,12 +138,13 @@ class Problem:
         logits = variables[:, self.pixels : self._known]
         return logits.reshape(-1, self.shape[0], self.num_classes).softmax(-1)
 
-    def secrets(self, variables: Tensor) -> Sequence[Tensor | None]:
+    def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
         """What a private loss sends back into the features, (V, B, F) for each round; ``None`` where there is none."""
-        if not self.secret_features:
-            return [None] * (1 + len(self.others))
-        rounds = (1 + len(self.others), self.shape[0], self.secret_features)
-        return (self.secret_unit * variables[:, self._known :].reshape(-1, *rounds)).unbind(1)
+        unknowns = self.constraints.unknowns
+        if unknowns is None:
+            return [None] * len(self.rounds)
+        rounds = (len(self.rounds), self.shape[0], unknowns.features)
+        return (unknowns.unit * variables[:, self._known :].reshape(-1, *rounds)).unbind(1)
 
     @property
     def _known(self) -> int:
@@ -119,44 +153,24 @@ class Problem:
 
     def loss(self, variables: Tensor) -> Tensor:
         """(V,)."""
-        images = self.images(variables)
-        seen = self.disguise(images) if self.disguise else images
-        loss = self.mismatch(seen, self.guessed_labels(variables), self.secrets(variables))
+        images, known = self.images(variables), self.constraints
+        seen = known.transform(images) if known.transform else images
+        loss = self.mismatch(seen, self.guessed_labels(variables), self.hidden_gradients(variables))
         guess = Guess(images, self.attempts, lambda: batch_statistics(self.observer, seen))
-        for prior in self.priors:
+        for prior in self.settings.priors:
             loss = loss + prior(guess)
-        return loss if self.smoothness is None else loss + self.smoothness * _roughness(guess)
+        return loss if known.smoothness is None else loss + known.smoothness * _roughness(guess)
 
-    def mismatch(self, images: Tensor, labels: Tensor, secrets: Sequence[Tensor | None]) -> Tensor:
+    def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
         """The objective (V,), added up over the rounds, of images as the model is to see them."""
-        rounds = zip([self, *self.others], secrets, strict=True)
-        return torch.stack([r.objective(r._statistics(images, labels, secret)) for r, secret in rounds]).sum(0)
-
-    def _statistics(self, images: Tensor, labels: Tensor, secret: Tensor | None) -> dict[str, LayerStatistics]:
-        if not self.factors:
-            gradients = self._gradients(images, labels, secret)
-            gradients = self.clip(gradients) if self.clip else gradients
-            return {name: Explicit(gradients[name], target) for name, target in self.targets.items()}
-        assert isinstance(self.gradients, Layered)
-        gradients, products = self.gradients.gradients_and_products(images, labels, self.factors.keys(), secret)
-        return {
-            name: Products(*products[name], self.factors[name], target)
-            if name in self.factors
-            else Explicit(gradients[name], target)
-            for name, target in self.targets.items()
-        }
-
-    def _gradients(self, images: Tensor, labels: Tensor, secret: Tensor | None) -> Tensors:
-        if secret is None:
-            return self.gradients(images, labels)
-        assert isinstance(self.gradients, Layered)
-        return self.gradients(images, labels, secret)
+        rounds = zip(self.rounds, hidden, strict=True)
+        objective = self.settings.objective
+        return torch.stack([objective(r.statistics(images, labels, own)) for r, own in rounds]).sum(0)
 
     def zero_loss(self) -> Tensor:
         """The objective (V,) of a gradient that is zero everywhere: what the other losses are measured by."""
-        return torch.stack(
-            [r.objective({name: _Zero(target) for name, target in r.targets.items()}) for r in (self, *self.others)]
-        ).sum(0)
+        zeros = [{name: _Zero(target) for name, target in r.targets.items()} for r in self.rounds]
+        return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
         """Loss (V,) and gradient (V, N)."""
@@ -168,20 +182,16 @@ class Problem:
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor:
         """The variables with their images brought to [0, 1]."""
-        pixels = self.space.to_variables(project(self.images(variables), how)).flatten(1)
+        pixels = self.settings.space.to_variables(project(self.images(variables), how)).flatten(1)
         return torch.cat([pixels, variables[:, self.pixels :]], 1)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Problem":
         """With every tensor changed whose rows are victims."""
         return replace(
             self,
-            targets={name: target.map(change) for name, target in self.targets.items()},
-            factors={name: factors.map(change) for name, factors in self.factors.items()},
+            rounds=[one.map(change) for one in self.rounds],
             labels=None if self.labels is None else change(self.labels),
-            clip=None if self.clip is None else self.clip.map(change),
-            disguise=None if self.disguise is None else self.disguise.map(change),
-            smoothness=None if self.smoothness is None else change(self.smoothness),
-            others=[other.map(change) for other in self.others],
+            constraints=self.constraints.map(change),
         )
 
     def select(self, rows: Tensor) -> "Problem":

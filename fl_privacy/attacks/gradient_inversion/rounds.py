@@ -1,43 +1,155 @@
-"""Updates of several rounds that come from the same examples."""
+"""How the updates of one round are matched: which tensors, by which gradients, given what is known of them."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from fl_privacy.types import Observation
+import torch
+from torch import nn
+
+from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, Unknowns
+from fl_privacy.attacks.gradient_inversion.grouping import Group, NotAttackableError
+from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.attacks.gradient_inversion.objectives import audible
+from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
+from fl_privacy.attacks.gradient_inversion.problem import Round
+from fl_privacy.attacks.gradient_inversion.settings import Settings
+from fl_privacy.attacks.gradient_inversion.statistics import Target
+from fl_privacy.attacks.gradient_inversion.targets import (
+    accumulated_gradient,
+    as_gradient,
+    matched_per_uploaded,
+    needs_unrolling,
+    stack,
+)
+from fl_privacy.gradients import Layered, Setting, Unrolled, VictimGradients, frozen_copy, victim_gradients
+from fl_privacy.gradients.low_rank import factorize
+from fl_privacy.types import Observation, Tensors
 
 
-@dataclass(frozen=True, eq=False)
-class Victim:
-    """What one reconstruction is made of.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedRound:
+    """What all victims of a group have in common in one round.
 
     Attributes:
-        position: of ``observation`` in the caller's sequence.
-        observation: the last update.
-        earlier: those before it from the same examples.
-        positions: of all of them.
+        observations: by the victims' positions.
+        setting: the model with the values that the attacker works with, the tensors that are matched, and the clients'
+            plan and loss, as far as they are known.
+        unrolls: whether local steps are replayed.
+        gradients: of the victims' losses.
+        ranks: of the gradients that need not be formed.
+        known: the defense.
+        unknowns: of a hidden gradient.
     """
 
-    position: int
-    observation: Observation
-    earlier: tuple[Observation, ...] = ()
-    positions: tuple[int, ...] = ()
+    observations: Mapping[int, Observation]
+    setting: Setting
+    unrolls: bool
+    gradients: VictimGradients
+    ranks: Mapping[str, int]
+    known: KnownDefense
+    unknowns: Unknowns | None
+
+    def matched(self, observation: Observation) -> Tensors:
+        """What is compared with the guessed gradients."""
+        return accumulated_gradient(observation) if self.unrolls else as_gradient(observation)
+
+    def of(self, positions: Sequence[int]) -> Round:
+        """The updates of the victims at ``positions``, which may repeat."""
+        observations = [self.observations[position] for position in positions]
+        parameter = next(self.setting.model.parameters())
+        values = stack(
+            [self.matched(o) for o in observations], list(self.setting.names), parameter.device, parameter.dtype
+        )
+        known = self.known.update_constraints(observations, self.matched).to(parameter.device, parameter.dtype)
+        targets = {name: Target.of(value, known.bounds.get(name)) for name, value in values.items()}
+        factors = {}
+        for name, rank in self.ranks.items():
+            found = None if known.clip or name in known.bounds else factorize(values[name].flatten(2), rank)
+            if found is not None:
+                factors[name], targets[name] = found, targets[name].without_value()
+        return Round(gradients=self.gradients, targets=targets, factors=factors, clip=known.clip)
 
 
-def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """One victim for each observation, but a common one for those that are known to come from the same examples.
+def prepare_round(settings: Settings, group: Group, *, device: torch.device, dtype: torch.dtype) -> PreparedRound:
+    """Choose how the updates of ``group`` are matched.
 
-    Only attackers that know the defense join rounds; that is what an adaptive attacker is measured by.
+    Raises:
+        NotAttackableError: the model does not take the images, or can't be differentiated twice.
     """
-    together: dict[object, list[tuple[int, Observation]]] = {}
-    for position, observation in observations:
-        known = observation.knowledge
-        joins = known.same_data is not None and known.defense is not None
-        shape = (observation.upload.num_examples, observation.input_shape, observation.num_classes)
-        name = (known.same_data, *shape) if joins else position
-        together.setdefault(name, []).append((position, observation))
-    return [_victim(rounds) for rounds in together.values()]
+    first = group.first
+    uploaded = [name for name in first.sent.parameters if name in first.upload.tensors]
+    names = audible(settings.objective.layers, uploaded)
+    unrolls = needs_unrolling(first.plan, first.upload.num_examples, settings.local_steps)
+    model = frozen_copy(first.model, first.assumed(), first.plan, device=device, dtype=dtype)
+    setting = Setting(model, names, first.plan)
+    trial = _trial(setting, first)
+    gradients, ranks = _choose(setting, trial, unrolls=unrolls, elementwise=settings.objective.elementwise)
+    linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    learnable = [f"{path}.weight" for path in linear if f"{path}.weight" in names]
+    circumstances = _circumstances(
+        settings, first, names, unrolls=unrolls, learnable=learnable if isinstance(gradients, Layered) else []
+    )
+    known = KnownDefense.of(first, circumstances)
+    unknowns = None
+    if known.hidden or known.loss_factor != 1:
+        plan = replace(first.plan, loss_scale=first.plan.loss_scale * known.loss_factor)
+        setting = replace(setting, plan=plan, secret=known.hidden.weight if known.hidden else None)
+        unknowns = known.hidden.unknowns(model.get_parameter(known.hidden.weight)) if known.hidden else None
+        gradients = gradients.under(setting)
+    return PreparedRound(
+        observations=dict(group.members),
+        setting=setting,
+        unrolls=unrolls,
+        gradients=gradients,
+        ranks=ranks,
+        known=known,
+        unknowns=unknowns,
+    )
 
 
-def _victim(rounds: Sequence[tuple[int, Observation]]) -> Victim:
-    positions, observations = zip(*rounds, strict=True)
-    return Victim(positions[-1], observations[-1], observations[:-1], positions)
+def _trial(setting: Setting, first: Observation) -> torch.Tensor:
+    """(2, B, C, H, W) images that ``setting.model`` takes."""
+    shape = (first.upload.num_examples, *first.input_shape)
+    parameter = next(setting.model.parameters())
+    trial = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(parameter)
+    try:
+        with torch.no_grad():
+            logits = setting.model(trial[0])
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise NotAttackableError(f"The model does not take inputs of shape {shape}: {reason}") from error
+    expected = (shape[0], first.num_classes)
+    if logits.shape != expected:
+        raise NotAttackableError(f"The model is expected to return {expected}, but got {tuple(logits.shape)}.")
+    return trial
+
+
+def _choose(
+    setting: Setting, trial: torch.Tensor, *, unrolls: bool, elementwise: bool
+) -> tuple[VictimGradients, Mapping[str, int]]:
+    if unrolls:
+        return Unrolled(setting), {}
+    labels = torch.zeros(trial.shape[:2], dtype=torch.long, device=trial.device)
+    try:
+        chosen = victim_gradients(setting, trial, labels)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise NotAttackableError(f"The model can't be differentiated twice: {reason}") from error
+    return chosen, chosen.ranks(trial, labels) if isinstance(chosen, Layered) and not elementwise else {}
+
+
+def _circumstances(
+    settings: Settings, first: Observation, names: Collection[str], *, unrolls: bool, learnable: Sequence[str]
+) -> Circumstances:
+    layer = output_layer(first.model, first.num_classes)
+    return Circumstances(
+        head=layer[0] if layer else None,
+        batch_size=first.upload.num_examples,
+        plan=first.plan,
+        unrolls=unrolls,
+        matched_per_uploaded=matched_per_uploaded(first.plan, first.upload.num_examples, unrolls=unrolls),
+        scales=settings.objective.elementwise,
+        complete=set(names) == set(first.sent.parameters),
+        smooths=any(isinstance(prior, TotalVariation) for prior in settings.priors),
+        learnable=learnable,
+    )

@@ -3,7 +3,7 @@
 Options that all have: ``labels`` (see :data:`LabelPolicy`), ``restarts`` (most attempts from different starts),
 ``start`` (a name of :data:`fl_privacy.attacks.gradient_inversion.initialization.STARTS`), ``layers`` (weights of
 tensors by name pattern, 0 mutes), ``local_steps`` (how updates of several local steps are matched), ``compile`` (see
-:data:`fl_privacy.attacks.gradient_inversion.compile.Compile`), ``dtype`` and ``device``.
+:data:`fl_privacy.attacks.gradient_inversion.settings.Compile`), ``dtype`` and ``device``.
 """
 
 from fl_privacy.attacks.presets.ats import ats

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion, LabelPolicy
-from fl_privacy.attacks.gradient_inversion.compile import Compile
-from fl_privacy.attacks.gradient_inversion.initialization import named_start
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
+from fl_privacy.attacks.gradient_inversion.initialization import Space, named_start
 from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, Objective
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
-from fl_privacy.attacks.gradient_inversion.space import Space
+from fl_privacy.attacks.gradient_inversion.settings import Compile, LabelPolicy
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.optimizers import LBFGS, Adam, GradientDescent, Optimizer, StepDecay
 from fl_privacy.errors import UserError

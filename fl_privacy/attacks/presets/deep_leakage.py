@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion, LabelPolicy
-from fl_privacy.attacks.gradient_inversion.compile import Compile
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.gradient_inversion.initialization import named_start
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
+from fl_privacy.attacks.gradient_inversion.settings import Compile, LabelPolicy
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.optimizers import LBFGS, Adam
 from fl_privacy.attacks.optimizers.lbfgs import LineSearch

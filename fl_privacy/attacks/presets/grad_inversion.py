@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion, LabelPolicy
-from fl_privacy.attacks.gradient_inversion.compile import Compile
-from fl_privacy.attacks.gradient_inversion.initialization import named_start
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
+from fl_privacy.attacks.gradient_inversion.initialization import Projection, named_start
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.priors import (
     BatchNormStatistics,
@@ -15,7 +14,7 @@ from fl_privacy.attacks.gradient_inversion.priors import (
     Prior,
     TotalVariation,
 )
-from fl_privacy.attacks.gradient_inversion.space import Projection
+from fl_privacy.attacks.gradient_inversion.settings import Compile, LabelPolicy
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.optimizers import Adam, CosineRate
 

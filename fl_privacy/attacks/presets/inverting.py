@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion, LabelPolicy
-from fl_privacy.attacks.gradient_inversion.compile import Compile
-from fl_privacy.attacks.gradient_inversion.initialization import named_start
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
+from fl_privacy.attacks.gradient_inversion.initialization import Projection, Space, named_start
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.priors import ColorRange, Prior, TotalVariation
-from fl_privacy.attacks.gradient_inversion.space import Projection, Space
+from fl_privacy.attacks.gradient_inversion.settings import Compile, LabelPolicy
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.optimizers import Adam, StepDecay
 from fl_privacy.attacks.optimizers.first_order import Sign

@@ -6,10 +6,9 @@ from fl_privacy.attacks.feature_inversion import ModelInversion
 from fl_privacy.attacks.feature_inversion.attack import FeatureSource, FrontPolicy
 from fl_privacy.attacks.feature_inversion.features import Recovery
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.initialization import Uniform, named_start
+from fl_privacy.attacks.gradient_inversion.initialization import Projection, Uniform, named_start
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import Prior, TotalVariation
-from fl_privacy.attacks.gradient_inversion.space import Projection
 from fl_privacy.attacks.optimizers import LBFGS, Adam, StepDecay
 from fl_privacy.attacks.optimizers.lbfgs import LineSearch
 

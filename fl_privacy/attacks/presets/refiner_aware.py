@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion, LabelPolicy
-from fl_privacy.attacks.gradient_inversion.compile import Compile
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
+from fl_privacy.attacks.gradient_inversion.settings import Compile, LabelPolicy
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.presets.against_refiner import NoiseRatio, Sphere
 from fl_privacy.attacks.presets.deep_leakage import idlg

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion, LabelPolicy
-from fl_privacy.attacks.gradient_inversion.compile import Compile
-from fl_privacy.attacks.gradient_inversion.initialization import named_start
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
+from fl_privacy.attacks.gradient_inversion.initialization import Projection, named_start
 from fl_privacy.attacks.gradient_inversion.objectives import GaussianKernel
-from fl_privacy.attacks.gradient_inversion.space import Projection
+from fl_privacy.attacks.gradient_inversion.settings import Compile, LabelPolicy
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.optimizers import LBFGS, Adam, Optimizer
 from fl_privacy.errors import UserError

@@ -1,7 +1,19 @@
-"""A client: what it trains on, how it trains, what it keeps for itself."""
+"""A client: what it trains on, how it trains, what it keeps for itself, and how a simulation repeats it."""
 
-from fl_privacy.federation.client.client import Client, Personalized
+from fl_privacy.federation.client.client import Client, ClientSource, LocalWork, Personalized
 from fl_privacy.federation.client.private_part import private_names, public_state
+from fl_privacy.federation.client.replay import Replay, examples_behind
 from fl_privacy.federation.client.training import LocalResult, local_update
 
-__all__ = ["Client", "LocalResult", "Personalized", "local_update", "private_names", "public_state"]
+__all__ = [
+    "Client",
+    "ClientSource",
+    "LocalResult",
+    "LocalWork",
+    "Personalized",
+    "Replay",
+    "examples_behind",
+    "local_update",
+    "private_names",
+    "public_state",
+]

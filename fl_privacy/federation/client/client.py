@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -17,8 +17,7 @@ from fl_privacy.federation.client.private_part import join_private, private_name
 from fl_privacy.federation.client.training import LocalResult, local_update, train_private
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model
 from fl_privacy.models import has_batch_norm
-from fl_privacy.rng import Secret, derive_generator, seeded_globally
-from fl_privacy.threads import cpu_threads
+from fl_privacy.rng import Secret, cpu_threads, derive_generator, seeded_globally
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 
@@ -33,6 +32,27 @@ class Personalized:
 
     seconds: float
     evaluation: Evaluation | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalWork:
+    """The local steps behind an upload.
+
+    Attributes:
+        order: which examples each step takes.
+        batches: these, augmented, as they are before a defense of the data.
+        plan: of the round.
+        purpose: names the random streams.
+        num_examples: that the upload says it is of; ``None`` are all that ``order`` visits.
+        seconds: that the defense took to make the examples.
+    """
+
+    order: Sequence[Tensor]
+    batches: Sequence[Batch]
+    plan: LocalPlan
+    purpose: str
+    num_examples: int | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,14 +91,7 @@ class Client:
 
     def update(self, sent: ModelState, state: ClientState, *, round: int) -> LocalResult:
         """Train in ``round`` on the client's own examples and upload."""
-        own = self._own(state)
-        order = local_batches(own.number, self.plan, self._once("order", round))
-        batches = self._augmented([own.batch(i) for i in order], f"round-{round}")
-        examples = len(torch.cat(order).unique())
-        plan = self.plan.in_round(round)
-        result = self._run(sent, batches, examples, state, plan=plan, purpose=f"round-{round}")
-        made = own.seconds
-        return replace(result, seconds=result.seconds + made, defense_seconds=result.defense_seconds + made)
+        return self.do(self.training_work(state, round=round), sent, state)
 
     def personalize(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Personalized:
         """End ``round``: train the private part on the new model ``sent``, then test both together if asked."""
@@ -110,16 +123,11 @@ class Client:
         Raises:
             UserError: batch norm in training mode has but one value to normalize.
         """
-        batch = self.victim_batch(victim, batch_size, state)
-        order = local_batches(batch_size, self.plan, self._audited("probe", round, victim))
-        batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
-        scratch = ClientState(dict(state.tensors))
-        plan, purpose = self.plan.in_round(round, probe=True), f"round-{round}/victim-{victim}"
-        batches = self._augmented(batches, purpose) if plan.augment_probes else batches
+        work = self.probe_work(state, round=round, victim=victim, batch_size=batch_size)
         try:
-            return self._run(sent, batches, batch_size, scratch, plan=plan, purpose=purpose)
+            return self.do(work, sent, ClientState(dict(state.tensors)))
         except ValueError as error:
-            if plan.batch_norm == "train" and has_batch_norm(self.model):
+            if work.plan.batch_norm == "train" and has_batch_norm(self.model):
                 raise UserError(
                     f"Batch norm in training mode can't normalize a victim of {batch_size} examples"
                     f" ({str(error).rstrip('.')}); set federation.plan.probe_batch_norm=eval or a larger batch_size."
@@ -145,40 +153,47 @@ class Client:
             labels = hook(labels, self.examples.num_classes)
         return len(labels)
 
-    def trained_batch(self, *, round: int, state: ClientState | None = None) -> Batch:
-        """The examples behind the update of ``round``, each once, in the order first visited; of a simulation only."""
-        self._expect_simulated()
-        own = self._own(ClientState() if state is None else state)
-        order = torch.cat(local_batches(own.number, self.plan, self._rng("order", round)))
-        return own.batch(torch.tensor(list(dict.fromkeys(order.tolist()))))
+    def training_work(self, state: ClientState, *, round: int) -> LocalWork:
+        """What the client trains on in ``round``; what its defense makes of its examples once is kept in ``state``."""
+        own, purpose = self._own(state), f"round-{round}"
+        order = local_batches(own.number, self.plan, self._once("order", round))
+        batches = self._augmented([own.batch(i) for i in order], purpose)
+        plan = self.plan.in_round(round)
+        return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, seconds=own.seconds)
 
-    def transformed_victim(
-        self, sent: ModelState, state: ClientState, *, round: int, victim: int, batch_size: int
-    ) -> Batch:
-        """What augmentation and data hooks made of ``victim_batch`` for the probe of ``round``, in the same order.
+    def probe_work(self, state: ClientState, *, round: int, victim: int, batch_size: int) -> LocalWork:
+        """What the client trains on for the probe of its batch ``victim`` in ``round``."""
+        batch, purpose = self.victim_batch(victim, batch_size, state), f"round-{round}/victim-{victim}"
+        order = local_batches(batch_size, self.plan, self._audited("probe", round, victim))
+        batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
+        batches = self._augmented(batches, purpose) if self.plan.augment_probes else batches
+        plan = self.plan.in_round(round, probe=True)
+        return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, num_examples=batch_size)
 
-        Of a simulation only.
-        """
-        self._expect_simulated()
-        if not (self.plan.augment_probes or self.defense.data):
-            return self.victim_batch(victim, batch_size, state)
-        watched, seen = self._watched()
-        watched.probe(sent, state, round=round, victim=victim, batch_size=batch_size)
-        order = torch.cat(local_batches(batch_size, self.plan, self._audited("probe", round, victim))).tolist()
-        return _rows(seen, [order.index(example) for example in range(batch_size)])
+    def do(self, work: LocalWork, sent: ModelState, state: ClientState) -> LocalResult:
+        """The upload that comes of ``work`` on the model ``sent``."""
+        with self._streams(self._once(work.purpose, "torch")):
+            result = local_update(
+                self.model.to(self.device),
+                sent.to(self.device),
+                work.batches,
+                num_examples=work.num_examples or len(torch.cat(list(work.order)).unique()),
+                plan=work.plan,
+                defense=self.defense,
+                state=state,
+                rng=self._once(work.purpose, "defense"),
+                private_rng=self._rng("private"),
+            )
+        return replace(
+            result,
+            upload=result.upload.to("cpu"),
+            seconds=result.seconds + work.seconds,
+            defense_seconds=result.defense_seconds + work.seconds,
+        )
 
-    def transformed_batch(self, sent: ModelState, state: ClientState, *, round: int) -> Batch:
-        """What augmentation and data hooks first made of each example of ``trained_batch``, in the same order.
-
-        Of a simulation only.
-        """
-        self._expect_simulated()
-        if not (self.plan.augments or self.defense.data):
-            return self.trained_batch(round=round, state=state)
-        watched, seen = self._watched()
-        watched.update(sent, state, round=round)
-        order = torch.cat(local_batches(self._own(state).number, self.plan, self._rng("order", round))).tolist()
-        return _rows(seen, [order.index(example) for example in dict.fromkeys(order)])
+    def examples_of(self, indices: Tensor, state: ClientState) -> Batch:
+        """Those that the client trains on, its own or what its defense made of them, at ``indices``."""
+        return self._own(state).batch(indices)
 
     def evaluate(self, sent: ModelState, state: ClientState, examples: Examples) -> Evaluation:
         """Accuracy of the model sent, joined with this client's private part, on ``examples``."""
@@ -200,42 +215,11 @@ class Client:
         """Whether some of the model's values are neither sent nor uploaded."""
         return bool(private_names(self.model, self.defense))
 
-    def _expect_simulated(self) -> None:
-        if isinstance(self.seed, Secret):
-            raise UserError(
-                f"Client {self.id} is expected to be simulated for its draws to be repeated, but has a secret of its"
-                " own; give it a number as seed."
-            )
-
     def _own_model(self, state: ClientState) -> nn.Module:
         model, rng = self.model.to(self.device), self._rng("private")
         for hook in self.defense.model:
             model = hook(model, state.of_images(self.examples.input_shape), rng)
         return model
-
-    def _run(
-        self,
-        sent: ModelState,
-        batches: list[Batch],
-        num_examples: int,
-        state: ClientState,
-        *,
-        plan: LocalPlan,
-        purpose: str,
-    ) -> LocalResult:
-        with self._streams(self._once(purpose, "torch")):
-            result = local_update(
-                self.model.to(self.device),
-                sent.to(self.device),
-                batches,
-                num_examples=num_examples,
-                plan=plan,
-                defense=self.defense,
-                state=state,
-                rng=self._once(purpose, "defense"),
-                private_rng=self._rng("private"),
-            )
-        return replace(result, upload=result.upload.to("cpu"))
 
     @contextmanager
     def _streams(self, rng: torch.Generator) -> Iterator[None]:
@@ -255,16 +239,6 @@ class Client:
         with self._streams(self._rng("examples", "torch")):
             return OwnExamples.exchanged(self.examples.batch(self.indices, self.device), self.defense, data)
 
-    def _watched(self) -> tuple["Client", list[Batch]]:
-        """This client, and the batches that will have gone through its data hooks."""
-        seen: list[Batch] = []
-
-        def watch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
-            seen.append(batch)
-            return batch
-
-        return replace(self, defense=replace(self.defense, data=(*self.defense.data, watch))), seen
-
     def _rng(self, *names: str | int) -> torch.Generator:
         """The stream ``names``, the same at every call."""
         return derive_generator(self.seed, "client", self.id, *names)
@@ -278,6 +252,6 @@ class Client:
         return self._rng(*names) if self.audit_seed is None else replace(self, seed=self.audit_seed)._rng(*names)
 
 
-def _rows(batches: list[Batch], chosen: list[int]) -> Batch:
-    inputs, labels = torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches])
-    return Batch(inputs[chosen], labels[chosen])
+ClientSource = Callable[[], Mapping[int, Client]]
+"""Makes the clients, by id, where they are to run; for other processes it must be picklable, best a partial over a few
+strings."""

@@ -42,7 +42,7 @@ def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> Mode
     )
 
 
-def keep_private(values: ModelState, sent: ModelState, state: ClientState) -> None:
+def store_private(values: ModelState, sent: ModelState, state: ClientState) -> None:
     """Keep in ``state`` what of ``values`` was not sent."""
     for own, public in ((values.parameters, sent.parameters), (values.buffers, sent.buffers)):
         state.tensors.update({PRIVATE + name: value for name, value in own.items() if name not in public})

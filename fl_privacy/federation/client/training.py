@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
-from fl_privacy.federation.client.private_part import join_private, keep_private, private_values
+from fl_privacy.federation.client.private_part import join_private, private_values, store_private
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
@@ -117,7 +117,7 @@ def local_update(
         update = timed(upload_hook, update, state, rng)
     if plan.shares == "weights":
         update = {name: sent.parameters[name] + delta for name, delta in update.items()}
-    keep_private(steps.values, sent, state)
+    store_private(steps.values, sent, state)
     shared_buffers = {n: buffers[n] for n in sent.buffers} if plan.buffers == "shared" else {}
     return LocalResult(
         upload=Upload(tensors=update, buffers=shared_buffers, num_examples=num_examples),
@@ -214,7 +214,7 @@ def train_private(
         rng=rng,
         timed=Stopwatch(),
     )
-    keep_private(steps.values, sent, state)
+    store_private(steps.values, sent, state)
 
 
 def _holding(model: nn.Module, values: ModelState) -> nn.Module:

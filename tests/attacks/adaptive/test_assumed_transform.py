@@ -8,14 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from fl_privacy.attacks import GradientInversion
-from fl_privacy.attacks.adaptive.assumed_transform import Disguise, choose, outcomes
-from fl_privacy.attacks.gradient_inversion.grouping import group_victims
-from fl_privacy.attacks.gradient_inversion.prepare import Workload
+from fl_privacy.attacks.adaptive.assumed_transform import AssumedTransform, choose_transforms, outcomes
+from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
+from fl_privacy.attacks.gradient_inversion.prepare import prepare
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
-from fl_privacy.attacks.gradient_inversion.rounds import victims_of
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, ats, compose, dp_noise
-from fl_privacy.effects import Part
+from fl_privacy.effects import Part, Transformed
 from fl_privacy.rng import derive_generator
 from fl_privacy.transformations import Policy, apply_policy
 from fl_privacy.types import Batch, VictimId
@@ -89,30 +88,32 @@ def test_outcomes_are_what_a_client_draws():
 
 
 def test_each_image_goes_through_its_own_change_and_keeps_its_slope():
-    changes = outcomes(["0", "13"])
+    transforms = outcomes(["0", "13"])
     images = originals(6).reshape(2, 3, 3, 8, 8).requires_grad_()
-    disguise = Disguise(changes, torch.tensor([[0, 2, 1], [2, 0, 2]]))
-    found = disguise(images)
+    transform = AssumedTransform(transforms, torch.tensor([[0, 2, 1], [2, 0, 2]]))
+    found = transform(images)
     for v in range(2):
         for b in range(3):
-            expected = changes[int(disguise.chosen[v, b])](images[v, b][None])[0]
+            expected = transforms[int(transform.chosen[v, b])](images[v, b][None])[0]
             assert torch.equal(found[v, b], expected)
     (slope,) = torch.autograd.grad(found[0, 0].sum(), images)
     assert torch.equal(slope[0, 0], -torch.ones(3, 8, 8).double())
     assert slope[1].abs().sum() == 0
-    assert torch.equal(disguise.map(lambda rows: rows[1:])(images[1:]), found[1:])
+    assert torch.equal(transform.map(lambda rows: rows[1:])(images[1:]), found[1:])
 
 
 def test_attempts_at_one_image_try_all_and_those_at_a_batch_draw():
-    tried = [int(choose(5, restart, 1, derive_generator(restart))) for restart in range(10)]
+    tried = [int(choose_transforms(5, restart, 1, derive_generator(restart))) for restart in range(10)]
     assert tried == [*range(5), *range(5)]
-    drawn = choose(5, 0, 200, derive_generator(0))
+    drawn = choose_transforms(5, 0, 200, derive_generator(0))
     assert set(drawn.tolist()) == set(range(5))
 
 
 def test_no_policy_known_is_no_measure():
     _, seen = victims(ats(policies="0"), count=1)
-    (found,) = replace(ATTACK, iterations=2)([seen[0].told(defense=(Part("ats", {"by_probability": False}),))], seed=0)
+    (found,) = replace(ATTACK, iterations=2)(
+        [seen[0].told(defense=(Part("ats", effect=Transformed(policies=None)),))], seed=0
+    )
     assert not found.countermeasures
 
 
@@ -124,38 +125,52 @@ def test_a_change_is_the_policy_itself():
         assert tuple(apply_policy(images, policy, signs).flatten().tolist()) in found
 
 
-def workload(attack, observations):
+def prepared(attack, observations):
     (group,) = group_victims(victims_of(list(enumerate(observations))))
-    return Workload(attack, group, 0)
+    return prepare(attack, group, 0)
 
 
 def test_attempts_through_transformations_are_bounded_and_each_gets_one():
     _, seen = victims(ats(policies="3-43-15"), count=1)
-    told = [seen[0].told(defense=(Part("ats", {"policies": ["3-43-15"]}),))]  # eight outcomes
-    many = (Part("ats", {"policies": [f"{a}-43-15" for a in range(50)]}),)
+    told = [seen[0].told(defense=(Part("ats", effect=Transformed(policies=("3-43-15",))),))]  # eight outcomes
+    many = (Part("ats", effect=Transformed(policies=tuple(f"{a}-43-15" for a in range(50)))),)
 
-    assert workload(replace(ATTACK, restarts=4), told).restarts == 32
-    capped = workload(replace(ATTACK, restarts=100), told)
+    assert prepared(replace(ATTACK, restarts=4), told).restarts == 32
+    capped = prepared(replace(ATTACK, restarts=100), told)
     assert capped.restarts == 128
     assert "Each transformation gets 16 of the 100 attempts asked for." in capped.countermeasures
-    number = len(outcomes(many[0].settings["policies"]))
-    assert workload(replace(ATTACK, restarts=100), [seen[0].told(defense=many)]).restarts == number > 128
+    number = len(outcomes(many[0].effect.policies))
+    assert prepared(replace(ATTACK, restarts=100), [seen[0].told(defense=many)]).restarts == number > 128
 
 
 def test_attempts_that_look_at_each_other_go_through_the_same_transformation():
     _, seen = victims(ats(policies="3"), count=1)
-    found = workload(
+    found = prepared(
         replace(ATTACK, restarts=3, priors=(GroupConsistency(),)),
-        [seen[0].told(defense=(Part("ats", {"policies": ["3", "0"]}),))],
+        [
+            seen[0].told(
+                defense=(
+                    Part(
+                        "ats",
+                        effect=Transformed(
+                            policies=(
+                                "3",
+                                "0",
+                            )
+                        ),
+                    ),
+                )
+            )
+        ],
     )
     assert (found.restarts, found.attempts_together) == (9, 3)
     problem = found.problem(found.members * 9, range(9), found.attempts_together)
-    assert problem.disguise.chosen.flatten().tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert problem.constraints.transform.chosen.flatten().tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_it_says_that_it_can_not_be_compiled():
     _, seen = victims(ats(policies="0"), count=1)
-    told = seen[0].told(defense=(Part("ats", {"policies": ["0"]}),))
+    told = seen[0].told(defense=(Part("ats", effect=Transformed(policies=("0",))),))
     with pytest.warns(UserWarning, match="goes on without being compiled: its guesses go through transformations"):
         replace(ATTACK, compile="on", iterations=2)([told], seed=0)
 
@@ -170,7 +185,7 @@ def test_priors_look_at_the_original_and_batch_statistics_at_what_the_model_sees
     _, seen = victims(ats(policies="0"), count=1)
     net = nn.Sequential(nn.BatchNorm2d(3), seen[0].model.float()).eval().double()
     batch = Batch(originals(1), torch.tensor([0]))
-    (told,) = [observe(net, batch, told=True).told(defense=(Part("ats", {"policies": ["0"]}),))]
+    (told,) = [observe(net, batch, told=True).told(defense=(Part("ats", effect=Transformed(policies=("0",))),))]
     replace(ATTACK, iterations=1, priors=(watching,))([told], seed=0)
     for images, (statistics,) in guesses:
         assert torch.allclose(statistics.mean, 1 - images.mean((1, 3, 4)))

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import GradientInversion
-from fl_privacy.attacks.adaptive import Scene, counter
-from fl_privacy.attacks.adaptive.description import parts
+from fl_privacy.attacks.adaptive import Circumstances, KnownDefense
 from fl_privacy.attacks.gradient_inversion.objectives import L1, Cosine, GaussianKernel
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.attacks.optimizers import LBFGS, Adam
@@ -28,7 +27,7 @@ from fl_privacy.defenses import (
     spn,
 )
 from fl_privacy.defenses.noise.mechanism import clip_by_norm
-from fl_privacy.effects import Part
+from fl_privacy.effects import Clipped, Gaussian, Part, Quantized, settings_in_words
 from fl_privacy.types import Batch, LocalPlan
 from tests.attacks.defended import informed, smooth_images, victims
 from tests.attacks.victims import error
@@ -130,22 +129,23 @@ def test_who_is_not_told_the_defense_does_not_join_rounds():
 def measures_against(defense):
     (seen,) = victims(none(), count=1)
     (knowing,) = informed([seen], defense)
-    scene = Scene(
+    circumstances = Circumstances(
         head="5.weight",
         batch_size=1,
         plan=seen.plan,
         unrolls=False,
+        matched_per_uploaded=1.0,
         scales=True,
         complete=True,
         smooths=False,
         learnable=["5.weight", "3.weight"],
     )
-    return counter(knowing, scene), seen
+    return KnownDefense.of(knowing, circumstances), seen
 
 
 def test_the_guess_is_clipped_by_every_part_that_clips_in_order():
     found, seen = measures_against(compose(dp_sgd(clip_norm=2.0), dp_noise(clip_norm=0.5, clip_scope="layer")))
-    clip = found.told([seen], lambda o: o.upload.tensors).clip
+    clip = found.update_constraints([seen], lambda o: o.upload.tensors).clip
     gradients = {name: 10 + t[None].double() for name, t in seen.upload.tensors.items()}
     expected = {name: t[0] for name, t in gradients.items()}
     for norm, scope in ((2.0, "global"), (0.5, "layer")):
@@ -156,31 +156,32 @@ def test_the_guess_is_clipped_by_every_part_that_clips_in_order():
 
 def test_two_defenses_of_a_name_are_told_apart():
     defense = compose(dp_noise(clip_norm=2.0), compose(pruning(rate=0.5), dp_noise(clip_norm=0.1)), dp_noise(scale=0.3))
-    told = parts(defense.parts)
-    assert [part.name for part in told] == ["dp_noise", "pruning", "dp_noise", "dp_noise"]
-    assert [part.settings["clip_norm"] for part in told if part.name == "dp_noise"] == [2.0, 0.1, None]
+    assert [part.name for part in defense.parts] == ["dp_noise", "pruning", "dp_noise", "dp_noise"]
+    clips = [part.effect.clip for part in defense.parts if isinstance(part.effect, Gaussian)]
+    assert clips == [Clipped(norm=2.0), Clipped(norm=0.1), None]
+    assert "dp_noise#2.clip_norm=0.1" in settings_in_words(defense.parts)
 
 
 def test_every_sequence_of_transformations_is_tried_or_it_says_which_are_not():
     one, other = ats(policies=["3-1-7", "43-18-18"]), ats(policies=["21-13-3"])
-    alone = [len(measures_against(defense)[0].changes) for defense in (one, other)]
+    alone = [len(measures_against(defense)[0].transforms) for defense in (one, other)]
     both, _ = measures_against(compose(one, other))
-    assert len(both.changes) == alone[0] * alone[1]
+    assert len(both.transforms) == alone[0] * alone[1]
     images = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    first, second = (measures_against(defense)[0].changes[0] for defense in (one, other))
-    assert torch.equal(both.changes[0](images), second(first(images)))
+    first, second = (measures_against(defense)[0].transforms[0] for defense in (one, other))
+    assert torch.equal(both.transforms[0](images), second(first(images)))
     many = ats(policies=[f"{a}-{b}-7" for a in range(20) for b in (3, 4)])
     found, _ = measures_against(compose(many, many))
-    assert len(found.changes) == len(measures_against(many)[0].changes)
+    assert len(found.transforms) == len(measures_against(many)[0].transforms)
     assert any("leaves out that several defenses change the image" in sentence for sentence in found.sentences)
 
 
 def test_the_strongest_private_head_is_guessed_and_others_are_named():
     found, _ = measures_against(compose(spn(alpha2=0.1), spn(alpha2=0.4)))
-    assert found.secret.strength == pytest.approx(0.4 * 8)
+    assert found.hidden.strength == pytest.approx(0.4 * 8)
     assert not any("leaves out" in sentence for sentence in found.sentences)
     found, _ = measures_against(compose(spn(alpha2=0.1, layer="3"), spn(alpha2=0.4)))
-    assert found.secret.weight == "5.weight"
+    assert found.hidden.weight == "5.weight"
     assert any("leaves out what private heads send back elsewhere, before 3.weight" in s for s in found.sentences)
 
 
@@ -192,7 +193,7 @@ def test_where_no_defense_is_known_nothing_changes(caplog):
     with caplog.at_level(logging.INFO):
         unknown = attack([o.told(defense=(Part("mine", {"strength": 3}),)) for o in seen], seed=0)
     assert [record.message for record in caplog.records] == [
-        "No measure is known against mine, which is attacked as if unknown."
+        "No countermeasure is known against mine, which is attacked as if unknown."
     ]
     assert torch.equal(unknown[0].batch.inputs, plain.batch.inputs) and not unknown[0].countermeasures
 
@@ -200,10 +201,10 @@ def test_where_no_defense_is_known_nothing_changes(caplog):
 def test_an_attacker_that_is_told_only_the_name_estimates_the_rest():
     defense = dp_noise(scale=1e-5, clip_norm=0.5)
     seen = victims(defense, count=COUNT)
-    vague = [o.told(defense=(Part("dp_noise", {"noise": "gaussian"}),)) for o in seen]
+    vague = [o.told(defense=(Part("dp_noise", effect=Gaussian(std=None, clip=Clipped(norm=None))),)) for o in seen]
     assert mean_error(BY_VALUE, vague) < 0.5 * mean_error(BY_VALUE, seen)
     rounded = victims(quantization(bits=3, rounding="nearest"), count=COUNT)
-    vague = [o.told(defense=(Part("quantization", {"rounding": "nearest"}),)) for o in rounded]
+    vague = [o.told(defense=(Part("quantization", effect=Quantized(bits=None, rounding="nearest")),)) for o in rounded]
     exact = informed(rounded, quantization(bits=3, rounding="nearest"))
     assert mean_error(BY_VALUE, vague) == pytest.approx(mean_error(BY_VALUE, exact), rel=0.1)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fl_privacy.attacks import GradientInversion, dlg
-from fl_privacy.attacks.adaptive.circumstances import Scene
-from fl_privacy.attacks.adaptive.countermeasures import against_spn
+from fl_privacy.attacks.adaptive import Circumstances, countermeasures
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, compose, pruning, spn
 from fl_privacy.defenses.private_layers.polarization import PolarizationHead
+from fl_privacy.effects import PrivateLoss
 from fl_privacy.gradients import Layered, Setting
 from fl_privacy.types import LocalPlan, VictimId
 from tests.attacks.defended import informed, protected, smooth_images, victims
@@ -105,8 +105,8 @@ def test_without_a_private_loss_nothing_is_guessed():
     defense = spn(alpha2=0)
     seen = victims(defense)
     attack = replace(BY_VALUE, iterations=2)
-    (plain, _, _), (adaptive, _, measures) = guesses(attack, seen), guesses(attack, informed(seen, defense))
-    assert torch.equal(plain, adaptive) and measures == ()
+    (plain, _, _), (adaptive, _, countermeasures) = guesses(attack, seen), guesses(attack, informed(seen, defense))
+    assert torch.equal(plain, adaptive) and countermeasures == ()
 
 
 def test_the_factor_of_the_cross_entropy_is_known_without_a_private_loss_too():
@@ -117,19 +117,21 @@ def test_the_factor_of_the_cross_entropy_is_known_without_a_private_loss_too():
     assert mean_error(BY_VALUE, adaptive) < 0.1 * mean_error(BY_VALUE, seen)
 
 
-def scene(**changes):
+def circumstances(**changes):
     settings = {
-        "head": "5.weight", "batch_size": 1, "plan": LocalPlan(), "unrolls": False, "scales": True, "complete": True,
+        "head": "5.weight", "batch_size": 1, "plan": LocalPlan(), "unrolls": False,
+        "matched_per_uploaded": 1.0, "scales": True, "complete": True,
         "smooths": False, "learnable": ["5.weight"],
     }  # fmt: skip
-    return Scene(**settings | changes)
+    return Circumstances(**settings | changes)
 
 
 def test_the_unit_of_what_is_sent_back_is_relative_to_the_cross_entropy():
     plain, scaled = (
-        against_spn({"alpha1": alpha1, "alpha2": 0.2 * alpha1, "bits": 16}, scene())[0] for alpha1 in (1.0, 0.25)
+        countermeasures(PrivateLoss(alpha1=alpha1, alpha2=0.2 * alpha1, bits=16), circumstances())[0]
+        for alpha1 in (1.0, 0.25)
     )
-    assert plain.secret.strength == pytest.approx(scaled.secret.strength) == pytest.approx(0.2 * 4)
+    assert plain.hidden.strength == pytest.approx(scaled.hidden.strength) == pytest.approx(0.2 * 4)
 
 
 def test_labels_are_inferred_under_the_factor_that_is_known():

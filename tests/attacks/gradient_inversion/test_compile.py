@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks import GradientInversion, idlg, inverting_gradients
-from fl_privacy.attacks.adaptive import victims_of
 from fl_privacy.attacks.gradient_inversion import compile as compiling
 from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, pays
-from fl_privacy.attacks.gradient_inversion.grouping import group_victims
-from fl_privacy.attacks.gradient_inversion.prepare import Workload
+from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
+from fl_privacy.attacks.gradient_inversion.prepare import prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.errors import UserError
 from fl_privacy.types import Observation, Reconstruction
@@ -102,11 +101,11 @@ def test_without_a_compiler_it_is_off_or_refused(monkeypatch: pytest.MonkeyPatch
 def test_large_work_pays_and_small_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_privacy.attacks.gradient_inversion.compile.compiler", lambda: "g++")
     group = group_victims(victims_of(list(enumerate(observations(smooth_net(), 2)))))[0]
-    assert Workload(ATTACK, group, 0).evaluate is Problem.evaluate
+    assert prepare(ATTACK, group, 0).evaluate is Problem.evaluate
     long = inverting_gradients(iterations=10**9)
-    assert isinstance(Workload(long, group, 0).evaluate, CompiledEvaluation)
-    assert Workload(replace(long, compile="off"), group, 0).evaluate is Problem.evaluate
-    assert Workload(idlg(iterations=10**7), group, 0).evaluate is Problem.evaluate
+    assert isinstance(prepare(long, group, 0).evaluate, CompiledEvaluation)
+    assert prepare(replace(long, compile="off"), group, 0).evaluate is Problem.evaluate
+    assert prepare(idlg(iterations=10**7), group, 0).evaluate is Problem.evaluate
     assert pays(torch.device("cuda"), runs=20_000, written=1, tensors=1)
     assert not pays(torch.device("cuda"), runs=4_800, written=1e15, tensors=1)
 
@@ -116,10 +115,10 @@ def near_the_truth(dtype: str) -> tuple[Problem, torch.Tensor]:
     attack = inverting_gradients(total_variation=0.0, dtype=dtype)  # type: ignore[arg-type]
     victims = observations(smooth_net(), 3, told=True)
     (group,) = group_victims(victims_of(list(enumerate(victims))))
-    workload = Workload(attack, group, 0)
+    prepared = prepare(attack, group, 0)
     images = examples(3).inputs + 3e-3 * torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(2)).double()
-    problem = workload.problem(workload.members, [0] * 3)
-    return problem, attack.space.to_variables(images).flatten(1).to(workload.start(workload.members, [0] * 3)[0])
+    problem = prepared.problem(prepared.members, [0] * 3)
+    return problem, attack.space.to_variables(images).flatten(1).to(prepared.start(prepared.members, [0] * 3)[0])
 
 
 @pytest.mark.parametrize("how", ["eager", "traced", pytest.param("compiled", marks=pytest.mark.slow)])

@@ -21,8 +21,7 @@ from fl_privacy.attacks import (
     refiner_aware,
     sapag,
 )
-from fl_privacy.attacks.gradient_inversion.initialization import STARTS, Blank, Given
-from fl_privacy.attacks.gradient_inversion.space import Space
+from fl_privacy.attacks.gradient_inversion.initialization import STARTS, Blank, Given, Space
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.errors import UserError
 from fl_privacy.models import ConvNet, LeNet, ResNet20

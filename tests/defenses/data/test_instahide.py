@@ -7,8 +7,9 @@ from PIL import Image
 from fl_privacy.defenses import ClientState, LocalData, instahide
 from fl_privacy.defenses.data.mixtures import coefficients, distinct
 from fl_privacy.errors import UserError
+from fl_privacy.federation import Replay
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, LocalPlan
+from fl_privacy.types import Batch, LocalPlan, VictimId
 
 from ..clients import defended_client, local_data, own_batch, sent
 
@@ -138,8 +139,9 @@ def test_the_mixture_is_new_in_every_round_and_the_same_on_every_run():
 
 def test_what_was_seen_is_repeated():
     client, state = defended_client(instahide(k=2), plan=LocalPlan()), ClientState()
-    seen = client.transformed_victim(sent(), state, round=3, victim=1, batch_size=4)
-    again = defended_client(instahide(k=2)).transformed_victim(sent(), ClientState(), round=3, victim=1, batch_size=4)
+    upload = {"victim": VictimId(3, client.id, 1), "sent": sent(), "batch_size": 4}
+    seen = Replay(client=client, state=state, **upload).transformed
+    again = Replay(client=defended_client(instahide(k=2)), state=ClientState(), **upload).transformed
     assert torch.equal(seen.inputs, again.inputs)
     assert not torch.equal(seen.inputs, client.victim_batch(1, 4).inputs)
 

@@ -1,4 +1,4 @@
-"""What AlexNet and VGG16 share: blocks of convolutions, pooling between them, one or two linear layers at the end."""
+"""AlexNet and VGG16 for small images: blocks of convolutions, pooling between them, linear layers at the end."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -85,3 +85,30 @@ def _head(features: int, hidden: int | None, num_classes: int, activation: str) 
         return nn.Linear(features, num_classes)
     require_positive(hidden=hidden)
     return nn.Sequential(nn.Linear(features, hidden), new_activation(activation), nn.Linear(hidden, num_classes))
+
+
+class AlexNet(BlockNetwork):
+    """AlexNet of SPN (Fan et al., 2020, Table 4): five convolutions, three 2x2 poolings, 4096 -> 256 -> K.
+
+    ``width`` are the channels of the first convolution; the others are 3, 6, 4 and 4 times as wide. FDL-PP's is
+    ``hidden=None``: a single linear layer 4096 -> K. Images from 8x8 fit.
+    """
+
+    blocks = (((1,), 5, True), ((3,), 5, True), ((6, 4, 4), 3, True))
+
+
+class VGG16(BlockNetwork):
+    """VGG16 of SPN (Fan et al., 2020, Table 5): thirteen 3x3 convolutions, group norm, 8192 -> 256 -> K.
+
+    As published it is ``norm="group"``. Pooling follows the first, second and last block, such that 32x32 images end
+    as 4x4; the 4096 inputs that the table prints for the first linear layer are 512 x 4 x 4 = 8192. ``width`` are the
+    channels of the first block. Images from 8x8 fit.
+    """
+
+    blocks = (
+        ((1, 1), 3, True),
+        ((2, 2), 3, True),
+        ((4, 4, 4), 3, False),
+        ((8, 8, 8), 3, False),
+        ((8, 8, 8), 3, True),
+    )

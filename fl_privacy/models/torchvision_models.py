@@ -1,8 +1,9 @@
-"""Vision transformer of torchvision, for images of any size and number of channels."""
+"""Networks of torchvision, for images of any size and number of channels."""
 
 from collections.abc import Sequence
 
 from torch import Tensor, nn
+from torchvision.models import MobileNetV2 as TorchvisionMobileNetV2
 from torchvision.models import VisionTransformer
 
 from fl_privacy.errors import UserError
@@ -72,6 +73,64 @@ class ViT(nn.Module):
         )
         self.network.conv_proj = nn.Conv2d(in_channels, token_width, patch_size, patch_size)
         self.network.heads.head.reset_parameters()
+        initialize(self, init)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> logits (B, K)."""
+        logits: Tensor = self.network(self.normalize(inputs))
+        return logits
+
+
+_BLOCKS = ((1, 16, 1), (6, 24, 2), (6, 32, 3), (6, 64, 4), (6, 96, 3), (6, 160, 3), (6, 320, 1))
+"""Expansion, channels, repetitions of each stage (Sandler et al. 2018, Table 2)."""
+_STRIDES = (2, 1, 2, 2, 2, 1, 2, 1)
+_SMALL_STRIDES = (1, 1, 1, 2, 2, 1, 2, 1)
+_SMALL = 64
+
+
+class MobileNetV2(nn.Module):
+    """MobileNetV2 (Sandler et al. 2018); images of at most 64 pixels are halved three times instead of five.
+
+    Args:
+        in_channels: C of the images.
+        image_size: their height and width.
+        num_classes: K.
+        width_multiplier: factor of the channels.
+        dropout: in front of the classifier, in [0, 1).
+        mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
+        init: weight initialization, one of ``initialize.INITIALIZERS``.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        image_size: int,
+        num_classes: int,
+        width_multiplier: float = 1.0,
+        dropout: float = 0.0,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        init: str = "default",
+    ) -> None:
+        super().__init__()
+        require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        if not 0 < width_multiplier < float("inf"):
+            raise UserError(f"model.width_multiplier is expected to be above 0, but got {width_multiplier}; try 1.0.")
+        if not 0 <= dropout < 1:
+            raise UserError(f"model.dropout is expected in [0, 1), but got {dropout}; try 0.2.")
+        first, *strides = _SMALL_STRIDES if image_size <= _SMALL else _STRIDES
+        settings = [[*block, stride] for block, stride in zip(_BLOCKS, strides, strict=True)]
+        self.normalize = input_normalization(mean, std, in_channels)
+        self.network = TorchvisionMobileNetV2(
+            num_classes, width_mult=width_multiplier, inverted_residual_setting=settings, dropout=dropout
+        )
+        stem = self.network.features[0]
+        stem[0] = nn.Conv2d(in_channels, stem[0].out_channels, 3, first, padding=1, bias=False)
+        for module in self.network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                # An integer counter, which could not be averaged over clients.
+                module.num_batches_tracked = None
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A Flower grid whose nodes live in this process."""
+"""Messages to nodes and their replies; the one place that leans on the inside of Flower's grid."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -87,9 +87,30 @@ class LocalGrid(Grid):
         assert self.client_app is not None
         app, context = self.client_app, self.contexts[message.metadata.dst_node_id]
         reply = attempt(lambda: app(message, context))
-        return failed(message, reply) if isinstance(reply, Failure) else reply
+        return error_reply(message, reply) if isinstance(reply, Failure) else reply
 
 
-def failed(message: Message, failure: Failure) -> Message:
+def error_reply(message: Message, failure: Failure) -> Message:
     """The error reply to ``message`` when its client did not survive it."""
     return Message(Error(CLIENT_CRASHED, failure.reason), reply_to=message)
+
+
+SILENCE = Failure("no reply in time")
+
+
+def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | Failure]]:
+    """Each message of ``sent``, in order, with what came back.
+
+    Matched by message id: replies arrive in any order, and an error on behalf of a node that died names no node.
+    """
+    by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
+    return [(message, _content_or_failure(by_id.get(message.metadata.message_id))) for message in sent]
+
+
+def _content_or_failure(reply: Message | None) -> Message | Failure:
+    if reply is None:
+        return SILENCE
+    if reply.has_content():
+        return reply
+    lines = (reply.error.reason or "").strip().splitlines()
+    return Failure(lines[0] if lines else f"Flower's error {reply.error.code}")

@@ -36,7 +36,7 @@ def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer) -
         optimizer: whose state is counted.
     """
     state = optimizer.moments * variables.numel() * variables.element_size()
-    observed = sum(target.size for target in problem.targets.values()) * variables.element_size()
+    observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
     most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU
     needed = written_bytes(problem, variables) + state + 3 * observed
     wanted = max(1, min(most, _bytes_of_a_chunk(variables.device) // needed))

@@ -11,9 +11,8 @@ from flwr.app import RecordDict
 
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.errors import UserError
-from fl_privacy.flower.client import NAMES, Arrays, Config, NumPyClient, Reply
-from fl_privacy.flower.memory import load_state, save_state
-from fl_privacy.flower.records import ROUND, to_array, to_tensor
+from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
+from fl_privacy.flower.records import ROUND, load_state, save_state, to_array, to_tensor
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator
 from fl_privacy.types import Tensors
 

@@ -1,4 +1,4 @@
-"""Local differential privacy by Flower's own mod, as a defense of the upload."""
+"""Mods of a ClientApp: Flower's own local differential privacy as a defense, and SecAgg+ that can be repeated."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod
+from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fl_privacy.defenses import ClientState, Defense, local_dp
-from fl_privacy.rng import SecretGenerator
+from fl_privacy.flower.records import PARTITION
+from fl_privacy.rng import SecretGenerator, derive_seed
 from fl_privacy.types import Tensors
 
 _ARRAYS = "arrays"
@@ -38,7 +40,7 @@ def local_dp_mod(
     def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
         sent, reply = (_Letter(_content(values)) for values in (_zeros_like(tensors), tensors))
         call: Any = mod
-        with _numpy_stream(rng):
+        with _numpy_stream(_numpy_seed(rng)):
             answer = call(sent, None, lambda message, context: reply)
         noised = answer.content.array_records[_ARRAYS].to_torch_state_dict()
         return {name: noised[name].to(t) for name, t in tensors.items()}
@@ -67,13 +69,29 @@ def _content(tensors: Tensors) -> RecordDict:
     return RecordDict({_ARRAYS: ArrayRecord(values)})
 
 
-@contextmanager
-def _numpy_stream(rng: torch.Generator) -> Iterator[None]:
-    before = np.random.get_state()
+def reproducible_mod(seed: int) -> Mod:
+    """Makes a client's random rounding, for which Flower uses NumPy's global stream, that of ``seed`` and the round."""
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        client = int(context.node_config[PARTITION])
+        named = derive_seed(seed, "client", client, f"round-{message.metadata.group_id}", "secagg")
+        with _numpy_stream(named % 2**32):
+            return call_next(message, context)
+
+    return mod
+
+
+def _numpy_seed(rng: torch.Generator) -> int | np.ndarray:
     if isinstance(rng, SecretGenerator):
-        np.random.seed(np.frombuffer(rng.next_bytes(4 * 624), dtype="<u4"))
-    else:
-        np.random.seed(int(torch.randint(2**32, (), generator=rng, device=rng.device)))
+        return np.frombuffer(rng.next_bytes(4 * 624), dtype="<u4")
+    return int(torch.randint(2**32, (), generator=rng, device=rng.device))
+
+
+@contextmanager
+def _numpy_stream(seed: int | np.ndarray) -> Iterator[None]:
+    """NumPy's global stream as it starts from ``seed``; put back afterwards."""
+    before = np.random.get_state()
+    np.random.seed(seed)
     try:
         yield
     finally:

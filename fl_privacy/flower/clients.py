@@ -13,7 +13,6 @@ from flwr.common import Scalar
 from fl_privacy.defenses import Defense, ats, dp_noise, fdl_pp, pruning, refiner, split_fed, spn
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, LocalResult, private_names
-from fl_privacy.flower.memory import load_state, save_state
 from fl_privacy.flower.records import (
     BATCH_SIZE,
     DEFENSE_SECONDS,
@@ -22,6 +21,8 @@ from fl_privacy.flower.records import (
     TEST,
     TRAIN_LOSS,
     VICTIM,
+    load_state,
+    save_state,
     to_array,
     to_tensor,
 )
@@ -33,6 +34,9 @@ Reply = tuple[Arrays, int, Config]
 
 NAMES = "names"
 """Key under which a list of arrays has its names with it, as JSON: in the config given and in the metrics returned."""
+
+COUNTS = "counts"
+"""Key of the metrics under which whole-number buffers travel in the clear, as JSON: SecAgg+ would blur them."""
 
 
 class PrivacyClient(NumPyClient):
@@ -177,6 +181,42 @@ class PassportClient(PrivacyClient):
     """Keeps some layers to itself, modulated by secret passports; ``settings`` are those of ``fdl_pp``."""
 
     make_defense = staticmethod(fdl_pp)
+
+
+class MaskableClient(PrivacyClient):
+    """Replies with floating-point arrays of at least one dimension, all within ``clip``, as SecAgg+ takes them.
+
+    Args:
+        client: whose data, model and plan it is.
+        memory: ``context.state`` of the node.
+        clip: largest absolute value.
+    """
+
+    def __init__(self, client: Client, memory: RecordDict, *, clip: float) -> None:
+        super().__init__(client, memory)
+        self.clip = clip
+
+    def fit(self, parameters: Arrays, config: Config) -> Reply:
+        """As a ``PrivacyClient``.
+
+        Raises:
+            UserError: a value is larger than ``clip``, or no number.
+        """
+        arrays, num_examples, metrics = super().fit(parameters, config)
+        named = dict(zip(json.loads(str(metrics[NAMES])), arrays, strict=True))
+        masked = {name: np.atleast_1d(array) for name, array in named.items() if array.dtype.kind == "f"}
+        for name, array in masked.items():
+            if not (np.abs(array) <= self.clip).all():
+                raise UserError(
+                    f"Values of {name} are expected within +-{self.clip}, but reach {np.abs(array).max():.3g};"
+                    " raise secure_aggregation.clip or lower the learning rate."
+                )
+        counts = {name: array.tolist() for name, array in named.items() if name not in masked}
+        return (
+            list(masked.values()),
+            num_examples,
+            {**metrics, NAMES: json.dumps(list(masked)), COUNTS: json.dumps(counts)},
+        )
 
 
 def _reply(result: LocalResult) -> Reply:

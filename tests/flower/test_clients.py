@@ -22,7 +22,7 @@ from fl_privacy.flower import (
     defend,
     numpy_client_app,
 )
-from fl_privacy.flower.memory import load_state
+from fl_privacy.flower.records import load_state
 from fl_privacy.types import LocalPlan, ModelState
 from tests.federation import harness
 

@@ -10,8 +10,7 @@ from flwr.clientapp import ClientApp
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.guard import Failure, attempt
-from fl_privacy.flower.client import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
-from fl_privacy.flower.encoded import shortest
+from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.records import (
     BUFFERS,
     CLIENT,
@@ -22,6 +21,7 @@ from fl_privacy.flower.records import (
     PARTITIONS,
     SIMULATED,
     all_arrays,
+    shortest,
 )
 
 CLIENT_RAISED = 2

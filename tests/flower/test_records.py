@@ -6,8 +6,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from fl_privacy.defenses import ClientState, pruning, quantization
 from fl_privacy.defenses.compression.encoding import encoded_bytes
 from fl_privacy.errors import UserError
-from fl_privacy.flower.encoded import STYPE, shortest
-from fl_privacy.flower.records import read_upload, to_tensors
+from fl_privacy.flower.records import STYPE, read_upload, shortest, to_tensors
 
 LIKE = {"weight": torch.zeros(50, 40)}
 

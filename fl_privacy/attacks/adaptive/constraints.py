@@ -1,0 +1,85 @@
+"""What an attacker that knows the defense holds its guesses to, beside the values observed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.adaptive.assumed_transform import AssumedTransform
+from fl_privacy.attacks.adaptive.bounds import Bounds
+from fl_privacy.attacks.adaptive.clip import Clips
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenGradient:
+    """Gradients that a private loss, which only the clients know, sends back into the features.
+
+    Attributes:
+        weight: of the linear layer that the features enter.
+        strength: expected size of one of them, relative to the factor of the cross entropy, over the root mean square
+            of the private head's weights, above 0; sets the unit in which they are guessed.
+        weight_rms: of the private head's weights; ``None`` where it is that of the layer's own.
+    """
+
+    weight: str
+    strength: float
+    weight_rms: float | None
+
+    def unknowns(self, weight: Tensor) -> "Unknowns":
+        """What is guessed of them, where the layer's own weight is ``weight`` (K, F)."""
+        return Unknowns(weight.shape[1], self.strength * (self.weight_rms or float(weight.square().mean().sqrt())))
+
+
+@dataclass(frozen=True)
+class Unknowns:
+    """Variables that stand for a hidden gradient: so many an example of a round, in this unit."""
+
+    features: int
+    unit: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UpdateConstraints:
+    """What is known of V victims' updates of one round.
+
+    Attributes:
+        bounds: (V, *shape) each, of the tensors that are not known exactly.
+        clip: what the client did to its gradient, done to the guessed one too.
+    """
+
+    bounds: Bounds
+    clip: Clips | None
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "UpdateConstraints":
+        """On ``device`` and in ``dtype``."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device=device, dtype=dtype)
+
+        bounds = {name: (move(low), move(high)) for name, (low, high) in self.bounds.items()}
+        return UpdateConstraints(bounds=bounds, clip=self.clip and self.clip.map(move))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Constraints:
+    """What is known of V victims' images and losses.
+
+    Attributes:
+        transform: what the client did to its images, done to the guessed ones too. Priors of natural images look at
+            the guess without it, those of what the model is used to at the guess with it.
+        smoothness: (V,) weight of the images' total variation, beside the attack's own priors.
+        unknowns: of a hidden gradient, guessed with the images.
+    """
+
+    transform: AssumedTransform | None = None
+    smoothness: Tensor | None = None
+    unknowns: Unknowns | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Constraints":
+        """With every tensor changed whose rows are victims."""
+        return Constraints(
+            transform=self.transform and self.transform.map(change),
+            smoothness=None if self.smoothness is None else change(self.smoothness),
+            unknowns=self.unknowns,
+        )

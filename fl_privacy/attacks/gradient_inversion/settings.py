@@ -1,0 +1,81 @@
+"""What a gradient inversion is made of."""
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from fl_privacy.attacks.gradient_inversion.initialization import Normal, Projection, Space, Start
+from fl_privacy.attacks.gradient_inversion.objectives import L2, Objective
+from fl_privacy.attacks.gradient_inversion.priors import Prior
+from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
+from fl_privacy.attacks.optimizers import LBFGS, Optimizer
+from fl_privacy.checks import one_of, whole
+
+LabelPolicy = Literal["auto", "known", "infer", "optimize"]
+"""``known``: those the attacker was told; ``infer``: from the output layer's gradient; ``optimize``: jointly with the
+images; ``auto``: those told, else inferred."""
+
+Compile = Literal["auto", "on", "off"]
+"""Whether losses and gradients are computed by a program that ``torch.compile`` makes. ``auto``: where the work is
+large enough to win back the minutes that this takes. Compiled sums differ from others in their last bits, from which an
+attack in float32 goes on to another end; with the same setting it ends the same."""
+
+DType = Literal["float32", "float64"]
+
+_CHOICES = {
+    "labels": LabelPolicy,
+    "projection": Projection,
+    "local_steps": LocalSteps,
+    "compile": Compile,
+    "dtype": DType,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The choices that make a published attack; another one is ``dataclasses.replace`` of some of them.
+
+    Attributes:
+        objective: distance of gradients.
+        optimizer: of the guesses.
+        labels: where they come from.
+        priors: terms added to the objective.
+        start: the first guess.
+        space: in which pixels are optimized.
+        projection: brings the images back to [0, 1] after each iteration.
+        iterations: of the optimizer.
+        restarts: most attempts from different starts. The first that ends below ``accept`` is taken, else the one with
+            the least loss.
+        enough: a victim has finished when its loss is below this share of the loss of a zero gradient (with ``L2``:
+            of the observed gradient's squared norm), which makes it independent of how large gradients are.
+        accept: such a share as well; a victim below is not attacked again.
+        noise: standard deviation of Gaussian noise on the pixels' gradient.
+        local_steps: how several local steps are matched.
+        compile: whether the computation is compiled; see :data:`Compile`.
+        dtype: of the computation.
+        device: of the computation; that of the values sent if ``None``.
+        most_victims: in one chunk; found from the free memory if ``None``.
+    """
+
+    objective: Objective = field(default_factory=L2)
+    optimizer: Optimizer = field(default_factory=LBFGS)
+    labels: LabelPolicy = "auto"
+    priors: tuple[Prior, ...] = ()
+    start: Start = field(default_factory=Normal)
+    space: Space = field(default_factory=Space)
+    projection: Projection = "none"
+    iterations: int = 300
+    restarts: int = 1
+    enough: float = 0.0
+    accept: float = 0.0
+    noise: float = 0.0
+    local_steps: LocalSteps = "unroll"
+    compile: Compile = "auto"
+    dtype: DType = "float32"
+    device: str | None = None
+    most_victims: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "restarts"):
+            whole(f"attack.{name}", getattr(self, name), at_least=1, example=1)
+        for name, choices in _CHOICES.items():
+            one_of(f"attack.{name}", getattr(self, name), get_args(choices))

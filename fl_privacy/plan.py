@@ -1,0 +1,114 @@
+"""How a client trains, which everybody knows."""
+
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fl_privacy.checks import fits, in_words, number, whole
+from fl_privacy.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPlan:
+    """How a client turns the model it was sent into an upload. Public: server and attacker know it.
+
+    Attributes:
+        shares: what is uploaded. ``gradient``: the gradient of one batch (FedSGD);
+            ``delta``: weights after local training minus weights sent (FedAvg);
+            ``weights``: the weights after local training, as stock Flower clients reply.
+        lr: learning rate of the local steps; where the gradient is shared, of those of a private part alone.
+        lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
+        lr_drops: rounds after each of which ``lr`` is multiplied by ``lr_drop_factor``.
+        lr_drop_factor: above 0 up to 1.
+        steps: number of local steps S; excludes ``epochs``.
+        epochs: number of passes over the client's examples; excludes ``steps``.
+        batch_size: examples per local step; ``None`` takes all the client has.
+        optimizer: of the local steps, ``sgd`` or ``adam``; its state starts anew each round.
+        momentum: of SGD, in [0, 1).
+        nesterov: Nesterov's form of the momentum.
+        weight_decay: L2 penalty added to each gradient of a local step.
+        batch_norm: of training: ``train`` normalises by the batch and updates the running statistics,
+            ``eval`` normalises by the running statistics that were sent.
+        probe_batch_norm: likewise, of the extra batches that are probed. Published attacks ran in evaluation mode;
+            normalised by its own statistics, a single image gives away far less.
+        buffers: ``shared`` uploads the running statistics, ``withheld`` does not: the
+            server's stay as they were at the start.
+        loss_scale: factor on the mean cross entropy of a batch.
+        crop_padding: where above 0, each training image is padded by so many black pixels on every side, and a window
+            of its size cut out at random. Like ``flip`` before any defense of the data, anew each time that an example
+            is visited.
+        flip: mirror each training image left to right with probability 1/2.
+        augment_probes: do the same to the extra batches that are probed, as the authors of ATS do.
+    """
+
+    shares: Literal["gradient", "delta", "weights"] = "gradient"
+    lr: float = 0.01
+    lr_decay: float = 1.0
+    lr_drops: Sequence[int] = ()
+    lr_drop_factor: float = 0.1
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    batch_norm: Literal["train", "eval"] = "train"
+    probe_batch_norm: Literal["train", "eval"] = "eval"
+    buffers: Literal["shared", "withheld"] = "shared"
+    loss_scale: float = 1.0
+    crop_padding: int = 0
+    flip: bool = False
+    augment_probes: bool = False
+
+    def __post_init__(self) -> None:
+        for name, annotation in typing.get_type_hints(LocalPlan).items():
+            if not fits(value := getattr(self, name), annotation):
+                raise UserError(f"plan.{name} is expected to be {in_words(annotation)}, but got {value!r}.")
+        object.__setattr__(self, "lr_drops", tuple(self.lr_drops))
+        number("plan.lr", self.lr, above=0, example=0.01)
+        number("plan.loss_scale", self.loss_scale, above=0, example=1.0)
+        number("plan.lr_decay", self.lr_decay, above=0, at_most=1, example=0.99)
+        number("plan.lr_drop_factor", self.lr_drop_factor, above=0, at_most=1, example=0.1)
+        number("plan.momentum", self.momentum, at_least=0, below=1, example=0.9)
+        number("plan.weight_decay", self.weight_decay, at_least=0, example=5e-4)
+        for name in ("steps", "epochs", "batch_size"):
+            if (value := getattr(self, name)) is not None:
+                whole(f"plan.{name}", value, at_least=1, example=1)
+        whole("plan.crop_padding", self.crop_padding, at_least=0, example=4)
+        for last in self.lr_drops:
+            whole("plan.lr_drops", last, at_least=1, example=100)
+        self._expect_compatible()
+
+    def _expect_compatible(self) -> None:
+        """Refuse settings that contradict each other."""
+        if self.augment_probes and not self.augments:
+            raise UserError(
+                "plan.augment_probes is expected with crop_padding or flip, but there is neither; set plan.flip=true."
+            )
+        if self.nesterov and self.momentum == 0:
+            raise UserError("plan.nesterov is expected with a momentum above 0, but got 0; try plan.momentum=0.9.")
+        if self.steps is not None and self.epochs is not None:
+            raise UserError(
+                f"plan.steps and plan.epochs exclude each other, but got {self.steps} and {self.epochs};"
+                " set one of them to null."
+            )
+        if self.shares == "gradient" and (self.epochs is not None or self.steps not in (None, 1)):
+            raise UserError(
+                "A shared gradient is that of one batch, but the plan asks for several local steps;"
+                " use plan.shares=delta or drop plan.steps and plan.epochs."
+            )
+
+    @property
+    def augments(self) -> bool:
+        """Whether training images are changed at random."""
+        return self.crop_padding > 0 or self.flip
+
+    def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
+        """The plan of ``round`` (from 1): its learning rate, which does not change any more; that of a ``probe`` has
+        the batch norm of probes."""
+        drops = sum(round > last for last in self.lr_drops)
+        lr = self.lr * self.lr_decay ** max(0, round - 1) * self.lr_drop_factor**drops
+        batch_norm = self.probe_batch_norm if probe else self.batch_norm
+        return replace(self, lr=lr, lr_decay=1.0, lr_drops=(), batch_norm=batch_norm)
