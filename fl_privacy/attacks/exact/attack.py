@@ -11,10 +11,8 @@ from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.exact.sparse_factors import column_space, sparse_factors
-from fl_privacy.attacks.gradient_inversion.grouping import Group, group_victims
-from fl_privacy.attacks.gradient_inversion.rounds import Victim
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Victim, failure, group_victims
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.gradient_inversion.validation import failure
 from fl_privacy.checks import whole
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction

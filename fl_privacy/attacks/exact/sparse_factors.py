@@ -1,4 +1,4 @@
-"""G = D X^T taken apart, where half of D is zero: a batch behind a ReLU from one gradient (SPEAR, Dimitrov et al. 2024).
+"""G = D X^T taken apart, half of D being zero: a batch behind a ReLU from one gradient (SPEAR, Dimitrov et al. 2024).
 
 Of a layer z = W x + b in front of a ReLU the gradient of the weight is G = D X^T, that of the bias g = D 1, with
 D = dL/dz of shape (M, B) and the layer's inputs X of shape (N, B). Where example j leaves neuron i silent, D_ij is
