@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.errors import UserError
-from fl_privacy.federation.client.client import Client, LocalWork
+from fl_privacy.federation.client.client import Client
+from fl_privacy.federation.client.examples import LocalWork
 from fl_privacy.rng import Secret
 from fl_privacy.types import Batch, ModelState, Upload, VictimId
 
