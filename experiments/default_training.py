@@ -21,8 +21,7 @@ import torch
 
 from fl_privacy.config import compose
 from fl_privacy.data.sources import ROOT_VARIABLE
-from fl_privacy.experiment.backend import plain_loop
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
 from fl_privacy.experiment.run_folder import folder_of
 from fl_privacy.results import read_summary

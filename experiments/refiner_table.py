@@ -20,7 +20,7 @@ import torch
 from fl_privacy.cli.jobs import run_job
 from fl_privacy.config import compose
 from fl_privacy.config.grid import UNDEFENDED, load_grid
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.trade_off import Job, Sweep, plan_sweep
 from fl_privacy.results import read_summary
 

@@ -213,9 +213,11 @@ class PrivateLoss(Heuristic):
     bound: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("alpha1", "alpha2", "bits", "bound"):
+        for name in ("alpha1", "bits", "bound"):
             if (value := getattr(self, name)) is not None:
-                checks.number(f"PrivateLoss.{name}", value, at_least=0, example=1)
+                checks.number(f"PrivateLoss.{name}", value, above=0, example=1)
+        if self.alpha2 is not None:
+            checks.number("PrivateLoss.alpha2", self.alpha2, at_least=0, example=0.1)
 
 
 class PrivateLayers(Heuristic):

@@ -1,14 +1,28 @@
 """What defenses declare: whole, consistent with their settings, and the same after a file."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 
 import pytest
 
-from fl_privacy.effects import Effect, Part, PostProcessing, Quantized, from_plain, to_plain
+from fl_privacy.attacks.adaptive import Circumstances, Countermeasure, countermeasures
+from fl_privacy.effects import Effect, Part, PerExample, PostProcessing, Quantized, from_plain, to_plain
 from fl_privacy.errors import UserError
+from fl_privacy.types import LocalPlan
 
 from .defenses.test_contract import DEFENSES
+
+CIRCUMSTANCES = Circumstances(
+    head="out.weight",
+    batch_size=1,
+    plan=LocalPlan(),
+    unrolls=False,
+    matched_per_uploaded=1.0,
+    scales=True,
+    complete=True,
+    smooths=False,
+    learnable=("out.weight",),
+)
 
 every_part = pytest.mark.parametrize(
     "part",
@@ -36,6 +50,39 @@ def test_effect_and_settings_agree(part):
 @every_part
 def test_a_description_survives_a_file(part):
     assert from_plain(json.loads(json.dumps(to_plain([part])))) == (part,)
+
+
+UNCOUNTERED = {"dc", "dm", "dsa", "dp_merf", "gs_wgan", "instahide"}
+"""Nothing is known to do against them."""
+
+
+@every_part
+def test_countermeasures_read_what_there_is_also_where_little_is_told(part):
+    untold = {
+        f.name: None
+        for f in fields(part.effect)
+        if f.default is MISSING and type(part.effect).__name__ != "PrivateRelease"
+    }
+    for circumstances in (CIRCUMSTANCES, replace(CIRCUMSTANCES, head=None, learnable=(), unrolls=True, smooths=True)):
+        for effect in (part.effect, replace(part.effect, **untold)):
+            found = countermeasures(effect, circumstances)
+            assert (found is None) == (part.name in UNCOUNTERED)
+            assert all(taken.sentence for taken in found or ())
+
+
+def test_a_countermeasure_against_an_effect_of_another_package_is_registered():
+    @dataclass(frozen=True, kw_only=True)
+    class Mirrored(PerExample):
+        pass
+
+    assert countermeasures(Mirrored(), CIRCUMSTANCES) is None
+
+    @countermeasures.register
+    def against_mirroring(effect: Mirrored, circumstances: Circumstances) -> list[Countermeasure]:
+        return [Countermeasure(sentence="It mirrors the guess.", transforms=(lambda images: images.flip(-1),))]
+
+    (found,) = countermeasures(Mirrored(), CIRCUMSTANCES)
+    assert found.sentence == "It mirrors the guess."
 
 
 def test_effects_of_other_packages_are_told_by_their_name():

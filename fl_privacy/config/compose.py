@@ -12,25 +12,33 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fl_privacy.config.check import check_settings
-from fl_privacy.config.groups import CONFIG_DIR, options, search_path
-from fl_privacy.config.suggest import suggest
+from fl_privacy.config.groups import CONFIG_DIR, options, search_path, suggest
+from fl_privacy.config.settings import RunSettings
 from fl_privacy.errors import UserError
 
 MOST_JOBS = 10_000
 """Of one sweep; each is composed and checked before the first one starts."""
 
 
-def compose(overrides: Sequence[str] = (), *, base: str = "config") -> DictConfig:
-    """The resolved configuration for ``overrides`` in Hydra's grammar; ``choices`` names the option of each group.
-
-    Args:
-        overrides: of what the file says.
-        base: name of the file in ``conf``; ``config`` describes a run.
+def compose(overrides: Sequence[str] = ()) -> RunSettings:
+    """The settings of a run for ``overrides`` in Hydra's grammar.
 
     Raises:
-        UserError: an override does not parse, names a group, option or key that does not exist, or sets a setting of
-            the run to what it can't be.
+        UserError: an override does not parse, names a group, option or key that does not exist, or sets a setting to
+            what it can't be.
+    """
+    return RunSettings.of(compose_file("config", overrides))
+
+
+def compose_file(base: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """What the file ``base`` of ``conf`` says, resolved; ``choices`` names the option of each group.
+
+    Args:
+        base: name of the file; ``config`` describes a run.
+        overrides: of what it says.
+
+    Raises:
+        UserError: an override does not parse, or names a group, option or key that does not exist.
     """
     parsed = parse_overrides(overrides)
     for override in parsed:
@@ -53,8 +61,6 @@ def compose(overrides: Sequence[str] = (), *, base: str = "config") -> DictConfi
     known = OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys() | _groups() | {"choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
         raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known))}")
-    if base == "config":
-        check_settings(config)
     return config
 
 
@@ -96,9 +102,9 @@ def merge_overrides(*parts: Sequence[str]) -> list[str]:
     return list(dict(zip(override_keys(overrides), overrides, strict=True)).values())
 
 
-def to_yaml(config: DictConfig) -> str:
+def to_yaml(config: RunSettings | DictConfig) -> str:
     """The configuration as text that ``OmegaConf.create`` reads back."""
-    return OmegaConf.to_yaml(config, resolve=True)
+    return OmegaConf.to_yaml(config if isinstance(config, DictConfig) else config.plain(), resolve=True)
 
 
 def _groups() -> set[str]:

@@ -3,14 +3,13 @@
 from fl_privacy.metrics.images import MetricFunction, bayesian_privacy_loss
 from fl_privacy.metrics.intervals import FEW, Statistic, aggregate, pmm, share_at_most
 from fl_privacy.metrics.learned import noise_ratio
-from fl_privacy.metrics.registry import METRICS, Metric
+from fl_privacy.metrics.registry import LARGEST_PSNR, METRICS, Metric, Threshold, decimals
 from fl_privacy.metrics.scores import ImageScore, VictimScore, evaluate, evaluate_all
-from fl_privacy.metrics.thresholds import THRESHOLDS, Threshold
 
 __all__ = [
     "FEW",
+    "LARGEST_PSNR",
     "METRICS",
-    "THRESHOLDS",
     "ImageScore",
     "Metric",
     "MetricFunction",
@@ -19,6 +18,7 @@ __all__ = [
     "VictimScore",
     "aggregate",
     "bayesian_privacy_loss",
+    "decimals",
     "evaluate",
     "evaluate_all",
     "noise_ratio",

@@ -1,6 +1,7 @@
 """Every metric by name: what the catalog, the tables and the reports show."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
@@ -8,6 +9,42 @@ from typing import Literal
 from fl_privacy.metrics.images import MetricFunction, bpki, mse, psnr, rmse, ssim
 from fl_privacy.metrics.learned import lpips
 from fl_privacy.metrics.matching import label_correct
+
+LARGEST_PSNR = 100.0
+"""Decibel; beyond, images differ by less than a float can tell."""
+
+
+def decimals(value: float) -> str:
+    """Three decimals."""
+    return "∞" if math.isinf(value) else f"{value:z.3f}"
+
+
+def significant(value: float) -> str:
+    """Two significant digits."""
+    return f"{value:#.2g}"
+
+
+def whole_percent(value: float) -> str:
+    """A share in percent."""
+    return f"{100 * value:.0f} %"
+
+
+def decibel(value: float) -> str:
+    """One decimal, capped at 100 dB."""
+    return f"> {LARGEST_PSNR:.0f}" if value > LARGEST_PSNR else f"{value:z.1f}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """From which value on the literature calls a reconstruction recognizable.
+
+    Attributes:
+        value: an image with this value is recognizable where high values leak, and not where low ones do.
+        source: who says so.
+    """
+
+    value: float
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +57,10 @@ class Metric:
         of: what it compares: images with the originals, labels, or images with what a defense made of the originals.
         leaks: whether high or low values mean that more leaked.
         range: the least and the largest value that there can be.
+        threshold: from which on an image is recognizable, if anybody says so.
         title: for a table's head.
         unit: empty where there is none.
+        digits: a value as a person reads it, without unit.
         description: one line.
         package: that it needs beyond those of the core; without it the metric is left out.
     """
@@ -30,8 +69,10 @@ class Metric:
     of: Literal["images", "labels", "transformed"] = "images"
     leaks: Literal["high", "low"]
     range: tuple[float, float] = (0.0, math.inf)
+    threshold: Threshold | None = None
     title: str
     unit: str = ""
+    digits: Callable[[float], str] = decimals
     description: str
     package: str | None = None
 
@@ -40,15 +81,47 @@ class Metric:
         """Whether the package that it needs is installed."""
         return self.package is None or find_spec(self.package) is not None
 
+    @property
+    def bound(self) -> float | None:
+        """Value of the threshold."""
+        return self.threshold.value if self.threshold else None
+
+    @property
+    def recognizable(self) -> Literal["above", "below"]:
+        """On which side of the threshold an image is recognizable."""
+        return "above" if self.leaks == "high" else "below"
+
+    @property
+    def axis(self) -> str:
+        """For the axis of a chart."""
+        return f"{self.title}{f', {self.unit}' if self.unit else ''} ({self.leaks} leaks)"
+
+    def is_leak(self, value: float) -> bool:
+        """Whether an image with this value counts as recognizable."""
+        if self.threshold is None:
+            return False
+        return value >= self.threshold.value if self.leaks == "high" else value < self.threshold.value
+
+    def in_words(self, value: float) -> str:
+        """``value`` with its unit."""
+        return f"{self.digits(value)} {self.unit}".rstrip()
+
 
 METRICS: dict[str, Metric] = {
     "psnr": Metric(
-        function=psnr, leaks="high", title="PSNR", unit="dB", description="Peak signal-to-noise ratio on [0, 1]."
+        function=psnr,
+        leaks="high",
+        threshold=Threshold(value=15.0, source="Refiner"),
+        title="PSNR",
+        unit="dB",
+        digits=decibel,
+        description="Peak signal-to-noise ratio on [0, 1].",
     ),
     "ssim": Metric(
         function=ssim,
         leaks="high",
         range=(-1.0, 1.0),
+        threshold=Threshold(value=0.5, source="Refiner"),
         title="SSIM",
         description="Structural similarity, Gaussian window of 11 pixels.",
         package="torchmetrics",
@@ -56,6 +129,7 @@ METRICS: dict[str, Metric] = {
     "lpips": Metric(
         function=lpips,
         leaks="low",
+        threshold=Threshold(value=0.05, source="Refiner"),
         title="LPIPS",
         description="Perceptual distance in the features of AlexNet.",
         package="lpips",
@@ -64,7 +138,9 @@ METRICS: dict[str, Metric] = {
         function=mse,
         leaks="low",
         range=(0.0, 1.0),
+        threshold=Threshold(value=0.05, source="FDL-PP"),
         title="MSE",
+        digits=significant,
         description="Mean squared error of the pixels (BPMSE).",
     ),
     "bpki": Metric(
@@ -81,6 +157,7 @@ METRICS: dict[str, Metric] = {
         function=None,
         leaks="low",
         range=(0.0, 1.0),
+        threshold=Threshold(value=0.4, source="Refiner"),
         title="Noise ratio",
         description="Share of noise that Refiner's evaluation network sees in the guess; needs evaluator=FILE.",
     ),
@@ -90,6 +167,7 @@ METRICS: dict[str, Metric] = {
         leaks="high",
         title="PSNR to transformed",
         unit="dB",
+        digits=decibel,
         description="Peak signal-to-noise ratio to the image that the defense put in place of the original.",
     ),
     "transformed_ssim": Metric(
@@ -107,6 +185,7 @@ METRICS: dict[str, Metric] = {
         leaks="high",
         range=(0.0, 1.0),
         title="Label accuracy",
+        digits=whole_percent,
         description="Share of the labels recovered; in a batch, each guessed label counts once.",
     ),
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fl_privacy.metrics import METRICS, THRESHOLDS, aggregate, pmm
+from fl_privacy.metrics import METRICS, aggregate, pmm
 from fl_privacy.report.charts import Curve, Point, line_chart, scatter_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric, percent
@@ -17,7 +17,7 @@ from fl_privacy.report.ppc_view import PpcView
 from fl_privacy.report.readings import Reading, Tone, most_recognized, readings, tone_of, worst_by
 from fl_privacy.report.recommendation import Candidate, answer, candidate_of
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
-from fl_privacy.results import Run
+from fl_privacy.results import Attacker, Run
 from fl_privacy.results.identity import attacked_hash
 
 TRADE_OFFS = ("psnr", "ssim", "lpips")
@@ -74,7 +74,11 @@ class Row:
     @property
     def unaware(self) -> bool:
         """Whether it was defended, but attacked by no one who knows the defense."""
-        return self.attacked and not self.run.identity.undefended and all(r.attacker == "plain" for r in self.readings)
+        return (
+            self.attacked
+            and not self.run.identity.undefended
+            and all(r.attacker is Attacker.PLAIN for r in self.readings)
+        )
 
     def worst(self, name: str) -> Reading | None:
         """The one that read most by the mean of the metric ``name``."""
@@ -121,7 +125,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
         unfinished=[row.letter for row in rows if not row.run.finished],
         has_epsilon=any(row.privacy["epsilon"] is not None for row in rows),
         has_bound=any(row.recognized for row in rows),
-        has_adaptive=any(reading.attacker == "adaptive" for row in rows for reading in row.readings),
+        has_adaptive=any(reading.attacker is Attacker.ADAPTIVE for row in rows for reading in row.readings),
         has_rounds=any(len({reading.round for reading in row.readings}) > 1 for row in rows),
         unaware=[row.letter for row in rows if row.unaware],
     )
@@ -132,9 +136,10 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
     summary = run.summary
     if summary["pmm"] is not None or summary["final_accuracy"] is None or run.identity.undefended:
         return float(summary["pmm"]) if summary["pmm"] is not None else None
-    for twin in runs:
-        accuracy = twin.summary["final_accuracy"]
-        if twin.finished and twin.identity.undefended and twin.identity.training == run.identity.training and accuracy:
+    for other in runs:
+        accuracy = other.summary["final_accuracy"]
+        alike = other.identity.training == run.identity.training
+        if other.finished and other.identity.undefended and alike and accuracy:
             return pmm(summary["final_accuracy"], accuracy)
     return None
 
@@ -160,15 +165,14 @@ def _charts(rows: Sequence[Row]) -> dict[str, Markup]:
         points = _points(tested, name, use_pmm=use_pmm)
         if not points:
             continue
-        title, bound = METRICS[name].title, next(t for t in THRESHOLDS if t.metric == name)
-        unit = f", {METRICS[name].unit}" if METRICS[name].unit else ""
-        charts[f"{title} beside accuracy"] = scatter_chart(
+        shown = METRICS[name]
+        charts[f"{shown.title} beside accuracy"] = scatter_chart(
             points,
             x="PMM, percent" if use_pmm else "Test accuracy, percent",
-            y=f"{title}{unit} ({METRICS[name].leaks} leaks)",
-            bound=bound.value,
-            bound_label=f"recognizable {bound.leaks}",
-            alt=f"{title} against accuracy: "
+            y=shown.axis,
+            bound=shown.bound,
+            bound_label=f"recognizable {shown.recognizable}",
+            alt=f"{shown.title} against accuracy: "
             + ", ".join(f"{p.label} at {p.x:.1f} %, {metric(p.y, name)}" for p in points),
         )
     return charts

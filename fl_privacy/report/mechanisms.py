@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 
+from fl_privacy.config.settings import Role, keys_of
 from fl_privacy.report.ppc import Sample, sample_of, with_worst
 from fl_privacy.report.readings import readings
 from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, telling_settings
 from fl_privacy.report.trade_off import Versus
 from fl_privacy.results import Attacker, Run
-from fl_privacy.results.identity import DEFENSE_KEYS
 
 STRENGTHS = ("alpha2", "scale", "noise_multiplier", "rate")
 """Settings of a defense that are taken for its strength rather than others with as many values."""
 
-NO_CIRCUMSTANCES = ("seed", *DEFENSE_KEYS)
+NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE))
+"""Dotted keys of what does not tell attacks apart: both attackers have their own samples."""
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
@@ -26,8 +27,7 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     found = []
     for run in defended:
         mechanism, strength = names[run.path.as_posix()]
-        attackers: tuple[Attacker, ...] = ("plain", "adaptive")
-        for attacker in attackers:
+        for attacker in Attacker:
             sample = sample_of(
                 [reading.leakage for reading in readings(run.summary) if reading.attacker == attacker],
                 mechanism=mechanism,
@@ -88,4 +88,8 @@ _WORDS = {"batch_size": "batch"}
 
 def _circumstances(run: Run) -> dict[str, str]:
     """Settings beside those of the defense."""
-    return {k: v for k, v in telling_settings(run).items() if k.partition(".")[0] not in NO_CIRCUMSTANCES}
+    return {
+        k: v
+        for k, v in telling_settings(run).items()
+        if not any(k == key or k.startswith(f"{key}.") for key in NO_CIRCUMSTANCES)
+    }

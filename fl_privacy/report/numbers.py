@@ -4,11 +4,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fl_privacy.metrics import METRICS
+from fl_privacy.metrics import METRICS, decimals
 
 MISSING = "\N{EN DASH}"
-LARGEST_PSNR = 100.0
-"""Decibel; beyond, images differ by less than a float can tell."""
 
 
 def percent(value: float | None) -> str:
@@ -54,8 +52,7 @@ def metric(value: float | None, name: str) -> str:
     """``value`` of the metric ``name`` with its unit; PSNR is capped at 100 dB."""
     if value is None:
         return MISSING
-    unit = METRICS[name].unit if name in METRICS else ""
-    return f"{_digits(name)(value)} {unit}".rstrip()
+    return METRICS[name].in_words(value) if name in METRICS else decimals(value)
 
 
 def interval(statistic: Mapping[str, Any], name: str) -> str:
@@ -72,12 +69,4 @@ def title(name: str) -> str:
 
 
 def _digits(name: str) -> Callable[[float], str]:
-    match name:
-        case "psnr" | "transformed_psnr":
-            return lambda v: f"> {LARGEST_PSNR:.0f}" if v > LARGEST_PSNR else f"{v:z.1f}"
-        case "label_correct":
-            return lambda v: f"{100 * v:.0f} %"
-        case "mse":
-            return lambda v: f"{v:#.2g}"
-        case _:
-            return lambda v: "∞" if math.isinf(v) else f"{v:z.3f}"
+    return METRICS[name].digits if name in METRICS else decimals

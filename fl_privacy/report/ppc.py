@@ -7,6 +7,7 @@ from typing import Any
 
 from fl_privacy.metrics.tradeoff import PpcPoint, cap
 from fl_privacy.report.trade_off import Row, Versus
+from fl_privacy.results import Attacker
 
 DISTANCES: Mapping[str, str] = {
     "reconstruction": "Reconstruction: rMSE",
@@ -69,7 +70,7 @@ def samples_of_rows(rows: Sequence[Row]) -> list[Sample]:
     found = []
     for row in rows:
         for versus, leakage in row.leakage.items():
-            plain = row.leakage.get(Versus(versus.attack, "plain"), leakage)
+            plain = row.leakage.get(Versus(versus.attack, Attacker.PLAIN), leakage)
             own = [r.leakage for r in row.readings if (r.attack, r.attacker) == (versus.attack, versus.attacker)]
             sample = sample_of(
                 own,

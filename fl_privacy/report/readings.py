@@ -62,11 +62,10 @@ class Reading:
 
 def readings(summary: Mapping[str, Any], attack: str = "") -> list[Reading]:
     """All that a run's ``summary`` holds, round by round."""
-    attackers: tuple[Attacker, ...] = ("plain", "adaptive")
     return [
         Reading(attacker=attacker, leakage=entry[attacker], round=entry["round"], attack=attack)
         for entry in summary["attacked"]
-        for attacker in attackers
+        for attacker in Attacker
         if entry[attacker]
     ]
 

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fl_privacy.metrics import FEW, THRESHOLDS
+from fl_privacy.metrics import FEW, METRICS
 from fl_privacy.report.numbers import metric, percent, points
 from fl_privacy.report.readings import Reading, most_recognized, worst_by
 
-RECOGNIZABLE = next(t.value for t in THRESHOLDS if t.metric == "psnr")
+RECOGNIZABLE = METRICS["psnr"].bound or math.nan
 """Decibel."""
 
 

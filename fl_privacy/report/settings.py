@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fl_privacy.config.settings import groups, is_within
 from fl_privacy.results import Run
-from fl_privacy.results.identity import RUNTIME_KEYS
+from fl_privacy.results.identity import RUNTIME
 
-GROUPS = ("data", "partition", "model", "federation", "defense", "attack")
+GROUPS = groups(shown=True)
 
 UNSAID = ("_target_", "name")
 """Settings that only repeat which option was chosen."""
@@ -81,8 +82,7 @@ def names(runs: Sequence[Run]) -> tuple[list[str], str]:
 
 
 def _is_telling(key: str) -> bool:
-    runtime = any(key == name or key.startswith(f"{name}.") for name in RUNTIME_KEYS)
-    return not runtime and not key.startswith("choices.") and key.rpartition(".")[2] not in UNSAID
+    return not is_within(key, RUNTIME) and not key.startswith("choices.") and key.rpartition(".")[2] not in UNSAID
 
 
 def _shorten(words: list[str]) -> list[str]:

@@ -121,9 +121,9 @@ def _row(outcome: Outcome, training: Mapping[str, Any] | None, undefended: float
     attacks = {name: found for name, path in outcome.attacks.items() if (found := read_summary(path))}
     leakage = {}
     for name, found in attacks.items():
-        leakage[Versus(name, "plain")] = found
+        leakage[Versus(name, Attacker.PLAIN)] = found
         if found["adaptive"]:
-            leakage[Versus(name, "adaptive")] = found["adaptive"]
+            leakage[Versus(name, Attacker.ADAPTIVE)] = found["adaptive"]
     accuracy = training["final_accuracy"] if training else None
     return Row(
         outcome=outcome,

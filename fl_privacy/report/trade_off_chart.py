@@ -40,7 +40,7 @@ def trade_off_chart(
     x: str,
     y: str,
     alt: str,
-    bound: float,
+    bound: float | None,
     bound_label: str,
     ring: tuple[float, float] | None,
 ) -> Markup:
@@ -88,11 +88,12 @@ def trade_off_chart(
                 markeredgewidth=1.3,
             )
         axes.margins(0.06)
-        axes.axhline(bound, color=MUTED, linestyle=":", linewidth=1.2)
-        axes.annotate(
-            bound_label, (0.0, bound), xycoords=("axes fraction", "data"), xytext=(2, 3),
-            textcoords="offset points", color=MUTED, fontsize=9,
-        )  # fmt: skip
+        if bound is not None:
+            axes.axhline(bound, color=MUTED, linestyle=":", linewidth=1.2)
+            axes.annotate(
+                bound_label, (0.0, bound), xycoords=("axes fraction", "data"), xytext=(2, 3),
+                textcoords="offset points", color=MUTED, fontsize=9,
+            )  # fmt: skip
         axes.set(xlabel=x, ylabel=y)
 
     return draw_svg(draw, alt)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from fl_privacy.metrics import METRICS, THRESHOLDS
+from fl_privacy.metrics import METRICS
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric
 from fl_privacy.report.page import link_to, render
@@ -16,6 +16,7 @@ from fl_privacy.report.recommendation import answer, best_below
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import SHOWN, Row, Versus
 from fl_privacy.report.trade_off_chart import CurvePoint, FamilyCurve, trade_off_chart
+from fl_privacy.results import Attacker
 
 
 def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> str:
@@ -36,7 +37,7 @@ def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> st
         figures=figures_of(*(row.cost for row in rows)),
         series=_series(rows),
         charts={attack: _charts(rows, attack, chosen) for attack in attacks},
-        has_adaptive=any(v.attacker == "adaptive" for v in versus),
+        has_adaptive=any(v.attacker is Attacker.ADAPTIVE for v in versus),
         ppc=ppc_view(samples_of_rows(rows)),
         missing=[row.name for row in rows if not row.complete],
         links={row.outcome.training: link_to(row.outcome.training, out) for row in rows},
@@ -58,7 +59,7 @@ def _charts(rows: Sequence[Row], attack: str, best: Row | None) -> dict[str, Mar
 def _chart(rows: Sequence[Row], attack: str, name: str, best: Row | None) -> Markup | None:
     use_pmm = all(row.pmm is not None for row in rows if row.accuracy is not None)
     curves = []
-    for attacker in ("plain", "adaptive"):
+    for attacker in Attacker:
         versus = Versus(attack, attacker)
         points: dict[str, list[CurvePoint]] = {}
         for row in rows:
@@ -66,24 +67,24 @@ def _chart(rows: Sequence[Row], attack: str, name: str, best: Row | None) -> Mar
                 points.setdefault(row.outcome.family, []).append(point)
         series = _series(rows)
         curves += [
-            FamilyCurve(points=of_family, series=series.get(family), adaptive=attacker == "adaptive")
+            FamilyCurve(points=of_family, series=series.get(family), adaptive=attacker is Attacker.ADAPTIVE)
             for family, of_family in points.items()
         ]
     if not curves:
         return None
-    bound, unit = next(t for t in THRESHOLDS if t.metric == name), METRICS[name].unit
+    shown = METRICS[name]
     ringed = best and max(
         (p for v in best.leakage if v.attack == attack and (p := _point(best, v, name, use_pmm=use_pmm))),
-        key=lambda p: p.y if METRICS[name].leaks == "high" else -p.y,
+        key=lambda p: p.y if shown.leaks == "high" else -p.y,
         default=None,
     )
     return trade_off_chart(
         curves,
         x="PMM, percent of the undefended accuracy" if use_pmm else "Test accuracy, percent",
-        y=f"{METRICS[name].title}{f', {unit}' if unit else ''} ({METRICS[name].leaks} leaks)",
-        alt=f"{METRICS[name].title} under {attack} over utility: " + _in_words(rows, attack, name),
-        bound=bound.value,
-        bound_label=f"recognizable {bound.leaks}",
+        y=shown.axis,
+        alt=f"{shown.title} under {attack} over utility: " + _in_words(rows, attack, name),
+        bound=shown.bound,
+        bound_label=f"recognizable {shown.recognizable}",
         ring=(ringed.x, ringed.y) if ringed else None,
     )
 

@@ -63,7 +63,7 @@ class Run:
         """The folder's name."""
         return self.path.name
 
-    def of_kind(self, kind: str, attacker: Attacker = "plain") -> list[Mapping[str, Any]]:
+    def of_kind(self, kind: str, attacker: Attacker = Attacker.PLAIN) -> list[Mapping[str, Any]]:
         """The records of one kind: ``round``, ``perturbation``; ``victim``, ``history``, ``attack`` of ``attacker``."""
         return records_of(self.records, kind, attacker)
 

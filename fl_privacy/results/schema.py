@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fl_privacy.checks import fits, in_words
+from fl_privacy.config.settings import sections
 from fl_privacy.metrics import METRICS
 
 Text = Mapping[str, str]
@@ -53,20 +54,6 @@ PARTITION: dict[str, Any] = {"class_names": list[str], "counts": list[list[int]]
 ENVIRONMENT: dict[str, Any] = {"packages": Text, "gpus": list[str]}
 SENTENCES = list[str]
 
-SECTIONS = (
-    "data",
-    "partition",
-    "model",
-    "federation",
-    "defense",
-    "attack",
-    "backend",
-    "intercept",
-    "choices",
-    "privacy",
-)
-"""Of a configuration, which are mappings where they are there."""
-
 LARGEST = 10**12
 """Whole numbers beyond are no count of anything here."""
 
@@ -93,7 +80,7 @@ def wrong_identity(content: object) -> str | None:
     if (wrong := wrong_field(content, IDENTITY)) or not isinstance(content, Mapping):
         return wrong
     config = content["config"]
-    strange = [name for name in SECTIONS if not isinstance(config.get(name, {}), Mapping)]
+    strange = [name for name in sections() if not isinstance(config.get(name, {}), Mapping)]
     return f"its config.{strange[0]} is {_shown(config[strange[0]])}" if strange else None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fl_privacy.metrics import METRICS, THRESHOLDS, Statistic, aggregate, pmm
+from fl_privacy.metrics import METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
 from fl_privacy.results.records import Attacker, records_of
 
@@ -43,7 +43,7 @@ def summarize(
         total_seconds: of the whole run, wall time.
     """
     rounds = [r for r in records if r["kind"] == "round"]
-    attacked = _attacked(records)
+    attacked, attacks = _attacked(records), records_of(records, "attack", Attacker.PLAIN)
     replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
     upload = {
         "bytes": [r["bytes_up"] / number for r, number in replies],
@@ -60,7 +60,9 @@ def summarize(
         **next((entry["plain"] for entry in reversed(attacked) if entry["plain"]), _leakage([], [])),
         "adaptive": _adaptive(records, attacked),
         "attacked": attacked,
-        "batch_norm": sorted({a["batch_norm"] for a in records_of(records, "attack", "plain") if a.get("batch_norm")}),
+        "batch_norm": sorted(
+            {a["batch_norm"] for a in records_of(records, "attack", Attacker.PLAIN) if a.get("batch_norm")}
+        ),
         "perturbation": _statistics([r for r in records if r["kind"] == "perturbation"], group=_batch),
         "upload": {name: _plain(s) for name, values in upload.items() if (s := aggregate(values, within=_SIZE))},
         "privacy": _privacy(records, rounds),
@@ -71,7 +73,7 @@ def summarize(
         "seconds": {
             "training": _total(rounds, "seconds"),
             "defense": _total(rounds, "defense_seconds"),
-            "attack": _total(records_of(records, "attack", "plain"), "seconds"),
+            "attack": _total(attacks, "seconds"),
             "total": total_seconds,
         },
         "bytes_uploaded": int(_total(rounds, "bytes_up")),
@@ -89,8 +91,7 @@ def _privacy(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str,
 
 def _attacked(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What each attacker achieved in each attacked round, in order; ``None`` of one that did not attack it."""
-    attackers: tuple[Attacker, ...] = ("plain", "adaptive")
-    of_attacker = {a: tuple(records_of(records, kind, a) for kind in ("victim", "tracing")) for a in attackers}
+    of_attacker = {a: tuple(records_of(records, kind, a) for kind in ("victim", "tracing")) for a in Attacker}
     rounds = sorted({victim["round"] for victims, _ in of_attacker.values() for victim in victims})
     found: list[dict[str, Any]] = []
     for round in rounds:
@@ -110,15 +111,15 @@ def _leakage(victims: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str,
         "metrics": _statistics(victims, group=lambda victim: victim["id"]),
         "thresholds": [
             {
-                "metric": t.metric,
-                "value": t.value,
-                "leaks": t.leaks,
-                "source": t.source,
-                "recognizable": sum(map(t.is_leak, columns[t.metric])),
-                "n": len(columns[t.metric]),
+                "metric": name,
+                "value": metric.threshold.value,
+                "leaks": metric.recognizable,
+                "source": metric.threshold.source,
+                "recognizable": sum(map(metric.is_leak, columns[name])),
+                "n": len(columns[name]),
             }
-            for t in THRESHOLDS
-            if columns.get(t.metric)
+            for name, metric in METRICS.items()
+            if metric.threshold and columns.get(name)
         ],
         "tracing": _tracing(traced),
         "label_sources": dict(sources),
@@ -146,7 +147,7 @@ def _adaptive(records: Sequence[Mapping[str, Any]], attacked: Sequence[Mapping[s
     last = next((entry["adaptive"] for entry in reversed(attacked) if entry["adaptive"]), None)
     if last is None:
         return None
-    attacks = records_of(records, "attack", "adaptive")
+    attacks = records_of(records, "attack", Attacker.ADAPTIVE)
     return {
         **last,
         "countermeasures": list(dict.fromkeys(sentence for a in attacks for sentence in a["countermeasures"])),

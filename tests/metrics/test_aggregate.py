@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fl_privacy.metrics import METRICS, THRESHOLDS, aggregate, pmm, share_at_most
+from fl_privacy.metrics import METRICS, aggregate, pmm, share_at_most
 
 
 def test_interval_is_that_of_students_t():
@@ -29,7 +29,9 @@ def test_pmm_is_the_share_of_accuracy_kept():
 
 
 def test_thresholds_tell_leaks_from_private_images():
-    leaks = {threshold.metric: threshold.is_leak for threshold in THRESHOLDS}
+    leaks = {name: metric.is_leak for name, metric in METRICS.items()}
+    assert [n for n, metric in METRICS.items() if metric.threshold] == ["psnr", "ssim", "lpips", "mse", "noise_ratio"]
+    assert not leaks["bpki"](1e9), "nobody says from where on"
     assert leaks["psnr"](15.0) and not leaks["psnr"](14.9)
     assert leaks["lpips"](0.04) and not leaks["lpips"](0.05)
     assert leaks["mse"](0.05) is False and leaks["mse"](0.01)

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from fl_privacy.federation import Evaluation
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.readings import few, most_recognized, readings, tone, tone_of, worst_by
 from fl_privacy.report.recommendation import candidate_of
 from fl_privacy.report.trade_off import Outcome
 from fl_privacy.report.verdict import verdict
 from fl_privacy.results import RunFolder, read_run
-from tests.results.runs import config, defended, record, score
+from tests.results.runs import config, defended, record, round_report, score
 
 BOUND = {"metric": "psnr", "value": 15.0, "leaks": "above", "source": "Refiner", "recognizable": 0, "n": 8}
 
@@ -59,7 +60,7 @@ def test_an_early_round_that_leaks_is_not_forgotten(tmp_path):
     with RunFolder.open_or_create(tmp_path, label="x", config=config(), config_text="") as folder:
         for round, noise in ((1, 0.02), (12, 0.9)):
             for victim in range(6):
-                folder.add_victim(score(round, victim, noise=noise), round=round, client=0)
+                folder.add_victim(score(round, victim, noise=noise))
         folder.finish()
     found = verdict(read_run(folder.path).summary)
     assert found.text == "In round 12, none of the 6 attacked images is recognizable; in round 1, 6 of 6"
@@ -81,7 +82,7 @@ def test_the_images_of_one_upload_are_one_group(tmp_path):
         for victim in range(3):
             first = score(1, victim, noise=0.3)
             batch = tuple(replace(first.images[0], image=k) for k in range(4))
-            folder.add_victim(replace(first, images=batch), round=1, client=0)
+            folder.add_victim(replace(first, images=batch))
         psnr = folder.finish()["metrics"]["psnr"]
     assert (psnr["n"], psnr["groups"]) == (12, 3)
     assert few(psnr) == "only 3 uploads"
@@ -135,7 +136,7 @@ def test_few_read_well_leak_more_than_many_read_a_little_better_than_noise(tmp_p
     for label, noises in (("one", [0.9] * 11 + [0.1]), ("none", [0.5] * 12)):
         with RunFolder.open_or_create(tmp_path, label=label, config=config(name=label), config_text="") as folder:
             for victim, noise in enumerate(noises):
-                folder.add_victim(score(1, victim, noise=noise), round=1, client=0)
+                folder.add_victim(score(1, victim, noise=noise))
             folder.finish()
         rows.append(folder.path)
     means = [read_run(path).summary["metrics"]["psnr"]["mean"] for path in rows]
@@ -146,17 +147,8 @@ def test_few_read_well_leak_more_than_many_read_a_little_better_than_noise(tmp_p
 def test_an_exact_reconstruction_stays_in_the_charts(tmp_path):
     runs = [record(tmp_path, label="a")]
     with RunFolder.open_or_create(tmp_path, label="b", config=config(**defended(scale=1)), config_text="") as folder:
-        folder.add_round(
-            round=1,
-            clients=[0],
-            excluded={},
-            train_loss=1.0,
-            seconds=1.0,
-            defense_seconds=0.0,
-            bytes_up=1,
-            accuracy=0.5,
-        )
-        folder.add_victim(score(1, 0, noise=0.1, exact=True), round=1, client=0)
+        folder.add_round(round_report(), Evaluation(accuracy=0.5, loss=1.0, num_examples=1))
+        folder.add_victim(score(1, 0, noise=0.1, exact=True))
         folder.finish()
     text = write_report([*runs, folder.path]).read_text()
     assert "(exact)" in text and "B at 50.0 %, &gt; 100 dB" in text

@@ -14,7 +14,7 @@ from fl_privacy.files import make_private_folder, write_private, write_whole
 from fl_privacy.results import RunFolder, find_baseline, read_run
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
 
-from .runs import config, defended, record, score
+from .runs import config, defended, record, round_report, score
 
 
 def open_folder(out, settings, **options):
@@ -75,10 +75,8 @@ def test_the_adaptive_attacker_is_recorded_beside_the_plain_one(tmp_path):
 
 def test_infinite_and_missing_values_stay_standard_json(tmp_path):
     with open_folder(tmp_path, config()) as folder:
-        folder.add_victim(score(1, 0, noise=0.1, exact=True), round=1, client=0)
-        folder.add_round(
-            round=1, clients=[0], excluded={}, train_loss=math.nan, seconds=1.0, defense_seconds=0.0, bytes_up=1
-        )
+        folder.add_victim(score(1, 0, noise=0.1, exact=True))
+        folder.add_round(round_report(train_loss=math.nan))
         folder.finish()
 
     def refuse(constant):
@@ -184,7 +182,7 @@ def test_a_run_is_known_by_what_decides_its_numbers():
     assert training_hash(settings) != training_hash(config(federation={"clients": 5}))
 
 
-def test_the_undefended_twin_is_found(tmp_path):
+def test_the_undefended_baseline_is_found(tmp_path):
     settings = config(**defended(scale=0.1))
     assert find_baseline(tmp_path / "nowhere", settings) is None
     record(tmp_path, changes={"seed": 3}, undefended=True)

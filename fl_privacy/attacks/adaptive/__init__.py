@@ -1,14 +1,12 @@
 """What an attack that knows the defense does about it."""
 
 from fl_privacy.attacks.adaptive.assumed_transform import AssumedTransform, choose_transforms
-from fl_privacy.attacks.adaptive.circumstances import Circumstances
 from fl_privacy.attacks.adaptive.clip import Clips
 from fl_privacy.attacks.adaptive.constraints import Constraints, HiddenGradient, Unknowns, UpdateConstraints
-from fl_privacy.attacks.adaptive.description import parts
+from fl_privacy.attacks.adaptive.countermeasures import Circumstances, Countermeasure, countermeasures
 from fl_privacy.attacks.adaptive.estimates import (
     estimate_clip_norm,
     estimate_noise_std,
-    estimate_sparsity,
     estimate_step,
 )
 from fl_privacy.attacks.adaptive.known_defense import KnownDefense
@@ -18,14 +16,14 @@ __all__ = [
     "Circumstances",
     "Clips",
     "Constraints",
+    "Countermeasure",
     "HiddenGradient",
     "KnownDefense",
     "Unknowns",
     "UpdateConstraints",
     "choose_transforms",
+    "countermeasures",
     "estimate_clip_norm",
     "estimate_noise_std",
-    "estimate_sparsity",
     "estimate_step",
-    "parts",
 ]

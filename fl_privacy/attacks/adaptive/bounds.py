@@ -1,12 +1,12 @@
 """Where the undefended update must have been, given the one observed."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive.estimates import estimate_step
+from fl_privacy.effects import Quantized, Sparse
 from fl_privacy.types import Tensors
 
 Bounds = Mapping[str, tuple[Tensor, Tensor]]
@@ -16,11 +16,11 @@ Rule = Callable[[Tensors], Bounds]
 """Update -> bounds."""
 
 
-def where_shared(settings: Mapping[str, Any]) -> Rule:
+def where_shared(effect: Sparse) -> Rule:
     """Elements that are zero may have been anything; if the largest were kept, anything below the smallest of these."""
 
     def rule(update: Tensors) -> Bounds:
-        limits = _limits(settings, update)
+        limits = _limits(effect, update)
         bounds = {}
         for name, t in update.items():
             hidden = t == 0
@@ -30,23 +30,22 @@ def where_shared(settings: Mapping[str, Any]) -> Rule:
     return rule
 
 
-def _limits(settings: Mapping[str, Any], update: Tensors) -> dict[str, float]:
+def _limits(effect: Sparse, update: Tensors) -> dict[str, float]:
     """The largest magnitude that an element may have had that was set to zero."""
-    by_size = settings.get("by") in ("gradient", "magnitude")
-    if not by_size or settings.get("error_feedback") or settings.get("noise_std"):
+    if not effect.largest or effect.error_feedback or effect.noise_std:
         return dict.fromkeys(update, torch.inf)
     smallest = {name: float(kept.min()) if len(kept := t[t != 0].abs()) else torch.inf for name, t in update.items()}
-    if settings.get("scope") == "layer":
+    if effect.scope == "layer":
         return smallest
     return dict.fromkeys(update, min(smallest.values()))
 
 
-def within_bins(settings: Mapping[str, Any]) -> Rule:
+def within_bins(effect: Quantized) -> Rule:
     """Elements may have been anything that rounds to what is observed."""
-    stochastic = settings.get("rounding") != "nearest"
+    stochastic = effect.rounding != "nearest"
 
     def rule(update: Tensors) -> Bounds:
-        return {name: _bin(t, settings.get("bits"), stochastic=stochastic) for name, t in update.items()}
+        return {name: _bin(t, effect.bits, stochastic=stochastic) for name, t in update.items()}
 
     return rule
 

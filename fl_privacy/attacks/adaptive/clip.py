@@ -2,16 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive.estimates import estimate_clip_norm, estimate_noise_std
+from fl_privacy.effects import Scope
 from fl_privacy.types import Tensors
-
-Scope = Literal["global", "layer"]
-"""``global``: the norm of all tensors as one vector; ``layer``: of each tensor."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,18 +1,56 @@
-"""What can be done against each defense."""
+"""What can be done against each effect that a defense may have."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import singledispatch
 
 from fl_privacy.attacks.adaptive.assumed_transform import Transform, outcomes
 from fl_privacy.attacks.adaptive.bounds import Rule, only_layer, shared_columns, where_shared, within_bins
-from fl_privacy.attacks.adaptive.circumstances import Circumstances
-from fl_privacy.attacks.adaptive.clip import Clipping, Scope
+from fl_privacy.attacks.adaptive.clip import Clipping
 from fl_privacy.attacks.adaptive.constraints import HiddenGradient
+from fl_privacy.effects import (
+    Clipped,
+    ClippedExamples,
+    Effect,
+    MutedFeatures,
+    Noise,
+    PrivateLayers,
+    PrivateLoss,
+    Quantized,
+    RobustGradient,
+    SlicedNoise,
+    Sparse,
+    Transformed,
+)
+from fl_privacy.types import LocalPlan
 
-Settings = Mapping[str, Any]
-"""Of one defense, from its public description; any may be missing."""
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """The circumstances of an attack.
+
+    Attributes:
+        head: weight of the output layer, if there is one.
+        batch_size: examples behind the update.
+        plan: of the clients.
+        unrolls: whether local steps are replayed.
+        matched_per_uploaded: how much larger what is matched is than what was uploaded.
+        scales: whether the objective sees how large the whole gradient is.
+        complete: whether every parameter is matched.
+        smooths: whether the attack prefers smooth images anyway.
+        learnable: weights of the linear layers into whose input unknown gradients can be guessed.
+    """
+
+    head: str | None
+    batch_size: int
+    plan: LocalPlan
+    unrolls: bool
+    matched_per_uploaded: float
+    scales: bool
+    complete: bool
+    smooths: bool
+    learnable: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,30 +84,43 @@ UNSCALED, UNTOLD = 1.0, 1.0
 sent back into the features is as large as the head's weights."""
 
 
-def against_sparsity(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
+@singledispatch
+def countermeasures(effect: Effect, circumstances: Circumstances) -> Sequence[Countermeasure] | None:
+    """What is done against ``effect``, which the attacker is told of; ``None`` where nothing is known to do.
+
+    One against an effect of another package is added by ``@countermeasures.register`` above a function of it. Fields of
+    an effect that are not told are ``None``.
+    """
+    return None
+
+
+@countermeasures.register
+def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Pruning and selective sharing."""
     return [
         Countermeasure(
             sentence="It matches the update where that is not zero; elsewhere it only keeps the guess below what would"
             " have been shared.",
-            rule=where_shared(settings),
+            rule=where_shared(effect),
         ),
-        *_prefer_smooth(circumstances, BLURRED if settings.get("noise_std") else HIDDEN),
+        *_prefer_smooth(circumstances, BLURRED if effect.noise_std else HIDDEN),
     ]
 
 
-def against_quantization(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
+@countermeasures.register
+def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Quantization: measured against a straight-through quantizer of the guess, this reaches further."""
     return [
         Countermeasure(
             sentence="It accepts every gradient that rounds to the levels observed.",
-            rule=within_bins(settings),
+            rule=within_bins(effect),
         ),
         *_prefer_smooth(circumstances, HIDDEN),
     ]
 
 
-def against_soteria(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
+@countermeasures.register
+def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Soteria: muting the columns that are zero reaches a little further than muting the whole layer."""
     if circumstances.head is None:
         return []
@@ -82,23 +133,22 @@ def against_soteria(settings: Settings, circumstances: Circumstances) -> list[Co
     ]
 
 
-def against_mixing(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
+@countermeasures.register
+def _against_mixing(effect: SlicedNoise, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """The improved Soteria, which leaves nothing to mute: noise like any other."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
-def against_refiner(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
+@countermeasures.register
+def _against_refiner(effect: RobustGradient, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Refiner: robust data look like noise, and where their noise is drawn anew it averages out over rounds."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
-def against_ats(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
+@countermeasures.register
+def _against_ats(effect: Transformed, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """ATS: the original is looked for through every transformation that may have been drawn."""
-    transforms = outcomes(
-        settings.get("policies", ()),
-        table=settings.get("table", "paper"),
-        by_probability=settings.get("by_probability", False),
-    )
+    transforms = outcomes(effect.policies or (), table=effect.table, by_probability=effect.by_probability)
     if not transforms:
         return []
     return [
@@ -111,29 +161,38 @@ def against_ats(settings: Settings, circumstances: Circumstances) -> list[Counte
     ]
 
 
-def against_noise(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
+@countermeasures.register
+def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Noise on the update, or on the gradient of every local step, after clipping it."""
     unit = circumstances.matched_per_uploaded
-    if settings.get("at") == "gradient":
+    if effect.at == "gradient":
         unit, clips = 1.0, not circumstances.unrolls
     else:
         clips = circumstances.unrolls or not circumstances.plan.weight_decay
-    norm, std = settings.get("clip_norm", 0), settings.get("std")
-    clipping = _clip(norm and norm * unit, std and std * unit, settings, circumstances) if clips else []
+    std = effect.std and effect.std * unit
+    clipping = _clip(effect.clip, unit, std, circumstances) if effect.clip and clips else []
     return [*clipping, *_prefer_smooth(circumstances, BLURRED)]
 
 
-def against_dp_sgd(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
+@countermeasures.register
+def _against_clipping(effect: Clipped, circumstances: Circumstances) -> Sequence[Countermeasure]:
+    """Clipping without noise."""
+    clips = circumstances.unrolls or not circumstances.plan.weight_decay
+    return _clip(effect, circumstances.matched_per_uploaded, 0.0, circumstances) if clips else []
+
+
+@countermeasures.register
+def _against_dp_sgd(effect: ClippedExamples, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Noise on the sum of clipped gradients of single examples; that of a single one can be clipped likewise."""
-    norm, multiplier = settings.get("clip_norm", 0), settings.get("noise_multiplier")
-    std = norm * multiplier if norm and multiplier is not None else None
-    clipping = (
-        _clip(norm, std, settings, circumstances) if circumstances.batch_size == 1 and not circumstances.unrolls else []
-    )
+    norm, multiplier = effect.norm, effect.noise_multiplier
+    std = norm * multiplier if norm is not None and multiplier is not None else None
+    alone = circumstances.batch_size == 1 and not circumstances.unrolls
+    clipping = _clip(Clipped(norm=norm), 1.0, std, circumstances) if alone else []
     return [*clipping, *_prefer_smooth(circumstances, BLURRED)]
 
 
-def against_spn(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
+@countermeasures.register
+def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """SPN, whose private loss acts on the public model through one vector of features an example.
 
     Whatever head and codes are, their gradient by the backbone is that of <q, features>, with one unknown vector q an
@@ -143,20 +202,20 @@ def against_spn(settings: Settings, circumstances: Circumstances) -> list[Counte
     at all; it is all that is matched where an update is of several steps, each with another q. In a batch q is free for
     each example, more than the attacker might know: as long as no output is beyond the margin, it is one per class.
     """
-    factor = settings.get("alpha1", UNSCALED)
-    told = "alpha2" in settings and "bits" in settings
-    strength = settings["alpha2"] * math.sqrt(settings["bits"]) / factor if told else UNTOLD
+    factor = UNSCALED if effect.alpha1 is None else effect.alpha1
+    told = effect.alpha2 is not None and effect.bits is not None
+    strength = (effect.alpha2 or 0.0) * math.sqrt(effect.bits or 0) / factor if told else UNTOLD
     if strength == 0:
         sentence = "It weights the cross entropy as the clients do."
         return [] if factor == 1 else [Countermeasure(sentence=sentence, loss_factor=factor)]
-    bound = settings.get("bound")
-    layer = settings.get("layer")
-    weight = f"{layer}.weight" if layer else circumstances.head
+    weight = f"{effect.layer}.weight" if effect.layer else circumstances.head
     if weight is not None and weight in circumstances.learnable:
         return [
             Countermeasure(
                 sentence="It learns what the private head sends back into the features, jointly with the image.",
-                hidden=HiddenGradient(weight=weight, strength=strength, weight_rms=bound and bound / math.sqrt(3)),
+                hidden=HiddenGradient(
+                    weight=weight, strength=strength, weight_rms=effect.bound and effect.bound / math.sqrt(3)
+                ),
                 loss_factor=factor,
             )
         ]
@@ -172,23 +231,22 @@ def against_spn(settings: Settings, circumstances: Circumstances) -> list[Counte
     ]
 
 
-def against_split(settings: Settings, circumstances: Circumstances) -> list[Countermeasure]:
+@countermeasures.register
+def _against_split(effect: PrivateLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Private layers, of which only stand-ins are known; model inversion also finds them with the image."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
-def _clip(
-    norm: float | None, std: float | None, settings: Settings, circumstances: Circumstances
-) -> list[Countermeasure]:
-    """``norm``: ``None`` where nothing is clipped, 0 where it is not known."""
-    scope: Scope = settings.get("clip_scope", "global") if norm else "global"
-    if norm is None or (scope == "global" and not (circumstances.scales and circumstances.complete)):
+def _clip(clip: Clipped, unit: float, std: float | None, circumstances: Circumstances) -> list[Countermeasure]:
+    """The guess is clipped as the client clips, in units of what is matched; to a norm that is not told, as a whole."""
+    scope = clip.scope if clip.norm else "global"
+    if scope == "global" and not (circumstances.scales and circumstances.complete):
         return []
-    estimated = "" if norm else ", to the norm that it sees"
+    estimated = "" if clip.norm else ", to the norm that it sees"
     return [
         Countermeasure(
             sentence=f"It clips the guessed gradient as the clients clip theirs{estimated}.",
-            clipping=Clipping(norm=norm or None, noise_std=std, scope=scope),
+            clipping=Clipping(norm=clip.norm and clip.norm * unit, noise_std=std, scope=scope),
         )
     ]
 
@@ -200,21 +258,3 @@ def _prefer_smooth(circumstances: Circumstances, share: float) -> list[Counterme
     return [
         Countermeasure(sentence="Of the images that fit it prefers smooth ones (total variation).", smoothness=share)
     ]
-
-
-COUNTERMEASURES: Mapping[str, Callable[[Settings, Circumstances], list[Countermeasure]]] = {
-    "ats": against_ats,
-    "dp_noise": against_noise,
-    "dp_sgd": against_dp_sgd,
-    "fdl_pp": against_split,
-    "none": lambda settings, circumstances: [],
-    "pruning": against_sparsity,
-    "quantization": against_quantization,
-    "refiner": against_refiner,
-    "selective_sharing": against_sparsity,
-    "soteria": against_soteria,
-    "soteria_mixing": against_mixing,
-    "spn": against_spn,
-    "split_fed": against_split,
-}
-"""By the name of the defense."""

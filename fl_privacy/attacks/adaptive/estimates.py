@@ -1,6 +1,6 @@
 """What an update tells about the defense that made it, where nobody else does.
 
-The idea is that of GGL (Li et al. 2022, section 4.2): clip bound and sparsity are read off the update.
+The idea is that of GGL (Li et al. 2022, section 4.2): the clip bound is read off the update.
 """
 
 import math
@@ -15,12 +15,6 @@ _NORMAL = 0.6744897501960817
 
 _FEWEST = 64
 """Elements from which a median tells a spread."""
-
-
-def estimate_sparsity(update: Tensors) -> float:
-    """Share of the elements that are zero, in [0, 1]."""
-    zeros = sum(int((t == 0).sum()) for t in update.values())
-    return zeros / sum(t.numel() for t in update.values())
 
 
 def estimate_noise_std(update: Tensors) -> float:

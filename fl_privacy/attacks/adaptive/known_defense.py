@@ -12,11 +12,9 @@ from torch import Tensor
 
 from fl_privacy.attacks.adaptive.assumed_transform import Transform
 from fl_privacy.attacks.adaptive.bounds import Bounds, widest
-from fl_privacy.attacks.adaptive.circumstances import Circumstances
 from fl_privacy.attacks.adaptive.clip import Clips
 from fl_privacy.attacks.adaptive.constraints import HiddenGradient, UpdateConstraints
-from fl_privacy.attacks.adaptive.countermeasures import COUNTERMEASURES, Countermeasure
-from fl_privacy.attacks.adaptive.description import parts
+from fl_privacy.attacks.adaptive.countermeasures import Circumstances, Countermeasure, countermeasures
 from fl_privacy.types import Observation, Tensors
 
 logger = logging.getLogger(__name__)
@@ -42,12 +40,11 @@ class KnownDefense:
     def of(cls, observation: Observation, circumstances: Circumstances) -> "KnownDefense":
         """That which ``observation`` knows of; a line in the log on what there is no countermeasure for."""
         found: list[Countermeasure] = []
-        for part in parts(observation.knowledge.defense or ()):
-            if part.name in COUNTERMEASURES:
-                found += COUNTERMEASURES[part.name](part.settings, circumstances)
+        for part in observation.knowledge.defense or ():
+            if (taken := countermeasures(part.effect, circumstances)) is None:
+                logger.info("No countermeasure is known against %s, which is attacked as if unknown.", part.name)
             else:
-                name = part.name or "the defense"
-                logger.info("No countermeasure is known against %s, which is attacked as if unknown.", name)
+                found += taken
         return cls(tuple(found))
 
     @property

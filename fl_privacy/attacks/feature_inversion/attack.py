@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.adaptive.description import parts
 from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
 from fl_privacy.attacks.feature_inversion.problem import InversionProblem
@@ -18,6 +17,7 @@ from fl_privacy.attacks.gradient_inversion.initialization import Blank, Projecti
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Prior, TotalVariation
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
+from fl_privacy.effects import PrivateLayers
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import Front, cut_layer
@@ -32,7 +32,6 @@ FrontPolicy = Literal["auto", "fixed", "joint"]
 """Private layers that stand in for the victim's are taken as they are, or optimized with the image; ``auto``: by an
 attacker that knows of a split."""
 
-SPLITS = ("split_fed", "fdl_pp")
 JOINTLY = "It optimizes the private layers jointly with the image, starting from those that stand in for them."
 
 
@@ -164,7 +163,9 @@ class ModelInversion:
         shape = (observations[0].upload.num_examples, *seen_shape(front, observations[0]))
         needed = [o for o, f in zip(observations, told, strict=True) if f is None or self.features == "recovered"]
         if needed and self.features == "known":
-            return ["The attack is expected to be told the features, but was not; set knows_features=true."] * len(told)
+            return [
+                "The attack is expected to be told the features, but was not; set threat_model.knows_features=true."
+            ] * len(told)
         recovered = iter(
             self.recovery(needed, front, seed=seed, progress=lambda done, total: report(0.5 * done / max(1, total)))
             if needed
@@ -225,8 +226,8 @@ class ModelInversion:
         private = observation.knowledge.private
         if private is None or not private.parameters:
             return False
-        known = [part.name for part in parts(observation.knowledge.defense or ())]
-        return self.front == "joint" or (self.front == "auto" and any(name in SPLITS for name in known))
+        splits = any(isinstance(part.effect, PrivateLayers) for part in observation.knowledge.defense or ())
+        return self.front == "joint" or (self.front == "auto" and splits)
 
     def _first_guesses(
         self, problem: InversionProblem, observations: Sequence[Observation], generators: Sequence[torch.Generator]

@@ -35,7 +35,7 @@ def refiner_aware(
     """Attackers of Refiner: images whose gradient is epsilon away (appendix M), images that do not look like noise.
 
     Both are weaker than ``base`` alone where we measured them: the middle of the sphere is a better guess than any
-    point on it. The attacker that averages uploads of the same image over rounds is what ``knows_defense=true`` adds
+    point on it. The attacker that averages uploads of the same image over rounds is what ``threat_model=adaptive`` adds
     to any attack.
 
     Args:

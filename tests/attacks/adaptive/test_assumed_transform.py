@@ -14,7 +14,7 @@ from fl_privacy.attacks.gradient_inversion.prepare import prepare
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, ats, compose, dp_noise
-from fl_privacy.effects import Part
+from fl_privacy.effects import Part, Transformed
 from fl_privacy.rng import derive_generator
 from fl_privacy.transformations import Policy, apply_policy
 from fl_privacy.types import Batch, VictimId
@@ -111,7 +111,9 @@ def test_attempts_at_one_image_try_all_and_those_at_a_batch_draw():
 
 def test_no_policy_known_is_no_measure():
     _, seen = victims(ats(policies="0"), count=1)
-    (found,) = replace(ATTACK, iterations=2)([seen[0].told(defense=(Part("ats", {"by_probability": False}),))], seed=0)
+    (found,) = replace(ATTACK, iterations=2)(
+        [seen[0].told(defense=(Part("ats", effect=Transformed(policies=None)),))], seed=0
+    )
     assert not found.countermeasures
 
 
@@ -130,14 +132,14 @@ def prepared(attack, observations):
 
 def test_attempts_through_transformations_are_bounded_and_each_gets_one():
     _, seen = victims(ats(policies="3-43-15"), count=1)
-    told = [seen[0].told(defense=(Part("ats", {"policies": ["3-43-15"]}),))]  # eight outcomes
-    many = (Part("ats", {"policies": [f"{a}-43-15" for a in range(50)]}),)
+    told = [seen[0].told(defense=(Part("ats", effect=Transformed(policies=("3-43-15",))),))]  # eight outcomes
+    many = (Part("ats", effect=Transformed(policies=tuple(f"{a}-43-15" for a in range(50)))),)
 
     assert prepared(replace(ATTACK, restarts=4), told).restarts == 32
     capped = prepared(replace(ATTACK, restarts=100), told)
     assert capped.restarts == 128
     assert "Each transformation gets 16 of the 100 attempts asked for." in capped.countermeasures
-    number = len(outcomes(many[0].settings["policies"]))
+    number = len(outcomes(many[0].effect.policies))
     assert prepared(replace(ATTACK, restarts=100), [seen[0].told(defense=many)]).restarts == number > 128
 
 
@@ -145,7 +147,21 @@ def test_attempts_that_look_at_each_other_go_through_the_same_transformation():
     _, seen = victims(ats(policies="3"), count=1)
     found = prepared(
         replace(ATTACK, restarts=3, priors=(GroupConsistency(),)),
-        [seen[0].told(defense=(Part("ats", {"policies": ["3", "0"]}),))],
+        [
+            seen[0].told(
+                defense=(
+                    Part(
+                        "ats",
+                        effect=Transformed(
+                            policies=(
+                                "3",
+                                "0",
+                            )
+                        ),
+                    ),
+                )
+            )
+        ],
     )
     assert (found.restarts, found.attempts_together) == (9, 3)
     problem = found.problem(found.members * 9, range(9), found.attempts_together)
@@ -154,7 +170,7 @@ def test_attempts_that_look_at_each_other_go_through_the_same_transformation():
 
 def test_it_says_that_it_can_not_be_compiled():
     _, seen = victims(ats(policies="0"), count=1)
-    told = seen[0].told(defense=(Part("ats", {"policies": ["0"]}),))
+    told = seen[0].told(defense=(Part("ats", effect=Transformed(policies=("0",))),))
     with pytest.warns(UserWarning, match="goes on without being compiled: its guesses go through transformations"):
         replace(ATTACK, compile="on", iterations=2)([told], seed=0)
 
@@ -169,7 +185,7 @@ def test_priors_look_at_the_original_and_batch_statistics_at_what_the_model_sees
     _, seen = victims(ats(policies="0"), count=1)
     net = nn.Sequential(nn.BatchNorm2d(3), seen[0].model.float()).eval().double()
     batch = Batch(originals(1), torch.tensor([0]))
-    (told,) = [observe(net, batch, told=True).told(defense=(Part("ats", {"policies": ["0"]}),))]
+    (told,) = [observe(net, batch, told=True).told(defense=(Part("ats", effect=Transformed(policies=("0",))),))]
     replace(ATTACK, iterations=1, priors=(watching,))([told], seed=0)
     for images, (statistics,) in guesses:
         assert torch.allclose(statistics.mean, 1 - images.mean((1, 3, 4)))

@@ -8,7 +8,6 @@ import torch
 
 from fl_privacy.attacks import GradientInversion
 from fl_privacy.attacks.adaptive import Circumstances, KnownDefense
-from fl_privacy.attacks.adaptive.description import parts
 from fl_privacy.attacks.gradient_inversion.objectives import L1, Cosine, GaussianKernel
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.attacks.optimizers import LBFGS, Adam
@@ -28,7 +27,7 @@ from fl_privacy.defenses import (
     spn,
 )
 from fl_privacy.defenses.noise.mechanism import clip_by_norm
-from fl_privacy.effects import Part
+from fl_privacy.effects import Clipped, Gaussian, Part, Quantized, settings_in_words
 from fl_privacy.types import Batch, LocalPlan
 from tests.attacks.defended import informed, smooth_images, victims
 from tests.attacks.victims import error
@@ -157,9 +156,10 @@ def test_the_guess_is_clipped_by_every_part_that_clips_in_order():
 
 def test_two_defenses_of_a_name_are_told_apart():
     defense = compose(dp_noise(clip_norm=2.0), compose(pruning(rate=0.5), dp_noise(clip_norm=0.1)), dp_noise(scale=0.3))
-    told = parts(defense.parts)
-    assert [part.name for part in told] == ["dp_noise", "pruning", "dp_noise", "dp_noise"]
-    assert [part.settings["clip_norm"] for part in told if part.name == "dp_noise"] == [2.0, 0.1, None]
+    assert [part.name for part in defense.parts] == ["dp_noise", "pruning", "dp_noise", "dp_noise"]
+    clips = [part.effect.clip for part in defense.parts if isinstance(part.effect, Gaussian)]
+    assert clips == [Clipped(norm=2.0), Clipped(norm=0.1), None]
+    assert "dp_noise#2.clip_norm=0.1" in settings_in_words(defense.parts)
 
 
 def test_every_sequence_of_transformations_is_tried_or_it_says_which_are_not():
@@ -201,10 +201,10 @@ def test_where_no_defense_is_known_nothing_changes(caplog):
 def test_an_attacker_that_is_told_only_the_name_estimates_the_rest():
     defense = dp_noise(scale=1e-5, clip_norm=0.5)
     seen = victims(defense, count=COUNT)
-    vague = [o.told(defense=(Part("dp_noise", {"noise": "gaussian"}),)) for o in seen]
+    vague = [o.told(defense=(Part("dp_noise", effect=Gaussian(std=None, clip=Clipped(norm=None))),)) for o in seen]
     assert mean_error(BY_VALUE, vague) < 0.5 * mean_error(BY_VALUE, seen)
     rounded = victims(quantization(bits=3, rounding="nearest"), count=COUNT)
-    vague = [o.told(defense=(Part("quantization", {"rounding": "nearest"}),)) for o in rounded]
+    vague = [o.told(defense=(Part("quantization", effect=Quantized(bits=None, rounding="nearest")),)) for o in rounded]
     exact = informed(rounded, quantization(bits=3, rounding="nearest"))
     assert mean_error(BY_VALUE, vague) == pytest.approx(mean_error(BY_VALUE, exact), rel=0.1)
 

@@ -14,7 +14,7 @@ from fl_privacy.attacks.feature_inversion.reconstruction import UNKNOWN
 from fl_privacy.attacks.gradient_inversion.initialization import Uniform
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.optimizers import LBFGS
-from fl_privacy.effects import Part
+from fl_privacy.effects import Part, PrivateLayers
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import Front
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, VictimId
@@ -219,7 +219,7 @@ def test_an_attacker_that_knows_of_the_split_finds_front_and_image_together() ->
     with torch.no_grad():
         near[0].weight += 0.1 * torch.randn(near[0].weight.shape, generator=generator).double()
     observed, _ = victims(2, stand_in=near)
-    informed = [o.told(defense=(Part("split_fed", {"private": "first layer"}),)) for o in observed]
+    informed = [o.told(defense=(Part("split_fed", effect=PrivateLayers()),)) for o in observed]
     attack = model_inversion(**FAST, anchor=1e-4)
 
     plain, joint = attack(observed, seed=0), attack(informed, seed=0)
@@ -232,7 +232,7 @@ def test_an_attacker_that_knows_of_the_split_finds_front_and_image_together() ->
 def test_who_is_told_nothing_says_so() -> None:
     observed, _ = victims(1, known=False)
     (told_nothing,) = model_inversion(**FAST, features="known")(observed, seed=0)
-    assert "knows_features=true" in told_nothing.failure
+    assert "threat_model=shown_features" in told_nothing.failure
     bare = replace(observed[0], knowledge=replace(observed[0].knowledge, private=None))
     (without,) = model_inversion(**FAST)([bare], seed=0)
     assert "0.weight is missing; stand in for private ones" in without.failure
