@@ -41,7 +41,7 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """The making of one upload again, computed where it is asked for and once.
+    """The making of one upload again, as far as it is asked for; images are kept.
 
     Attributes:
         client: who made it; a simulation, whose draws can be repeated.
@@ -74,9 +74,11 @@ class Replay:
         first = [visited.index(row) for row in _rows(self.victim, work, self.batch_size)]
         return Batch(inputs[first], labels[first])
 
-    @cached_property
     def undefended(self) -> Upload:
-        """What the client would have uploaded without its defense, of the same examples in the same order."""
+        """What the client would have uploaded without its defense, of the same examples in the same order.
+
+        Trained at each call: an update is larger than what else is kept.
+        """
         plain = replace(self.client, defense=Defense(examples=self.client.defense.examples))
         return plain.do(self._work(), self.sent, ClientState(dict(self.state.tensors))).upload
 
