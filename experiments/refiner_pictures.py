@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings, compose
-from fl_privacy.defenses.data.robust_data import batch_gap, descend, importance, layer_depths, project
+from fl_privacy.defenses.data.robust_data import batch_gap, descend, importance, layer_depths, pull_within
 from fl_privacy.defenses.defense import ClientState, LocalStep
 from fl_privacy.evaluator import EvaluationNetwork, load_evaluator, uniform_noise
 from fl_privacy.experiment.build import build_attack, build_dataset, build_network
@@ -134,7 +134,7 @@ def main() -> None:
         clean = gradient(step, step.batch.inputs)
         distances = [distance(gradient(step, i), clean) for i in images]
         series.append((distances, [float(network(i)) for i in images]))
-        upload = project(gradient(step, images[-1]), clean, options.epsilon)
+        upload = pull_within(gradient(step, images[-1]), clean, options.epsilon)
         robust.append(images[-1])
         clean_views.append(observation(VictimId(0, 0, number, part="raw"), step, clean))
         robust_views.append(observation(VictimId(0, 0, number, part="robust"), step, upload))
