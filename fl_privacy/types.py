@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import total_ordering
 from typing import Any
 
@@ -248,6 +249,21 @@ class Observation:
         return replace(self, knowledge=replace(self.knowledge, **knowledge))
 
 
+class Certainty(StrEnum):
+    """How sure an attacker is itself, which does not know the truth.
+
+    Attributes:
+        PROVEN: what entered the model, but for rounding: a system of equations with one solution was solved, and it
+            shows in the update that the solution is the right one.
+        CONSISTENT: the update that was observed is reproduced to rounding.
+        APPROXIMATE: neither.
+    """
+
+    PROVEN = "proven"
+    CONSISTENT = "consistent"
+    APPROXIMATE = "approximate"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstruction:
     """What an attack made of one observation.
@@ -260,6 +276,7 @@ class Reconstruction:
         failure: one line on why there is no guess.
         label_source: how the labels were found: ``known``, ``inferred`` or ``optimized``.
         countermeasures: what the attack did against the defense it knows of, a sentence each.
+        certainty: of the guess, without looking at the truth.
     """
 
     id: VictimId
@@ -269,3 +286,4 @@ class Reconstruction:
     failure: str | None = None
     label_source: str = "inferred"
     countermeasures: tuple[str, ...] = ()
+    certainty: Certainty = Certainty.APPROXIMATE

@@ -1,7 +1,7 @@
 """Attacks on intercepted updates."""
 
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
-from fl_privacy.attacks.exact.analytic import AnalyticInversion, analytic
+from fl_privacy.attacks.exact import AnalyticInversion, ExactInversion, analytic, exact
 from fl_privacy.attacks.feature_inversion import ModelInversion
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.presets import (
@@ -18,6 +18,7 @@ from fl_privacy.attacks.presets import (
 
 __all__ = [
     "AnalyticInversion",
+    "ExactInversion",
     "GradientInversion",
     "ModelInversion",
     "Progress",
@@ -26,6 +27,7 @@ __all__ = [
     "analytic",
     "ats",
     "dlg",
+    "exact",
     "grad_inversion",
     "idlg",
     "inverting_gradients",

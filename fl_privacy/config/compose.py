@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from fl_privacy.config.defaults import COMPLETED, complete
 from fl_privacy.config.groups import CONFIG_DIR, options, search_path, suggest
 from fl_privacy.config.settings import RunSettings
 from fl_privacy.errors import UserError
@@ -49,12 +50,13 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> DictConfig:
     _check_groups(parsed)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            _check_keys(parsed, base)
-            config = hydra_compose(base, overrides=[*overrides, *search_path()], return_hydra_config=True)
+            checked = _check_keys(parsed, base)
+            config = hydra_compose(base, overrides=[*checked, *search_path()], return_hydra_config=True)
             chosen = {group: config.hydra.runtime.choices.get(group) for group in sorted(_groups())}
             with open_dict(config):
                 del config["hydra"]
                 config.choices = chosen
+            complete(config)
             OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(" ".join(str(error).split())) from error
@@ -163,20 +165,41 @@ def _check_groups(overrides: Sequence[Override]) -> None:
             raise UserError(f"{group} has no option {option!r}{suggest(str(option), options(group))}")
 
 
-def _check_keys(overrides: Sequence[Override], base: str) -> None:
-    """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what reads it."""
-    chosen = [o.input_line or "" for o in overrides if o.key_or_group in _groups()]
+def _check_keys(overrides: Sequence[Override], base: str) -> list[str]:
+    """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what reads it.
+
+    Returns:
+        The overrides, those of settings that the groups' files leave out as ``+key=value``.
+    """
+    chosen = [o.input_line or "" for o in overrides if o.key_or_group in _groups() or _names_target(o)]
     config = hydra_compose(base, overrides=[*chosen, *search_path()])
+    written = {section: set(config.get(section) or ()) for section in COMPLETED}
+    complete(config)
+    checked = []
     for override in overrides:
-        if override.key_or_group in _groups() or override.type is not OverrideType.CHANGE:
-            continue
-        section: object = config
-        parts = override.key_or_group.split(".")
-        for depth, part in enumerate(parts):
-            allowed = [str(key) for key in section] if isinstance(section, DictConfig) else []
-            if part not in allowed:
-                above = ".".join(parts[:depth])
-                allowed = sorted({*allowed, *(_groups() if not above else ())})
-                raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{suggest(part, allowed)}")
-            assert isinstance(section, DictConfig)
-            section = section.get(part)
+        text, key = override.input_line or "", override.key_or_group
+        if key not in _groups() and override.type is OverrideType.CHANGE:
+            _check_key(key, config)
+            section, _, setting = key.partition(".")
+            if section in written and setting.partition(".")[0] not in written[section]:
+                text = f"+{text}"
+        checked.append(text)
+    return checked
+
+
+def _names_target(override: Override) -> bool:
+    section, _, setting = override.key_or_group.partition(".")
+    return section in COMPLETED and setting == "_target_"
+
+
+def _check_key(key: str, config: DictConfig) -> None:
+    section: object = config
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        allowed = [str(key) for key in section] if isinstance(section, DictConfig) else []
+        if part not in allowed:
+            above = ".".join(parts[:depth])
+            allowed = sorted({*allowed, *(_groups() if not above else ())})
+            raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{suggest(part, allowed)}")
+        assert isinstance(section, DictConfig)
+        section = section.get(part)

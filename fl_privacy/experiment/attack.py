@@ -135,4 +135,4 @@ def captured_updates(config: RunSettings) -> tuple[Experiment, Sequence[Observat
         )
     for observation in observations:
         expect_of(federation, observation, config)
-    return Experiment.of_federation(federation, config), observations
+    return Experiment.of_federation(federation), observations

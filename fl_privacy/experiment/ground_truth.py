@@ -33,6 +33,7 @@ class GroundTruth:
     clients: Mapping[int, Client]
     batch_size: int
     states: ClientStates = field(default_factory=fresh_states)
+    _replays: dict[VictimId, Replay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:
         """The examples behind ``victim``.
@@ -44,15 +45,22 @@ class GroundTruth:
         return _nearest(client, batch) if client.defense.examples else batch
 
     def replay(self, observation: Observation) -> Replay:
-        """The making of an upload again, by the same random streams: what the model saw, and what was undefended."""
+        """The making of an upload again, by the same random streams: what the model saw, and what was undefended.
+
+        There is one for each victim of the round asked for last: labels and scores of all attackers need the same.
+        """
         id = observation.id
-        return Replay(
-            client=self.clients[id.client],
-            victim=id,
-            sent=observation.sent,
-            state=self.states[id.client],
-            batch_size=self.batch_size,
-        )
+        if any(known.round != id.round for known in self._replays):
+            self._replays.clear()
+        if id not in self._replays:
+            self._replays[id] = Replay(
+                client=self.clients[id.client],
+                victim=id,
+                sent=observation.sent,
+                state=self.states[id.client],
+                batch_size=self.batch_size,
+            )
+        return self._replays[id]
 
 
 def trains_on_others(defense: Defense, plan: LocalPlan, target: str) -> bool:

@@ -52,7 +52,7 @@ def update_distortion(truth: GroundTruth, observation: Observation) -> tuple[Upd
     for its input: ``condition`` of them all, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row
     whose uploaded bias gradient is largest, which an attacker would trust most.
     """
-    clean, seen = replace(observation, upload=truth.replay(observation).undefended).update(), observation.update()
+    clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
     names = _fully_connected(observation.model, observation.input_shape) if alone else None
     return distortion_of(clean, seen), _solving(clean, seen, names) if names else {}

@@ -31,8 +31,8 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
                 mechanism=mechanism,
                 strength=strength,
                 versus=Versus(_attack(run, defended), attacker),
-                accuracy=run.summary["final_accuracy"],
-                perturbation=run.summary.get("perturbation") or {},
+                accuracy=run.summary.final_accuracy,
+                perturbation=run.summary.perturbation,
                 training=run.path.as_posix(),
             )
             found += [sample] if sample else []

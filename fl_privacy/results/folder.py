@@ -17,7 +17,7 @@ from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
 from fl_privacy.results.lock import Lock, hold, release
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
-from fl_privacy.results.summary import summarize
+from fl_privacy.results.summary import Summary, summarize
 from fl_privacy.types import VictimId
 
 FORMAT = 1
@@ -236,8 +236,8 @@ class RunFolder:
         if scores:
             write_pairs(self.path / "reconstructions", round, scores, attacker)
 
-    def finish(self, *, undefended_accuracy: float | None = None) -> dict[str, Any]:
-        """Write ``summary.json``, which marks the run as finished, and return its content.
+    def finish(self, *, undefended_accuracy: float | None = None) -> Summary:
+        """Write ``summary.json``, which marks the run as finished, and return it.
 
         Args:
             undefended_accuracy: final accuracy of the same training without defense, for PMM.
@@ -251,7 +251,7 @@ class RunFolder:
             undefended_accuracy=undefended_accuracy,
             total_seconds=time.monotonic() - self._started,
         )
-        write_whole(self.path / "summary.json", dump_json(summary, indent=1))
+        write_whole(self.path / "summary.json", dump_json(summary.as_json(), indent=1))
         self.finished = True
         self.close()  # only now: whoever gets the lock next finds a finished run
         return summary

@@ -88,6 +88,7 @@ def test_what_is_not_registered_is_refused_and_never_run(
     mark = tmp_path / "mark"
     text = written(tmp_path, changes=changes).read_text().replace("{mark}", str(mark))
     (tmp_path / "config.yaml").write_text(text)
+    compose()  # looks up what is registered, which is all that may be imported
     imported: list[str] = []
     own = importlib.import_module
     monkeypatch.setattr(importlib, "import_module", lambda name, *of: imported.append(name) or own(name, *of))

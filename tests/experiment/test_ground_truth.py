@@ -10,6 +10,7 @@ from fl_privacy.experiment.attacker_knowledge import data_names
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.ground_truth import GroundTruth, trains_on_others
 from fl_privacy.experiment.judge import update_distortion
+from fl_privacy.federation.client import training
 from fl_privacy.interception import Audit, Probe
 from tests.experiment.runs import TINY, run
 from tests.experiment.test_update_distortion import observations
@@ -103,7 +104,7 @@ def test_mixtures_are_repeated_for_the_evaluation():
     built = federation("defense=instahide")
     truth = truth_of(built)
     for observation in observations(built, AUDIT):
-        one, two = truth.replay(observation).transformed, truth.replay(observation).transformed
+        one, two = truth.replay(observation).transformed, truth_of(built).replay(observation).transformed
         assert torch.equal(one.inputs, two.inputs)
         assert one.labels.shape == (2, 10)
 
@@ -115,6 +116,18 @@ def test_known_labels_are_those_of_the_mixture(tmp_path):
     ((one,), (two,)) = known.records("victim"), inferred.records("victim")
     assert one["label_source"] == "known"
     assert one["attack_loss"] < two["attack_loss"]
+
+
+@pytest.mark.parametrize("defense", ["ats", "instahide", "soteria"])
+def test_a_victim_trains_once_defended_and_once_undefended(defense, tmp_path, monkeypatch):
+    """However many ask what the model saw: for the labels, the scores of both attackers, the update's distortion."""
+    gradients = []
+    real = training.loss_gradients
+    monkeypatch.setattr(training, "loss_gradients", lambda *a, **k: gradients.append(a) or real(*a, **k))
+    told = ("threat_model.knows_labels=true", "threat_model.knows_defense=true")
+    settings = ("attack", f"defense={defense}", "model=lenet", "attack=idlg", "attack.iterations=1", "victims=3", *told)
+    assert run(*settings, out=tmp_path).status == 0
+    assert len(gradients) == 3 * 2
 
 
 def test_a_run_records_both_distances(tmp_path):

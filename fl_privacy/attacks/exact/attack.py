@@ -1,0 +1,137 @@
+"""Images that are read from an update without any search among images, and whether that is proven."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
+from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, first_layer
+from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
+from fl_privacy.attacks.exact.sparse_factors import column_space, sparse_factors
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Victim, failure, group_victims
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.checks import whole
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
+
+_AGREEMENT = 0.99
+"""Of the signs in front of a ReLU with the zeros of what came back through it; wrong images agree in about half."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactInversion:
+    """What a fully connected first layer gives away exactly, with a certificate that does not use the truth.
+
+    One image is the quotient of the layer's gradients (Geiping et al. 2020, proposition 3.1). Of a batch in front of a
+    ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.sparse_factors`; SPEAR, Dimitrov et al. 2024);
+    where that fails, the images are taken that neurons see alone, as ``attack=analytic`` does. With the images the
+    labels follow from the output layer, in the images' order.
+
+    A reconstruction is ``proven`` if the equations of the layer have one solution up to the order of the images, the
+    signs it makes in front of the ReLU are those that the zeros behind it ask for, and the whole update is reproduced.
+    Proven is what the model saw: a defense that changes images before the model sees them has changed these.
+
+    Attributes:
+        rounds: of searches for sparse directions, at most, for each victim.
+        starts: of a round.
+        smallest: rows whose bias gradient is below this share of the largest are left out where quotients are compared.
+        alike: quotients closer than this share of their length are of the same image.
+    """
+
+    rounds: int = 400
+    starts: int = 64
+    smallest: float = 1e-4
+    alike: float = 1e-2
+
+    def __post_init__(self) -> None:
+        whole("attack.rounds", self.rounds, at_least=1, example=400)
+        whole("attack.starts", self.starts, at_least=1, example=64)
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
+        results: dict[int, Reconstruction] = {}
+        for position, observation in enumerate(observations):
+            if (reason := failure(observation)) is not None:
+                results[position] = _failed(observation, reason)
+        victims = [Victim(k, o, (), (k,)) for k, o in enumerate(observations) if k not in results]
+        for group in group_victims(victims):
+            for position, result in self._attack(group, seed):
+                results[position] = result
+                progress(len(results), len(observations))
+        return [results[position] for position in range(len(observations))]
+
+    def _attack(self, group: Group, seed: int) -> Iterator[tuple[int, Reconstruction]]:
+        try:
+            layer = _layer(group.first)
+        except NotFullyConnectedError as reason:
+            yield from ((position, _failed(observation, str(reason))) for position, observation in group.members)
+            return
+        for position, observation in group.members:
+            yield position, self._read(observation, layer, derive_generator(seed, "exact", str(observation.id)))
+
+    def _read(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> Reconstruction:
+        gradient = as_gradient(observation)
+        weight, bias = gradient[layer.weight], gradient[layer.bias]
+        if not bias.any():
+            return _failed(observation, f"A gradient of {layer.bias} is expected, but all of it is zero.")
+        inputs, unique = self._inputs(observation, layer, rng)
+        images = layer.pixels(inputs).reshape(len(inputs), *observation.input_shape)
+        reproduction, source = Reproduction(observation), "known"
+        labels = observation.knowledge.labels
+        if labels is None or unique:  # those told are in no order that the images know of
+            labels, source = reproduction.labels(images), "inferred"
+        if labels is None:
+            reason = "The output layer's gradient is expected, to infer labels from, but there is none."
+            return _failed(observation, reason)
+        certainty = Certainty.APPROXIMATE
+        if reproduction.distance(Batch(images, labels)) < ROUNDING:
+            certainty = Certainty.PROVEN if unique else Certainty.CONSISTENT
+        loss = float(residual(weight[None], bias[None], inputs[None]))
+        return Reconstruction(
+            id=observation.id,
+            batch=Batch(images.clamp(0, 1).float().cpu(), labels.cpu()),
+            loss=loss,
+            history=(loss,),
+            label_source=source,
+            certainty=certainty,
+        )
+
+    def _inputs(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> tuple[Tensor, bool]:
+        """What entered the layer (B, N), and whether nothing else could have."""
+        gradient, count = as_gradient(observation), observation.upload.num_examples
+        weight, bias = gradient[layer.weight], gradient[layer.bias]
+        if count == 1:
+            return fit(weight[None], bias[None]), True
+        if (basis := column_space(weight, count)) is not None:
+            sent = observation.sent.parameters
+            values = sent[layer.weight], sent[layer.bias]
+            searched = sparse_factors(weight, bias, values, basis, rng=rng, starts=self.starts)
+            for _, factors in zip(range(self.rounds), searched, strict=False):
+                if factors is not None and factors.agreement >= _AGREEMENT:
+                    return factors.inputs, True
+        alone = distinct_ratios(weight[None], bias[None], count=count, smallest=self.smallest, alike=self.alike)
+        return alone[0], False
+
+
+def exact(*, rounds: int = 400, starts: int = 64) -> ExactInversion:
+    """What a fully connected first layer gives away exactly; see :class:`ExactInversion`."""
+    return ExactInversion(rounds=rounds, starts=starts)
+
+
+def _layer(observation: Observation) -> FirstLayer:
+    """The first layer, where the update is one gradient of it."""
+    if observation.plan.shares != "gradient" and observation.plan.optimizer == "adam":
+        raise NotFullyConnectedError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
+    layer = first_layer(observation.model, observation.sent, observation.input_shape)
+    if missing := {layer.weight, layer.bias} - observation.upload.tensors.keys():
+        raise NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")
+    return layer
+
+
+def _failed(observation: Observation, reason: str) -> Reconstruction:
+    return Reconstruction(id=observation.id, batch=None, failure=reason)

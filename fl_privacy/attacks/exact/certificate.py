@@ -1,0 +1,107 @@
+"""What shows, without the truth, that images are those of an update: labels that follow from them, the update again."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.attacks.gradient_inversion import labels as labeling
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.gradients import frozen_copy, loss_gradients
+from fl_privacy.gradients.watch import entering
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
+
+ROUNDING = 1e-3
+"""Updates whose distance is below this share of their length are the same but for rounding in single precision."""
+
+_NEARLY_SAME = 0.01
+"""Errors of the outputs that are those of classes up to this share of their length."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reproduction:
+    """The gradient of a batch beside the one observed, in double precision on the device of the values sent.
+
+    Attributes:
+        observation: of one update, taken for a mean gradient at the values sent.
+    """
+
+    observation: Observation
+
+    def labels(self, images: Tensor) -> Tensor | None:
+        """Classes (B,) or probabilities (B, K), each of the image at its place; ``None`` without an output layer.
+
+        The gradient of the output layer is a sum of what enters the layer for each image times p - y of the image. With
+        the images known only y is not, one least squares system for all classes. Where p - y is the same multiple of
+        p in all other classes and images, the client has scaled its gradient and the labels are classes.
+
+        Args:
+            images: (B, C, H, W).
+        """
+        observation = self.observation
+        output = labeling.output_layer(observation.model, observation.num_classes)
+        gradient = as_gradient(observation)
+        if output is None or output[0] not in gradient:
+            return None
+        model, device = self._model()
+        owner = output[0].rpartition(".")[0]
+        with torch.no_grad(), entering({owner: model.get_submodule(owner)}) as calls:
+            probabilities = model(images.to(device, torch.float64)).softmax(1)
+        entered, observed = calls[0].inputs, gradient[output[0]].double()
+        if entered.dim() != 2:
+            return None
+        if output[1] is not None and output[1] in gradient:
+            entered = torch.cat([entered, torch.ones_like(entered[:, :1])], 1)
+            observed = torch.cat([observed, gradient[output[1]].double()[:, None]], 1)
+        scale = len(images) / observation.plan.loss_scale
+        errors = scale * torch.linalg.lstsq(entered.T, observed.T, driver="gelsd" if device.type == "cpu" else None)[0]
+        return _classes(probabilities, errors)
+
+    def distance(self, batch: Batch) -> float:
+        """How far the gradient of ``batch`` is from the one observed, as a share of the latter's length.
+
+        Up to a common factor, since clients clip. The worst of the tensors counts whose length is not within rounding
+        of zero, so that no small layer hides.
+        """
+        observation, observed = self.observation, as_gradient(self.observation)
+        model, device = self._model()
+        labels = batch.labels.to(device)
+        found = loss_gradients(
+            model,
+            ModelState.of(model),
+            Batch(batch.inputs.to(device, torch.float64), labels.double() if labels.is_floating_point() else labels),
+            batch_norm=observation.plan.batch_norm,
+            loss_scale=observation.plan.loss_scale,
+            loss_function=F.cross_entropy,
+        ).gradients
+        return _distance(found, observed)
+
+    def _model(self) -> tuple[nn.Module, torch.device]:
+        observation = self.observation
+        state = observation.assumed()
+        device = next(iter(state.parameters.values())).device
+        plan: LocalPlan = observation.plan
+        return frozen_copy(observation.model, state, plan, device=device, dtype=torch.float64), device
+
+
+def _classes(probabilities: Tensor, errors: Tensor) -> Tensor:
+    """Labels (B,) or (B, K) from outputs p and errors p - y (B, K); of classes a multiple of the errors will do."""
+    classes = errors.argmin(1)
+    others = F.one_hot(classes, errors.shape[1]) == 0
+    factor = (errors * others).sum() / (probabilities * others).sum()
+    scaled = factor * (probabilities - F.one_hot(classes, errors.shape[1]))
+    if factor > 0 and float((errors - scaled).norm()) < _NEARLY_SAME * float(errors.norm()):
+        return classes
+    labels = (probabilities - errors).clamp_min(0)
+    return labels / labels.sum(1, keepdim=True).clamp_min(torch.finfo(labels.dtype).tiny)
+
+
+def _distance(found: Tensors, observed: Tensors) -> float:
+    inner = sum(float((found[name] * value.double()).sum()) for name, value in observed.items())
+    squared = sum(float(found[name].double().square().sum()) for name in observed)
+    factor = max(inner, 0.0) / squared if squared else 0.0
+    lengths = {name: float(value.double().norm()) for name, value in observed.items()}
+    longest = max(lengths.values())
+    apart = {name: float((factor * found[name] - value.double()).norm()) for name, value in observed.items()}
+    return max(apart[name] / max(lengths[name], ROUNDING * longest) for name in observed)

@@ -1,0 +1,216 @@
+"""What is read exactly is exact, and what is called proven is right."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from fl_privacy.attacks.exact import exact
+from fl_privacy.attacks.exact.sparse_factors import column_space
+from fl_privacy.errors import UserError
+from fl_privacy.models import MLP, LeNet
+from fl_privacy.types import Batch, Certainty, LocalPlan, Observation, Reconstruction, Upload, VictimId
+from tests.attacks.victims import CLASSES, observe
+
+
+def mlp(seed: int = 0, activation: str = "relu", widths: tuple[int, ...] = (96, 32), image_size: int = 8) -> nn.Module:
+    torch.manual_seed(seed)
+    normalized = {"mean": [0.5], "std": [0.25]}
+    return MLP(
+        in_channels=2, image_size=image_size, num_classes=CLASSES, widths=widths, activation=activation, **normalized
+    )
+
+
+def batch(count: int, seed: int, image_size: int = 8) -> Batch:
+    rng = torch.Generator().manual_seed(seed)
+    images = torch.rand(count, 2, image_size, image_size, generator=rng)
+    return Batch(images, torch.randint(CLASSES, (count,), generator=rng))
+
+
+def victims(model: nn.Module, count: int, number: int, **options) -> tuple[list[Observation], list[Batch]]:
+    truths = [batch(count, seed) for seed in range(number)]
+    return [observe(model, truth, id=VictimId(0, 0, k), **options) for k, truth in enumerate(truths)], truths
+
+
+def worst(found: Reconstruction, truth: Batch) -> float:
+    """The largest error of a pixel, over the images in their best order; infinite where a label is wrong."""
+    assert found.batch is not None
+    apart = (found.batch.inputs[:, None] - truth.inputs[None].float()).abs().flatten(2).amax(2)
+    rows, columns = linear_sum_assignment(apart.numpy())
+    right = torch.equal(found.batch.labels[list(rows)], truth.labels[list(columns)])
+    return float(apart[rows, columns].max()) if right else float("inf")
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 10])
+def test_batches_in_front_of_a_relu_are_read_and_proven(count):
+    seen, truths = victims(mlp(), count, 4)
+    for found, truth in zip(exact()(seen, seed=0), truths, strict=True):
+        assert found.certainty is Certainty.PROVEN
+        assert worst(found, truth) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [LocalPlan(shares="delta", lr=0.3), LocalPlan(shares="weights", lr=0.1), LocalPlan(loss_scale=3.0)],
+    ids=["delta", "weights", "scaled"],
+)
+def test_what_is_shared_does_not_matter(plan):
+    seen, (truth,) = victims(mlp().double(), 4, 1, plan=plan)
+    if plan.shares != "gradient":
+        seen = [as_update(each, plan) for each in seen]
+    (found,) = exact()(seen, seed=0)
+    assert found.certainty is Certainty.PROVEN
+    assert worst(found, truth) < 1e-3
+
+
+def as_update(observation: Observation, plan: LocalPlan) -> Observation:
+    """The gradient of ``observation`` as the step that a client makes of it."""
+    sent = observation.sent.parameters
+    delta = {name: -plan.lr * g for name, g in observation.upload.tensors.items()}
+    tensors = {name: d + sent[name] for name, d in delta.items()} if plan.shares == "weights" else delta
+    return replace(observation, upload=replace(observation.upload, tensors=tensors))
+
+
+def test_without_relu_a_batch_is_not_called_proven():
+    seen, _ = victims(mlp(activation="sigmoid"), 3, 2)
+    assert {found.certainty for found in exact()(seen, seed=0)} == {Certainty.APPROXIMATE}
+
+
+def test_one_image_is_proven_behind_any_activation():
+    seen, (truth,) = victims(mlp(activation="sigmoid"), 1, 1)
+    (found,) = exact()(seen, seed=0)
+    assert found.certainty is Certainty.PROVEN
+    assert worst(found, truth) < 1e-4
+
+
+def test_other_local_work_than_one_step_is_not_called_proven():
+    model = mlp()
+    plan = LocalPlan(shares="delta", lr=0.5, steps=2, batch_size=2)
+    (seen,), _ = victims(model, 4, 1)
+    second, _ = victims(model, 4, 2)
+    mixed = {name: -plan.lr * (g + second[1].upload.tensors[name]) / 2 for name, g in seen.upload.tensors.items()}
+    (found,) = exact(rounds=3)([replace(seen, plan=plan, upload=Upload(tensors=mixed, num_examples=4))], seed=0)
+    assert found.certainty is Certainty.APPROXIMATE
+
+
+def test_the_same_whatever_else_is_attacked():
+    seen, _ = victims(mlp(), 5, 3)
+    together = exact()(seen, seed=3)
+    for alone, found in zip([exact()([each], seed=3)[0] for each in seen], together, strict=True):
+        assert torch.equal(alone.batch.inputs, found.batch.inputs)
+        assert torch.equal(alone.batch.labels, found.batch.labels)
+
+
+def test_mixed_labels_are_read_as_probabilities():
+    model, truth = mlp(), batch(3, 0)
+    mixed = torch.nn.functional.one_hot(truth.labels, CLASSES).float() * 0.6 + 0.4 / CLASSES
+    (found,) = exact()([observe(model, Batch(truth.inputs, mixed))], seed=0)
+    assert found.certainty is Certainty.PROVEN
+    assert found.batch.labels.is_floating_point()
+    apart = (found.batch.inputs[:, None] - truth.inputs[None]).abs().flatten(2).amax(2)
+    rows, columns = linear_sum_assignment(apart.numpy())
+    torch.testing.assert_close(found.batch.labels[list(rows)].float(), mixed[list(columns)], atol=1e-3, rtol=0)
+
+
+def test_convolutions_first_are_refused_with_the_reason():
+    model = LeNet(in_channels=2, image_size=8, num_classes=CLASSES)
+    seen, _ = victims(model, 1, 1)
+    (found,) = exact()(seen, seed=0)
+    assert found.batch is None
+    assert "fully connected" in found.failure
+
+
+def test_a_withheld_layer_is_named():
+    (seen,), _ = victims(mlp(), 2, 1)
+    tensors = {name: t for name, t in seen.upload.tensors.items() if name != "features.0.bias"}
+    (found,) = exact()([replace(seen, upload=replace(seen.upload, tensors=tensors))], seed=0)
+    assert found.failure == "The gradient of features.0.bias is expected, but was withheld."
+
+
+@pytest.mark.parametrize("wrong", [{"rounds": 0}, {"starts": 0}, {"starts": 2.5}])
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(UserError, match="whole number of at least 1"):
+        exact(**wrong)
+
+
+def test_the_rank_is_the_number_of_different_images():
+    (seen,), _ = victims(mlp(), 6, 1)
+    weight = seen.upload.tensors["features.0.weight"]
+    basis = column_space(weight, 6)
+    torch.testing.assert_close(basis @ (basis.T @ weight.double()), weight.double(), atol=1e-7, rtol=0)
+    assert column_space(weight, 5) is None
+    assert column_space(weight, 7) is None
+
+
+def noise(share: float):
+    def change(tensors: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
+        return {n: t + share * t.std() * torch.randn(t.shape, generator=rng) for n, t in tensors.items()}
+
+    return change
+
+
+def pruned(share: float):
+    def change(tensors: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
+        return {n: t * (t.abs() >= t.abs().flatten().quantile(share)) for n, t in tensors.items()}
+
+    return change
+
+
+def columns_gone(tensors: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
+    """As Soteria leaves the weight of a layer: nothing of some of the features that enter it."""
+    weight = tensors["features.0.weight"]
+    return {**tensors, "features.0.weight": weight * (torch.rand(weight.shape[1], generator=rng) > 0.2)}
+
+
+def rows_gone(tensors: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
+    kept = torch.rand(len(tensors["features.0.bias"]), generator=rng) > 0.3
+    return {
+        **tensors,
+        "features.0.weight": tensors["features.0.weight"] * kept[:, None],
+        "features.0.bias": tensors["features.0.bias"] * kept,
+    }
+
+
+def rounded(tensors: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
+    return {n: (t / t.abs().max() * 127).round() * t.abs().max() / 127 for n, t in tensors.items()}
+
+
+def clipped(tensors: dict[str, Tensor], rng: torch.Generator) -> dict[str, Tensor]:
+    return {n: 0.1 * t for n, t in tensors.items()}
+
+
+CHANGES = {
+    "clean": lambda tensors, rng: tensors,
+    "rounding": noise(1e-8),
+    "some noise": noise(1e-4),
+    "much noise": noise(0.1),
+    "slightly pruned": pruned(0.05),
+    "pruned": pruned(0.9),
+    "columns gone": columns_gone,
+    "rows gone": rows_gone,
+    "rounded": rounded,
+    "clipped": clipped,
+}
+
+
+@pytest.mark.slow
+def test_proven_is_never_wrong():
+    """A thousand victims: batches of 1 to 6 from networks trained and not, changed in ten ways."""
+    networks = {name: [mlp(seed, name, (64, 24)) for seed in range(5)] for name in ("relu", "sigmoid")}
+    verdicts: Counter[tuple[str, Certainty]] = Counter()
+    for number in range(1000):
+        rng = torch.Generator().manual_seed(number)
+        kind = list(CHANGES)[number % len(CHANGES)]
+        model = networks["sigmoid" if number % 7 == 0 else "relu"][number % 5]
+        truth = batch(1 + number % 6, number)
+        seen = observe(model, truth, id=VictimId(0, 0, number))
+        tensors = CHANGES[kind](dict(seen.upload.tensors), rng)
+        (found,) = exact(rounds=4, starts=16)([replace(seen, upload=replace(seen.upload, tensors=tensors))], seed=0)
+        verdicts[kind, found.certainty] += 1
+        if found.certainty is Certainty.PROVEN:
+            assert worst(found, truth) < 1e-2, (number, kind)
+    assert verdicts["clean", Certainty.PROVEN] > 60
+    assert all(verdicts[kind, Certainty.PROVEN] == 0 for kind in ("much noise", "pruned", "columns gone", "rounded"))
