@@ -32,6 +32,7 @@ class Federation:
     """A federation ready to run.
 
     Attributes:
+        config: what it was built from.
         dataset: what the clients share and what the server tests on.
         model: the global architecture, holding the initial values.
         clients: by id.
@@ -42,6 +43,7 @@ class Federation:
         device: of clients and attack.
     """
 
+    config: RunSettings
     dataset: Dataset
     model: nn.Module
     clients: Mapping[int, Client]
@@ -78,6 +80,7 @@ def build_federation(config: RunSettings) -> Federation:
         tested=frozenset({*range(every, rounds + 1, every), rounds}),
     )
     return Federation(
+        config=config,
         dataset=dataset,
         model=model,
         clients=clients,

@@ -49,10 +49,10 @@ class Experiment:
     states: ClientStates = field(default_factory=fresh_states)
 
     @classmethod
-    def of_federation(cls, federation: Federation, config: RunSettings) -> "Experiment":
+    def of_federation(cls, federation: Federation) -> "Experiment":
         """The clients of ``federation``, attacked while they train, or in what was captured of that."""
         return cls(
-            config=config,
+            config=federation.config,
             dataset=federation.dataset,
             model=federation.model,
             clients=federation.clients,

@@ -52,7 +52,7 @@ def run_experiment(config: RunSettings, backend: Backend, monitor: Monitor, *, s
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
-            run = _Run.of(config, federation, attack, folder, monitor)
+            run = _Run.of(federation, attack, folder, monitor)
             run.describe(who_draws(simulated))
             run.train(backend)
             folder.finish(undefended_accuracy=undefended_accuracy(config) if _wants_baseline(config) else None)
@@ -117,13 +117,12 @@ class _Run:
     @classmethod
     def of(
         cls,
-        config: RunSettings,
         federation: Federation,
         attack: ReconstructionAttack | None,
         folder: RunFolder,
         monitor: Monitor,
     ) -> "_Run":
-        experiment = Experiment.of_federation(federation, config)
+        config, experiment = federation.config, Experiment.of_federation(federation)
         return cls(
             federation=federation,
             experiment=experiment,
@@ -139,6 +138,7 @@ class _Run:
         config, train = self.experiment.config, self.federation.dataset.train
         self.folder.write_environment(seed=config.seed)
         self.folder.write_threat_model([*self.experiment.threat_model(), who_draws, self.privacy.statement])
+        self.folder.write_defense(self.experiment.defense.parts)
         self.folder.add_privacy(
             delta=config.privacy.delta, accountant=config.privacy.accountant, missing=self.privacy.missing
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fl_privacy.config.settings import groups, is_within
-from fl_privacy.results import Run
+from fl_privacy.results import Run, Summary
 from fl_privacy.results.identity import RUNTIME
 
 GROUPS = groups(shown=True)
@@ -33,7 +33,7 @@ def chosen(run: Run, group: str) -> str:
 
 def overview(run: Run) -> list[tuple[str, str]]:
     """Each configuration group with its option and settings, and the seed."""
-    without = run.of_kind("attack") and not run.summary["batch_norm"]
+    without = run.of_kind("attack") and not run.summary.batch_norm
     unused = ("plan.batch_norm", "plan.probe_batch_norm") if without else ()
     rows = []
     for group in GROUPS:
@@ -45,9 +45,9 @@ def overview(run: Run) -> list[tuple[str, str]]:
     return [*rows, ("Seed", str(run.identity.config.get("seed", "")))]
 
 
-def batch_norm_in_words(summaries: Iterable[Mapping[str, Any]]) -> str:
+def batch_norm_in_words(summaries: Iterable[Summary]) -> str:
     """In which mode batch norm ran where the clients made the attacked uploads; empty for models without."""
-    modes = sorted({mode for summary in summaries for mode in summary["batch_norm"]})
+    modes = sorted({mode for summary in summaries for mode in summary.batch_norm})
     if not modes:
         return ""
     ran = " or ".join(_BATCH_NORM[mode] for mode in modes)

@@ -1,6 +1,6 @@
 """The page of a sweep over defenses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from markupsafe import Markup
@@ -32,7 +32,7 @@ def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> st
         best=chosen,
         bound=psnr_below,
         answer=answer(candidates, psnr_below),
-        batch_norm=batch_norm_in_words(found for row in rows for found in row.attacks),
+        batch_norm=batch_norm_in_words(found for row in rows for found in row.attacks.values()),
         versus=versus,
         figures=figures_of(*(row.cost for row in rows)),
         series=_series(rows),
@@ -90,13 +90,11 @@ def _chart(rows: Sequence[Row], attack: str, name: str, best: Row | None) -> Mar
 
 
 def _point(row: Row, versus: Versus, name: str, *, use_pmm: bool) -> CurvePoint | None:
-    statistic: Mapping[str, object] | None = row.leakage.get(versus, {}).get("metrics", {}).get(name)
+    statistic = row.statistic(versus, name)
     utility = row.pmm if use_pmm else None if row.accuracy is None else 100 * row.accuracy
-    mean = row.mean(versus, name)
-    if statistic is None or mean is None or utility is None:
+    if statistic is None or utility is None:
         return None
-    interval = statistic["ci95"]
-    return CurvePoint(x=utility, y=mean, y_range=tuple(interval) if isinstance(interval, list) else None)
+    return CurvePoint(x=utility, y=statistic.mean, y_range=statistic.ci95)
 
 
 def _in_words(rows: Sequence[Row], attack: str, name: str) -> str:
@@ -108,5 +106,5 @@ def _in_words(rows: Sequence[Row], attack: str, name: str) -> str:
         statistic = worst and worst.statistic(name)
         if worst and statistic:
             by = worst.among(found)
-            shown.append(f"{row.name} {metric(statistic['mean'], name)}{f' ({by})' if by else ''}")
+            shown.append(f"{row.name} {metric(statistic.mean, name)}{f' ({by})' if by else ''}")
     return "; ".join(shown)

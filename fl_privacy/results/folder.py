@@ -1,22 +1,23 @@
 """The folder that a run writes."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.effects import Part
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.files import write_whole
 from fl_privacy.metrics import VictimScore
-from fl_privacy.metrics.distortion import Perturbation
+from fl_privacy.metrics.distortion import UpdateDistortion
 from fl_privacy.metrics.tracing import Tracing
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
 from fl_privacy.results.lock import Lock, hold, release
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
-from fl_privacy.results.summary import summarize
+from fl_privacy.results.summary import Summary, summarize
 from fl_privacy.types import VictimId
 
 FORMAT = 1
@@ -126,6 +127,11 @@ class RunFolder:
         """Who attacks, what is seen and known, as ``threat_model.json``."""
         write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
 
+    def write_defense(self, parts: Iterable[Part]) -> None:
+        """Each part of the defense and the setting that its strength follows, as ``defense.json``."""
+        content = [{"name": part.name, "strength": part.strength} for part in parts]
+        write_whole(self.path / "defense.json", dump_json(content, indent=1))
+
     def write_partition(self, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> None:
         """``counts[client][class]`` examples, as ``partition.json``."""
         content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
@@ -178,7 +184,7 @@ class RunFolder:
         if score.history:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
 
-    def add_perturbation(self, id: VictimId, perturbation: Perturbation, solving: Mapping[str, float]) -> None:
+    def add_perturbation(self, id: VictimId, perturbation: UpdateDistortion, solving: Mapping[str, float]) -> None:
         """What the defense did to the update ``id``.
 
         Args:
@@ -230,8 +236,8 @@ class RunFolder:
         if scores:
             write_pairs(self.path / "reconstructions", round, scores, attacker)
 
-    def finish(self, *, undefended_accuracy: float | None = None) -> dict[str, Any]:
-        """Write ``summary.json``, which marks the run as finished, and return its content.
+    def finish(self, *, undefended_accuracy: float | None = None) -> Summary:
+        """Write ``summary.json``, which marks the run as finished, and return it.
 
         Args:
             undefended_accuracy: final accuracy of the same training without defense, for PMM.
@@ -245,7 +251,7 @@ class RunFolder:
             undefended_accuracy=undefended_accuracy,
             total_seconds=time.monotonic() - self._started,
         )
-        write_whole(self.path / "summary.json", dump_json(summary, indent=1))
+        write_whole(self.path / "summary.json", dump_json(summary.as_json(), indent=1))
         self.finished = True
         self.close()  # only now: whoever gets the lock next finds a finished run
         return summary

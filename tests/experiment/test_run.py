@@ -14,6 +14,7 @@ LEFT_BEHIND = {
     "config.yaml",
     "environment.json",
     "threat_model.json",
+    "defense.json",
     "partition.json",
     "metrics.jsonl",
     "reconstructions",
@@ -86,7 +87,7 @@ def test_a_defended_run_is_compared_with_one_baseline(defended: Run) -> None:
     assert baseline.identity.undefended
     assert not baseline.of_kind("victim")
     summary = defended.json("summary.json")
-    assert summary["undefended_accuracy"] == baseline.summary["final_accuracy"]
+    assert summary["undefended_accuracy"] == baseline.summary.final_accuracy
     assert summary["pmm"] is not None
 
 
