@@ -68,6 +68,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         else:
             folder.write_environment(seed=config.seed)
             folder.write_threat_model(threats)
+            folder.write_defense(experiment.defense.parts)
             experiment.stage(attack, folder, monitor)(observations)
             folder.finish()
         write_report([folder.path])

@@ -11,7 +11,7 @@ from fl_privacy.config import RunSettings
 from fl_privacy.data import Dataset, Examples
 from fl_privacy.defenses import Defense
 from fl_privacy.experiment.attack_stage import AttackStage
-from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, insider_of, public_examples
+from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, public_examples, side_information_of
 from fl_privacy.experiment.build import Federation, build_metrics, positive
 from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, trains_on_others
@@ -79,7 +79,7 @@ class Experiment:
             input_shape=shape.input_shape,
             num_classes=shape.num_classes,
             sink=sink,
-            insider=insider_of(self.config, self.clients),
+            side_information=side_information_of(self.config, self.clients),
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:

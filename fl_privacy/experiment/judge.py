@@ -6,12 +6,12 @@ from functools import lru_cache
 
 from torch import nn
 
-from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, first_layer
+from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
 from fl_privacy.experiment.ground_truth import GroundTruth
 from fl_privacy.experiment.tracing import Tracer
 from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all
-from fl_privacy.metrics.distortion import Perturbation, linear_system, perturbation
+from fl_privacy.metrics.distortion import UpdateDistortion, distortion_of, linear_system
 from fl_privacy.progress import counted
 from fl_privacy.types import ModelState, Observation, Reconstruction, Tensors
 
@@ -45,7 +45,7 @@ class Judge:
         return evaluate_all(found, originals, functions=self.functions, transformed=transformed)
 
 
-def update_distortion(truth: GroundTruth, observation: Observation) -> tuple[Perturbation, Mapping[str, float]]:
+def update_distortion(truth: GroundTruth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
     """How far the defense moved an intercepted update from the one its client would have uploaded without.
 
     Where the model's first layer is fully connected and the update is of one example, also figures of the equations
@@ -55,14 +55,14 @@ def update_distortion(truth: GroundTruth, observation: Observation) -> tuple[Per
     clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
     names = _fully_connected(observation.model, observation.input_shape) if alone else None
-    return perturbation(clean, seen), _solving(clean, seen, names) if names else {}
+    return distortion_of(clean, seen), _solving(clean, seen, names) if names else {}
 
 
 @lru_cache(maxsize=1)
 def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
     """Weight and bias of the first layer; ``None`` where that is another one."""
     try:
-        found = first_layer(model, ModelState.of(model), input_shape)
+        found = find_first_layer(model, ModelState.of(model), input_shape)
     except NotFullyConnectedError:
         return None
     return found.weight, found.bias

@@ -138,6 +138,7 @@ class _Run:
         config, train = self.experiment.config, self.federation.dataset.train
         self.folder.write_environment(seed=config.seed)
         self.folder.write_threat_model([*self.experiment.threat_model(), who_draws, self.privacy.statement])
+        self.folder.write_defense(self.experiment.defense.parts)
         self.folder.add_privacy(
             delta=config.privacy.delta, accountant=config.privacy.accountant, missing=self.privacy.missing
         )

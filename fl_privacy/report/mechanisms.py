@@ -9,9 +9,6 @@ from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, te
 from fl_privacy.report.trade_off import Versus
 from fl_privacy.results import Attacker, Run
 
-STRENGTHS = ("alpha2", "scale", "noise_multiplier", "rate")
-"""Settings of a defense that are taken for its strength rather than others with as many values."""
-
 NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE))
 """Dotted keys of what does not tell attacks apart: both attackers have their own samples."""
 
@@ -19,7 +16,8 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     """A sample for each defended run that trained and was attacked, and one more for the adaptive attacker.
 
-    Of the settings of a defense, that with the most values is its strength; others that differ make other mechanisms.
+    Of the settings of a defense, that with the most values is its strength, of several the one that it declares;
+    others that differ make other mechanisms.
     Runs that differ in anything else but the seed are compared under attacks of their own.
     """
     defended = [run for run in runs if not run.identity.undefended]
@@ -47,17 +45,18 @@ def _mechanisms(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
     for run in runs:
         of_defense.setdefault(chosen(run, "defense"), []).append(run)
     return {
-        run.path.as_posix(): _in_words(defense, _settings(run), [_settings(other) for other in alike])
+        run.path.as_posix(): _in_words(defense, run, [_settings(other) for other in alike])
         for defense, alike in of_defense.items()
         for run in alike
     }
 
 
-def _in_words(defense: str, own: Mapping[str, str], all_settings: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+def _in_words(defense: str, run: Run, all_settings: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+    own, declared = _settings(run), [*run.strengths]
     values = {key: {settings.get(key) for settings in all_settings} for key in own}
     varying = sorted(
         (key for key, taken in values.items() if len(taken) > 1),
-        key=lambda key: (-len(values[key]), key not in STRENGTHS),
+        key=lambda key: (-len(values[key]), declared.index(key) if key in declared else len(declared)),
     )
     rest = ", ".join(f"{key} {own[key]}" for key in varying[1:])
     return f"{defense} ({rest})" if rest else defense, f"{varying[0]} {own[varying[0]]}" if varying else ""

@@ -1,15 +1,16 @@
 """The folder that a run writes."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.effects import Part
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.files import write_whole
 from fl_privacy.metrics import VictimScore
-from fl_privacy.metrics.distortion import Perturbation
+from fl_privacy.metrics.distortion import UpdateDistortion
 from fl_privacy.metrics.tracing import Tracing
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
@@ -126,6 +127,11 @@ class RunFolder:
         """Who attacks, what is seen and known, as ``threat_model.json``."""
         write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
 
+    def write_defense(self, parts: Iterable[Part]) -> None:
+        """Each part of the defense and the setting that its strength follows, as ``defense.json``."""
+        content = [{"name": part.name, "strength": part.strength} for part in parts]
+        write_whole(self.path / "defense.json", dump_json(content, indent=1))
+
     def write_partition(self, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> None:
         """``counts[client][class]`` examples, as ``partition.json``."""
         content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
@@ -178,7 +184,7 @@ class RunFolder:
         if score.history:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
 
-    def add_perturbation(self, id: VictimId, perturbation: Perturbation, solving: Mapping[str, float]) -> None:
+    def add_perturbation(self, id: VictimId, perturbation: UpdateDistortion, solving: Mapping[str, float]) -> None:
         """What the defense did to the update ``id``.
 
         Args:

@@ -12,7 +12,7 @@ from fl_privacy.results.folder import FORMAT, Identity
 from fl_privacy.results.identity import training_hash
 from fl_privacy.results.pictures import Pair, read_pairs
 from fl_privacy.results.records import Attacker, parse_json, read_records, records_of
-from fl_privacy.results.schema import ENVIRONMENT, SENTENCES, wrong_field, wrong_identity, wrong_partition
+from fl_privacy.results.schema import ENVIRONMENT, PARTS, SENTENCES, wrong_field, wrong_identity, wrong_partition
 from fl_privacy.results.share import Shared, shared_as
 from fl_privacy.results.summary import Summary, summarize
 
@@ -40,6 +40,7 @@ class Run:
         config_text: ``config.yaml``.
         environment: versions, hardware, seed.
         threat_model: in sentences.
+        strengths: settings of the defense that its strength follows, those of its first part first.
         partition: ``None`` if it was not recorded, as by an attack without training.
         records: of ``metrics.jsonl``, in order.
         summary: what they add up to, also for a run that did not finish.
@@ -53,6 +54,7 @@ class Run:
     config_text: str
     environment: Mapping[str, Any]
     threat_model: tuple[str, ...]
+    strengths: tuple[str, ...]
     partition: PartitionTable | None
     records: tuple[Mapping[str, Any], ...]
     summary: Summary
@@ -94,9 +96,11 @@ def read_run(path: Path) -> Run:
     partition = _read_json(path / "partition.json")
     environment = _read_json(path / "environment.json") or {}
     threats = _read_json(path / "threat_model.json") or []
+    defense = _read_json(path / "defense.json") or []
     for name, wrong in (
         ("partition.json", wrong_partition(partition) if partition else None),
         ("environment.json", wrong_field(environment, ENVIRONMENT)),
+        ("defense.json", None if fits(defense, PARTS) else "it is no list of parts"),
         ("threat_model.json", None if fits(threats, SENTENCES) else "it is no list of sentences"),
     ):
         if wrong:
@@ -107,6 +111,7 @@ def read_run(path: Path) -> Run:
         config_text=_read_text(path / "config.yaml"),
         environment=environment,
         threat_model=tuple(threats),
+        strengths=tuple(strength for part in defense if (strength := part.get("strength"))),
         partition=_partition(partition) if partition else None,
         records=tuple(records),
         summary=summary or summarize(records, finished=False, undefended_accuracy=None, total_seconds=None),

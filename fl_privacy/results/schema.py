@@ -54,6 +54,7 @@ IDENTITY: dict[str, Any] = {
 PARTITION: dict[str, Any] = {"class_names": list[str], "counts": list[list[int]]}
 ENVIRONMENT: dict[str, Any] = {"packages": Text, "gpus": list[str]}
 SENTENCES = list[str]
+PARTS = list[Mapping[str, str | None]]
 
 LARGEST = 10**12
 """Whole numbers beyond are no count of anything here."""

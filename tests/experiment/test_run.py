@@ -14,6 +14,7 @@ LEFT_BEHIND = {
     "config.yaml",
     "environment.json",
     "threat_model.json",
+    "defense.json",
     "partition.json",
     "metrics.jsonl",
     "reconstructions",

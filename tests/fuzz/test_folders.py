@@ -194,7 +194,15 @@ def test_a_captured_update(case: Case, copied: Callable[[], Path]) -> None:
     refused(attacked)
 
 
-FILES = ("run.json", "environment.json", "threat_model.json", "partition.json", "summary.json", "config.yaml")
+FILES = (
+    "run.json",
+    "environment.json",
+    "threat_model.json",
+    "defense.json",
+    "partition.json",
+    "summary.json",
+    "config.yaml",
+)
 
 
 def reported() -> Iterator[tuple[str, Callable[[Path], None]]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from fl_privacy.effects import Part
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.metrics import ImageScore, VictimScore
 from fl_privacy.results import Attacker, RunFolder
@@ -102,6 +103,7 @@ def record(
     folder.write_threat_model(
         ["The server is honest but curious.", "Each client uploads the gradient of one batch.", "a < b & c"]
     )
+    folder.write_defense([] if undefended else [Part("dp_noise", strength="scale")])
     rng = torch.Generator().manual_seed(settings["seed"])
     counts = torch.distributions.Dirichlet(torch.ones(10)).sample((clients,)).mul(500).int()
     folder.write_partition(counts.tolist(), CLASSES)
