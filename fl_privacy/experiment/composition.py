@@ -16,7 +16,7 @@ from fl_privacy.experiment.build import Federation, build_metrics, positive
 from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, trains_on_others
 from fl_privacy.experiment.judge import Judge
-from fl_privacy.experiment.threat_model import threat_model
+from fl_privacy.experiment.threat_model import describe_threats
 from fl_privacy.experiment.tracing import tracer_of
 from fl_privacy.federation import Client, private_names
 from fl_privacy.interception import Audit, Interceptor
@@ -146,7 +146,7 @@ class Experiment:
 
     def threat_model(self) -> list[str]:
         """Who attacks, what is seen and known, in sentences."""
-        return threat_model(
+        return describe_threats(
             self.model,
             self.plan,
             self.audit,
