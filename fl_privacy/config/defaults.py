@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from fl_privacy.config.instantiate import locate_target
+from fl_privacy.config.targets import locate_target
 
 COMPLETED: Mapping[str, Mapping[str, Any]] = {"attack": {"shards": 1}, "defense": {}}
 """Section -> settings of it that its ``_target_`` does not take."""
