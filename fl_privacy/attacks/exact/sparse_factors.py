@@ -32,7 +32,7 @@ _SPARE = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Factors:
+class SparseFactors:
     """G = D X^T.
 
     Attributes:
@@ -65,7 +65,7 @@ def column_space(weight: Tensor, count: int) -> Tensor | None:
 
 def sparse_factors(
     weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, *, rng: torch.Generator, starts: int
-) -> Iterator[Factors | None]:
+) -> Iterator[SparseFactors | None]:
     """Better and better factors of one victim's gradient, one value for each round of so many starts.
 
     Args:
@@ -94,7 +94,7 @@ def sparse_factors(
         scales = torch.linalg.solve(directions, basis.T @ bias.double())
         columns = basis @ directions * scales
         inputs = torch.linalg.solve(directions * scales, reduced)
-        yield Factors(columns, inputs, _agreement(columns, inputs, *layer))
+        yield SparseFactors(columns, inputs, _agreement(columns, inputs, *layer))
 
 
 def zeros(columns: Tensor) -> Tensor:
