@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test fuzz kill lint smoke wheel clean
+.PHONY: demo test fuzz kill lint settings smoke wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
@@ -24,6 +24,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The README's table of settings, from their declarations.
+settings: $(STAMP)
+	$(BIN)/python -m fl_privacy.config.table README.md
 
 smoke: $(STAMP)
 	$(BIN)/fl-privacy run experiment=smoke overwrite=true

@@ -15,17 +15,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fl_privacy.config import compose
 from fl_privacy.data.sources import ROOT_VARIABLE
-from fl_privacy.experiment.backend import plain_loop
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
 from fl_privacy.experiment.run_folder import folder_of
-from fl_privacy.results import read_summary
+from fl_privacy.results import Summary, read_summary
 
 LEARNED = 3
 """Times the accuracy of guessing."""
@@ -88,11 +86,11 @@ def at_hand(data: str) -> bool:
     return data == "mnist_mini" or (Path(os.environ.get(ROOT_VARIABLE, "")) / data).is_dir()
 
 
-def row(training: Training, summary: Mapping[str, Any]) -> str:
+def row(training: Training, summary: Summary) -> str:
     settings = " ".join(f"`{setting}`" for setting in training.shortened)
     return (
         f"| `{training.model}` | `{training.data}` | `{training.federation}` | {settings} | {training.rounds} |"
-        f" {summary['final_accuracy']:.1%} |"
+        f" {summary.final_accuracy or 0.0:.1%} |"
     )
 
 
@@ -116,7 +114,7 @@ def main() -> None:
         if (summary := read_summary(folder_of(config, "run"))) is None:
             continue
         print(row(training, summary), flush=True)
-        if training.model not in UNTRAINABLE and summary["final_accuracy"] < LEARNED / 10:
+        if training.model not in UNTRAINABLE and (summary.final_accuracy or 0.0) < LEARNED / 10:
             failed.append(training)
     if failed:
         sys.exit(f"{len(failed)} trainings did not come to {LEARNED} times chance.")

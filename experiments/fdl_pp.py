@@ -15,6 +15,7 @@ Each method leaves a file of its own, so that methods can be run apart; ``fdl_pp
 import argparse
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,28 +34,30 @@ from fl_privacy.defenses.privacy.accountants import epsilon, noise_multiplier_fo
 from fl_privacy.defenses.private_layers.passports import passport_layers
 from fl_privacy.effects import Noise
 from fl_privacy.experiment.build import Federation, build_dataset, build_federation
+from fl_privacy.experiment.composition import Experiment
 from fl_privacy.federation import Client, RoundReport, evaluate_model, private_names, run_rounds
 from fl_privacy.federation.secure.encrypted import run_encrypted
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.secure_aggregation import run_secure_aggregation
-from fl_privacy.interception import Audit, Insider, Interceptor, Probe, States
+from fl_privacy.interception import Audit, Probe, States
 from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance
 from fl_privacy.metrics.images import bpki, mse
 from fl_privacy.metrics.matching import match
 from fl_privacy.types import Batch, Observation, Reconstruction, Upload, VictimId
 
+CLIENTS, COLLUDER, VICTIM = 10, 9, 0
+COLLUDING = f"threat_model.colluder={COLLUDER}"
 METHODS = {
     "DL": ["defense=none"],
     "DLDP-A": ["defense=dp_noise", "defense.scale=0.002"],
     "DLDP-B": ["defense=dp_noise", "defense.scale=0.128"],
-    "SplitFed": ["defense=split_fed"],
-    "FDL-PP": ["defense=fdl_pp"],
-    "FDL-PP, shared start": ["defense=fdl_pp", "defense.start=shared"],
+    "SplitFed": ["defense=split_fed", COLLUDING],
+    "FDL-PP": ["defense=fdl_pp", COLLUDING],
+    "FDL-PP, shared start": ["defense=fdl_pp", "defense.start=shared", COLLUDING],
     "SecAgg+": ["defense=none"],
     "CKKS": ["defense=none"],
 }
 SECURE: dict[str, Callable[..., object]] = {"SecAgg+": run_secure_aggregation, "CKKS": run_encrypted}
-CLIENTS, COLLUDER, VICTIM = 10, 9, 0
 DELTA, PUBLISHED_EPSILON = 1e-5, 15.8
 
 
@@ -114,6 +117,9 @@ def federation_of(options: argparse.Namespace, method: str) -> Federation:
         "federation.plan.lr_decay=0.99",
         "federation.plan.batch_size=10",
         "attack=none",
+        "batch_size=1",
+        "threat_model.knows_features=true",
+        f"threat_model.features_at={options.features_at or 'null'}",
         f"evaluate_every={max(1, options.rounds)}",
         f"seed={options.seed}",
         *options.override,
@@ -138,20 +144,12 @@ def trained(
         SECURE[method](federation.server, federation.clients, rounds=options.rounds, on_round=reports.append)
         return {client: ClientState() for client in federation.clients}, reports, course
     watched = Audit(rounds=frozenset(range(1, options.rounds + 1)), probes=(Probe(VICTIM, 0),))
-    examples = federation.dataset.train
     kept = run_rounds(
         federation.server,
         federation.clients,
         rounds=options.rounds,
         audit=watched if federation.server.personal else Audit(),
-        interceptor=Interceptor(
-            model=federation.model,
-            plan=federation.server.local_plan,
-            input_shape=examples.input_shape,
-            num_classes=examples.num_classes,
-            sink=lambda observation: None,
-            insider=course,
-        ),
+        interceptor=replace(Experiment.of_federation(federation).interceptor(lambda observation: None), insider=course),
         on_round=reports.append,
     )
     if federation.server.personal:
@@ -164,27 +162,15 @@ def captured(
 ) -> tuple[list[Observation], list[Batch]]:
     """Observations of victims behind the last model, with features that are shown, and the truth."""
     owner = replace(federation.clients[VICTIM], examples=victims, indices=torch.arange(len(victims)))
-    found: list[Observation] = []
-    inside = Insider(
+    experiment = replace(
+        Experiment.of_federation(federation),
         clients={**federation.clients, VICTIM: owner},
-        colluder=COLLUDER if federation.server.personal else None,
-        knows_features=True,
-        features_at=options.features_at,
+        audit=Audit(probes=tuple(Probe(VICTIM, victim) for victim in range(options.victims)), batch_size=1),
+        states=defaultdict(ClientState, kept),
     )
-    interceptor = Interceptor(
-        model=federation.model,
-        plan=owner.plan,
-        input_shape=victims.input_shape,
-        num_classes=victims.num_classes,
-        sink=found.append,
-        insider=inside,
-    )
-    sent = federation.server.state
-    for victim in range(options.victims):
-        upload = owner.probe(sent, kept[VICTIM], round=options.rounds, victim=victim, batch_size=1).upload
-        id = VictimId(options.rounds, VICTIM, victim)
-        interceptor.capture(id, sent=sent, upload=upload, states=kept.__getitem__)
-    return found, [owner.victim_batch(victim, 1) for victim in range(options.victims)]
+    found = experiment.observe(federation.server.state, round=options.rounds)
+    truth = experiment.ground_truth()
+    return found, [truth.batch(observation.id) for observation in found]
 
 
 def summed(

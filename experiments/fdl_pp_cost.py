@@ -18,10 +18,11 @@ import torch
 
 from fl_privacy.config import compose
 from fl_privacy.experiment.build import Federation, build_federation
+from fl_privacy.experiment.composition import Experiment
 from fl_privacy.federation import RoundReport, run_rounds
 from fl_privacy.federation.secure.encrypted import run_encrypted
 from fl_privacy.flower.secure_aggregation import run_secure_aggregation
-from fl_privacy.interception import Audit, Interceptor
+from fl_privacy.interception import Audit
 
 METHODS = {"plain": "none", "SplitFed": "split_fed", "FDL-PP": "fdl_pp", "SecAgg+": "none", "CKKS": "none"}
 
@@ -48,13 +49,7 @@ def federation_of(options: argparse.Namespace, defense: str) -> Federation:
 def one_round(federation: Federation, method: str) -> tuple[float, int]:
     server, reports = replace(federation.server), list[RoundReport]()
     rules: dict[str, Callable[..., object]] = {"SecAgg+": run_secure_aggregation, "CKKS": run_encrypted}
-    interceptor = Interceptor(
-        model=federation.model,
-        plan=server.local_plan,
-        input_shape=federation.dataset.train.input_shape,
-        num_classes=federation.dataset.train.num_classes,
-        sink=lambda observation: None,
-    )
+    interceptor = Experiment.of_federation(federation).interceptor(lambda observation: None)
     more = {} if method in rules else {"audit": Audit(), "interceptor": interceptor}
     started = time.process_time()
     rules.get(method, run_rounds)(server, federation.clients, rounds=1, on_round=reports.append, **more)

@@ -24,7 +24,7 @@ from torch import Tensor
 from fl_privacy.attacks import GradientInversion
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine, layer_weight
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
-from fl_privacy.attacks.presets.against_refiner import NoiseRatio, Sphere
+from fl_privacy.attacks.presets.refiner import NoiseRatio, Sphere
 from fl_privacy.defenses import refiner
 from fl_privacy.defenses.defense import LocalStep
 from fl_privacy.evaluator import load_evaluator

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from omegaconf import DictConfig
 from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.config import compose
-from fl_privacy.defenses.data.robust_data import batch_gap, descend, importance, layer_depths, project
+from fl_privacy.config import RunSettings, compose
+from fl_privacy.defenses.data.robust_data import batch_gap, descend, importance, layer_depths, pull_within
 from fl_privacy.defenses.defense import ClientState, LocalStep
 from fl_privacy.evaluator import EvaluationNetwork, load_evaluator, uniform_noise
 from fl_privacy.experiment.build import build_attack, build_dataset, build_network
@@ -46,13 +45,13 @@ def robust_series(step: LocalStep, network: EvaluationNetwork, iterations: int) 
     return [start, *descend(start, gap, network, unit=gap(noise).detach(), beta=1.0, lr=1.0, iterations=iterations)]
 
 
-def configured(options: argparse.Namespace, *more: str) -> DictConfig:
+def configured(options: argparse.Namespace, *more: str) -> RunSettings:
     """The setting of the paper's attacks, with what was asked for."""
     own = (f"data={options.data}", f"seed={options.seed}")
     return compose(["experiment=refiner_paper_attack", *own, *more, *options.override])
 
 
-def client_steps(config: DictConfig, victims: int) -> list[LocalStep]:
+def client_steps(config: RunSettings, victims: int) -> list[LocalStep]:
     """The first test images, each the only one of a client with the fresh network."""
     dataset = build_dataset(config)
     model, examples = build_network(config, dataset), dataset.test
@@ -70,7 +69,7 @@ def client_steps(config: DictConfig, victims: int) -> list[LocalStep]:
     ]
 
 
-def attack_of(config: DictConfig) -> ReconstructionAttack:
+def attack_of(config: RunSettings) -> ReconstructionAttack:
     attack = build_attack(config)
     assert attack is not None
     return attack
@@ -135,7 +134,7 @@ def main() -> None:
         clean = gradient(step, step.batch.inputs)
         distances = [distance(gradient(step, i), clean) for i in images]
         series.append((distances, [float(network(i)) for i in images]))
-        upload = project(gradient(step, images[-1]), clean, options.epsilon)
+        upload = pull_within(gradient(step, images[-1]), clean, options.epsilon)
         robust.append(images[-1])
         clean_views.append(observation(VictimId(0, 0, number, part="raw"), step, clean))
         robust_views.append(observation(VictimId(0, 0, number, part="robust"), step, upload))

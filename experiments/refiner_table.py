@@ -13,21 +13,19 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fl_privacy.cli.jobs import run_job
 from fl_privacy.config import compose
 from fl_privacy.config.grid import UNDEFENDED, load_grid
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.trade_off import Job, Sweep, plan_sweep
-from fl_privacy.results import read_summary
+from fl_privacy.metrics import Statistic
+from fl_privacy.results import Leakage, Summary, read_summary
 
 METRICS = {"psnr": 1, "ssim": 2, "lpips": 3, "noise_ratio": 2}
 """Name -> decimals."""
-
-Summary = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -45,37 +43,37 @@ def chosen(sweep: Sweep, families: Sequence[str] | None) -> Iterator[Entry]:
             yield Entry(f"{point.family}, {point.strength}".removesuffix(", "), training, attacks)
 
 
-def interval(statistic: Mapping[str, Any], decimals: int) -> str:
-    low, high = statistic["ci95"] or (None, None)
+def interval(statistic: Statistic, decimals: int) -> str:
+    low, high = statistic.ci95 or (None, None)
     spread = f" [{low:.{decimals}f}, {high:.{decimals}f}]" if low is not None else ""
-    return f"{statistic['mean']:.{decimals}f}{spread}"
+    return f"{statistic.mean:.{decimals}f}{spread}"
 
 
-def leakage(summary: Summary) -> list[str]:
+def leakage(summary: Summary | None) -> list[str]:
     """Each metric by the plain attacker, PSNR and the share above 15 dB by the adaptive one, and ||B|| / ||E||."""
     if not summary:
         return [""] * (len(METRICS) + 4)
-    adaptive, moved = summary["adaptive"], summary["perturbation"].get("signal_to_perturbation")
+    adaptive, moved = summary.adaptive, summary.perturbation.get("signal_to_perturbation")
     return [
-        *(interval(summary["metrics"][name], decimals) for name, decimals in METRICS.items()),
-        recognizable(summary),
-        interval(adaptive["metrics"]["psnr"], 1) if adaptive else "",
+        *(interval(summary.plain.metrics[name], decimals) for name, decimals in METRICS.items()),
+        recognizable(summary.plain),
+        interval(adaptive.metrics["psnr"], 1) if adaptive else "",
         recognizable(adaptive) if adaptive else "",
-        f"{moved['mean']:.2g}" if moved else "",
+        f"{moved.mean:.2g}" if moved else "",
     ]
 
 
-def recognizable(part: Mapping[str, Any]) -> str:
-    (at,) = (t for t in part["thresholds"] if t["metric"] == "psnr")
-    return f"{at['recognizable']} of {at['n']}"
+def recognizable(part: Leakage) -> str:
+    (at,) = (t for t in part.thresholds if t.metric == "psnr")
+    return f"{at.recognizable} of {at.n}"
 
 
-def utility(summary: Summary, undefended: Summary) -> list[str]:
+def utility(summary: Summary | None, undefended: Summary | None) -> list[str]:
     """Accuracy at the end of the training, and PMM."""
     if not summary:
         return ["", ""]
-    accuracy = summary["final_accuracy"]
-    return [f"{accuracy:.1%}", f"{100 * accuracy / undefended['final_accuracy']:.1f}" if undefended else ""]
+    accuracy = summary.final_accuracy or 0.0
+    return [f"{accuracy:.1%}", f"{100 * accuracy / (undefended.final_accuracy or 1.0):.1f}" if undefended else ""]
 
 
 def of_attack(entries: Sequence[Entry], attack: str) -> str:

@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity
 from fl_privacy.data import load_data
 from fl_privacy.defenses import ClientState, none, spn
 from fl_privacy.federation import Client
-from fl_privacy.metrics.distortion import perturbation
+from fl_privacy.metrics.distortion import distortion_of
 from fl_privacy.models import DLNet, build_model
 from fl_privacy.types import LocalPlan, ModelState, Tensors
 
@@ -61,7 +61,7 @@ def main() -> None:
     for bits in (32, 64, 128):
         longer = replace(client, defense=spn(alpha2=options.alpha2, bits=bits))
         found = [
-            perturbation(b, g) for b, g in zip(*gradients(longer, options.batches, options.batch_size), strict=True)
+            distortion_of(b, g) for b, g in zip(*gradients(longer, options.batches, options.batch_size), strict=True)
         ]
         print(f"| {bits} | {sum(p.signal_to_perturbation for p in found) / len(found):.3f} |")
 

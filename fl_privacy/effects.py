@@ -157,7 +157,7 @@ class Quantized(PostProcessing):
 
     def __post_init__(self) -> None:
         if self.bits is not None:
-            checks.number("Quantized.bits", self.bits, at_least=1, at_most=28, example=8)
+            checks.whole("Quantized.bits", self.bits, at_least=1, at_most=28, example=8)
 
 
 @dataclass(frozen=True, kw_only=True)

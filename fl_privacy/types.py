@@ -126,20 +126,27 @@ class Knowledge:
         lines = []
         if self.labels is not None:
             lines.append("The attacker is given the true labels.")
+        if self.public_images is not None:
+            lines.append(
+                f"The attacker holds {len(self.public_images)} public images of the same domain, none attacked."
+            )
+        if self.guess is not None:
+            lines.append("The attacker starts from its own guess at the same examples in the round it attacked before.")
+        if self.colluder is not None:
+            lines.append(
+                f"Client {self.colluder} colludes: its private layers stand in for those of the victims; it is not"
+                " attacked itself."
+            )
+        elif self.private is not None:
+            lines.append("For private layers, which it does not see, the attacker takes values of its own draw.")
+        if self.features is not None:
+            lines.append(
+                f"The attacker sees what enters {self.features_at or 'the first public layer'} of a victim's model."
+            )
         if self.defense is not None:
             lines.append(f"The attacker knows the defense and its settings ({settings_in_words(self.defense)}).")
         if self.same_data is not None:
             lines.append("The attacker knows which updates of different rounds come from the same examples.")
-        if self.public_images is not None:
-            lines.append(f"The attacker holds {len(self.public_images)} public images of the same domain.")
-        if self.guess is not None:
-            lines.append("The attacker starts from its own guess at the same examples in the round it attacked before.")
-        if self.colluder is not None:
-            lines.append(f"Client {self.colluder} colludes: its private layers stand in for those of the victims.")
-        elif self.private is not None:
-            lines.append("For private layers, which it does not see, the attacker takes values of its own draw.")
-        if self.features is not None:
-            lines.append("The attacker sees what the victims' private layers put out.")
         return lines or ["The attacker knows nothing beyond the protocol."]
 
 

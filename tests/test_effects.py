@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 
 import pytest
 
-from fl_privacy.attacks.adaptive import Circumstances, Countermeasure, countermeasures
+from fl_privacy.attacks.adaptive import Circumstances, Countermeasure, countermeasures_against
 from fl_privacy.effects import Effect, Part, PerExample, PostProcessing, Quantized, from_plain, to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.types import LocalPlan
@@ -65,7 +65,7 @@ def test_countermeasures_read_what_there_is_also_where_little_is_told(part):
     }
     for circumstances in (CIRCUMSTANCES, replace(CIRCUMSTANCES, head=None, learnable=(), unrolls=True, smooths=True)):
         for effect in (part.effect, replace(part.effect, **untold)):
-            found = countermeasures(effect, circumstances)
+            found = countermeasures_against(effect, circumstances)
             assert (found is None) == (part.name in UNCOUNTERED)
             assert all(taken.sentence for taken in found or ())
 
@@ -75,13 +75,13 @@ def test_a_countermeasure_against_an_effect_of_another_package_is_registered():
     class Mirrored(PerExample):
         pass
 
-    assert countermeasures(Mirrored(), CIRCUMSTANCES) is None
+    assert countermeasures_against(Mirrored(), CIRCUMSTANCES) is None
 
-    @countermeasures.register
+    @countermeasures_against.register
     def against_mirroring(effect: Mirrored, circumstances: Circumstances) -> list[Countermeasure]:
         return [Countermeasure(sentence="It mirrors the guess.", transforms=(lambda images: images.flip(-1),))]
 
-    (found,) = countermeasures(Mirrored(), CIRCUMSTANCES)
+    (found,) = countermeasures_against(Mirrored(), CIRCUMSTANCES)
     assert found.sentence == "It mirrors the guess."
 
 

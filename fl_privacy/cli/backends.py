@@ -2,16 +2,15 @@
 
 from functools import partial
 
-from omegaconf import DictConfig
-
 from fl_privacy.cli.secure_aggregation import secure_backend_of
+from fl_privacy.config import RunSettings
 from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.backend import Backend, plain_loop
+from fl_privacy.experiment.contracts import Backend, plain_loop
 from fl_privacy.parallel.cluster import expect_answer
 
 
-def backend_of(config: DictConfig) -> Backend:
+def backend_of(config: RunSettings) -> Backend:
     """The backend that ``config.backend`` and ``config.secure_aggregation`` describe."""
     if secure := secure_backend_of(config):
         return secure

@@ -14,7 +14,7 @@ from rich.text import Text
 from fl_privacy.attacks import Progress as AttackProgress
 from fl_privacy.cli.lines import Lines
 from fl_privacy.cli.timing import Remaining, in_words
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.progress import Stage, listening, share_done
 

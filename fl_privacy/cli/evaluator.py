@@ -12,9 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 
-from fl_privacy.config import compose
-from fl_privacy.config.check import expect_seed
-from fl_privacy.config.instantiate import check_arguments, expect_type, plain_settings
+from fl_privacy.checks import whole
+from fl_privacy.config import compose_file
+from fl_privacy.config.instantiate import check_arguments, plain_settings
+from fl_privacy.config.settings import expect_type
 from fl_privacy.data import Examples
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import (
@@ -39,11 +40,11 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     Raises:
         UserError: a setting is wrong, or the file holds another network.
     """
-    config = compose(overrides, base="evaluator")
+    config = compose_file("evaluator", overrides)
     settings = plain_settings(config)
     for name, annotation in (("out", str | None), ("overwrite", bool), ("images", int | None), ("seed", int)):
         expect_type(name, settings[name], annotation)
-    expect_seed(settings["seed"])
+    whole("seed", settings["seed"], at_least=0, example=1)
     chosen = {name: settings[name] for name in EvaluatorPlan.__dataclass_fields__}
     check_arguments(EvaluatorPlan, {**chosen, "widths": tuple(chosen["widths"])}, "evaluator")
     plan, device = EvaluatorPlan(**chosen | {"widths": tuple(chosen["widths"])}), resolve_device(config.device)

@@ -9,19 +9,18 @@ from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from omegaconf import DictConfig
 from rich.console import Console
 
 from fl_privacy.cli.console import RichMonitor
-from fl_privacy.config import compose, to_yaml
-from fl_privacy.config.check import expect_readable_updates
+from fl_privacy.config import RunSettings, compose, to_yaml
 from fl_privacy.config.foreign import expect_plain
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.backend import plain_loop
 from fl_privacy.experiment.build import build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
+from fl_privacy.experiment.contracts import plain_loop
 from fl_privacy.experiment.ground_truth import trains_on_others
 from fl_privacy.experiment.run import run_baseline, run_experiment
+from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.federation import ClientSource, Server
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
 from fl_privacy.flower.node_secrets import SIMULATION_VARIABLE, is_simulation, node_secret
@@ -49,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
     simulated = is_simulation()
     if not simulated:
         _expect_known_examples(config)
-        config.out = str(Path(config.out) / DEPLOYED)  # the same configuration, simulated, is another run
+        config = replace(config, out=str(Path(config.out) / DEPLOYED))  # the same, simulated, is another run
     timeout, bound = _seconds(context), bool(context.run_config[AUTHENTICATED])
 
     def on_grid(server: Server, source: ClientSource, **settings: Any) -> None:
@@ -87,7 +86,7 @@ def make_client(context: Context) -> PrivacyClient:
 client_app = numpy_client_app(make_client, audited=True, simulated=is_simulation)
 
 
-def _expect_known_examples(config: DictConfig) -> None:
+def _expect_known_examples(config: RunSettings) -> None:
     """Refuse attacks on deployed clients that nobody could judge: what these train on is known to them alone."""
     federation = build_federation(config)
     plan, audit, defense = federation.server.local_plan, federation.audit, federation.defense
@@ -106,7 +105,7 @@ def _seconds(context: Context) -> float:
     return value
 
 
-def _config(context: Context) -> DictConfig:
+def _config(context: Context) -> RunSettings:
     return calibrated(compose(_overrides(context)))
 
 

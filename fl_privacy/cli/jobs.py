@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig
 from rich.console import Console
 from rich.markup import escape
 
 from fl_privacy.cli.backends import backend_of
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.cli.faults import FAULTS, NothingReconstructedError, in_a_line, recognized
-from fl_privacy.config import compose, expand_sweep, to_yaml
+from fl_privacy.config import RunSettings, compose, expand_sweep, to_yaml
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack import attack_experiment
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.run import run_experiment
 from fl_privacy.experiment.run_folder import Command
 from fl_privacy.report import write_report
@@ -59,7 +58,7 @@ def run_jobs(
     expect_reconstructions(folders)
 
 
-def run_job(command: Command, config: DictConfig, monitor: Monitor) -> Path:
+def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:
     """The folder of the one run that ``config`` describes."""
     if command == "attack":
         return attack_experiment(config, monitor)

@@ -3,16 +3,15 @@
 from functools import partial
 from typing import Any
 
-from omegaconf import DictConfig
-
+from fl_privacy.config import RunSettings
 from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.backend import Backend
+from fl_privacy.experiment.contracts import Backend
 from fl_privacy.federation import ClientSource, Server
 from fl_privacy.interception import Audit, Interceptor
 
 
-def secure_backend_of(config: DictConfig) -> Backend | None:
+def secure_backend_of(config: RunSettings) -> Backend | None:
     """The backend of ``config.secure_aggregation``, in this process; ``None`` where the server reads every update.
 
     Raises:

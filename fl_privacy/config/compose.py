@@ -12,25 +12,34 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fl_privacy.config.check import check_settings
-from fl_privacy.config.groups import CONFIG_DIR, options, search_path
-from fl_privacy.config.suggest import suggest
+from fl_privacy.config.defaults import COMPLETED, complete
+from fl_privacy.config.groups import CONFIG_DIR, options, search_path, suggest
+from fl_privacy.config.settings import RunSettings
 from fl_privacy.errors import UserError
 
 MOST_JOBS = 10_000
 """Of one sweep; each is composed and checked before the first one starts."""
 
 
-def compose(overrides: Sequence[str] = (), *, base: str = "config") -> DictConfig:
-    """The resolved configuration for ``overrides`` in Hydra's grammar; ``choices`` names the option of each group.
-
-    Args:
-        overrides: of what the file says.
-        base: name of the file in ``conf``; ``config`` describes a run.
+def compose(overrides: Sequence[str] = ()) -> RunSettings:
+    """The settings of a run for ``overrides`` in Hydra's grammar.
 
     Raises:
-        UserError: an override does not parse, names a group, option or key that does not exist, or sets a setting of
-            the run to what it can't be.
+        UserError: an override does not parse, names a group, option or key that does not exist, or sets a setting to
+            what it can't be.
+    """
+    return RunSettings.of(compose_file("config", overrides))
+
+
+def compose_file(base: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """What the file ``base`` of ``conf`` says, resolved; ``choices`` names the option of each group.
+
+    Args:
+        base: name of the file; ``config`` describes a run.
+        overrides: of what it says.
+
+    Raises:
+        UserError: an override does not parse, or names a group, option or key that does not exist.
     """
     parsed = parse_overrides(overrides)
     for override in parsed:
@@ -41,20 +50,19 @@ def compose(overrides: Sequence[str] = (), *, base: str = "config") -> DictConfi
     _check_groups(parsed)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            _check_keys(parsed, base)
-            config = hydra_compose(base, overrides=[*overrides, *search_path()], return_hydra_config=True)
+            checked = _check_keys(parsed, base)
+            config = hydra_compose(base, overrides=[*checked, *search_path()], return_hydra_config=True)
             chosen = {group: config.hydra.runtime.choices.get(group) for group in sorted(_groups())}
             with open_dict(config):
                 del config["hydra"]
                 config.choices = chosen
+            complete(config)
             OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(" ".join(str(error).split())) from error
     known = OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys() | _groups() | {"choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
         raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known))}")
-    if base == "config":
-        check_settings(config)
     return config
 
 
@@ -96,9 +104,9 @@ def merge_overrides(*parts: Sequence[str]) -> list[str]:
     return list(dict(zip(override_keys(overrides), overrides, strict=True)).values())
 
 
-def to_yaml(config: DictConfig) -> str:
+def to_yaml(config: RunSettings | DictConfig) -> str:
     """The configuration as text that ``OmegaConf.create`` reads back."""
-    return OmegaConf.to_yaml(config, resolve=True)
+    return OmegaConf.to_yaml(config if isinstance(config, DictConfig) else config.plain(), resolve=True)
 
 
 def _groups() -> set[str]:
@@ -157,20 +165,41 @@ def _check_groups(overrides: Sequence[Override]) -> None:
             raise UserError(f"{group} has no option {option!r}{suggest(str(option), options(group))}")
 
 
-def _check_keys(overrides: Sequence[Override], base: str) -> None:
-    """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what reads it."""
-    chosen = [o.input_line or "" for o in overrides if o.key_or_group in _groups()]
+def _check_keys(overrides: Sequence[Override], base: str) -> list[str]:
+    """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what reads it.
+
+    Returns:
+        The overrides, those of settings that the groups' files leave out as ``+key=value``.
+    """
+    chosen = [o.input_line or "" for o in overrides if o.key_or_group in _groups() or _names_target(o)]
     config = hydra_compose(base, overrides=[*chosen, *search_path()])
+    written = {section: set(config.get(section) or ()) for section in COMPLETED}
+    complete(config)
+    checked = []
     for override in overrides:
-        if override.key_or_group in _groups() or override.type is not OverrideType.CHANGE:
-            continue
-        section: object = config
-        parts = override.key_or_group.split(".")
-        for depth, part in enumerate(parts):
-            allowed = [str(key) for key in section] if isinstance(section, DictConfig) else []
-            if part not in allowed:
-                above = ".".join(parts[:depth])
-                allowed = sorted({*allowed, *(_groups() if not above else ())})
-                raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{suggest(part, allowed)}")
-            assert isinstance(section, DictConfig)
-            section = section.get(part)
+        text, key = override.input_line or "", override.key_or_group
+        if key not in _groups() and override.type is OverrideType.CHANGE:
+            _check_key(key, config)
+            section, _, setting = key.partition(".")
+            if section in written and setting.partition(".")[0] not in written[section]:
+                text = f"+{text}"
+        checked.append(text)
+    return checked
+
+
+def _names_target(override: Override) -> bool:
+    section, _, setting = override.key_or_group.partition(".")
+    return section in COMPLETED and setting == "_target_"
+
+
+def _check_key(key: str, config: DictConfig) -> None:
+    section: object = config
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        allowed = [str(key) for key in section] if isinstance(section, DictConfig) else []
+        if part not in allowed:
+            above = ".".join(parts[:depth])
+            allowed = sorted({*allowed, *(_groups() if not above else ())})
+            raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{suggest(part, allowed)}")
+        assert isinstance(section, DictConfig)
+        section = section.get(part)

@@ -15,18 +15,15 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fl_privacy.config.compose import compose, expand_sweep, parse_overrides
-from fl_privacy.config.groups import options
-from fl_privacy.config.suggest import suggest
+from fl_privacy.config.compose import compose_file, expand_sweep, parse_overrides
+from fl_privacy.config.groups import options, suggest
+from fl_privacy.config.settings import RunSettings, captured_groups, captured_keys, select, settings
 from fl_privacy.errors import UserError
 
 MOST_BYTES = 1 << 17
 MOST_VALUES = 20_000
 DEEPEST = 20
 """Of a file, far beyond what a run writes."""
-
-PARTS = ("data", "partition", "model", "federation", "defense")
-"""Sections that name what a run is made of."""
 
 _TARGET = "_target_"
 _IMPORT_PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", re.ASCII)
@@ -57,33 +54,39 @@ def read_settings(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def recorded_parts(path: Path, keys: Sequence[str], trust: Collection[str] = ()) -> DictConfig:
-    """The settings ``keys`` and the ``choices`` of the parts among them, as the run with the file ``path`` had them.
+def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
+    """What an attack on captured updates takes of the configuration of the run that made them, by dotted key.
 
     Args:
-        path: a run's ``config.yaml``.
-        keys: of the whole configuration; those of ``PARTS`` are sections.
+        path: the run's ``config.yaml``.
         trust: what the user trusts beside what is registered: import paths or modules, and names of data sets.
 
     Raises:
         UserError: the file is no configuration of this version, or has something that is not registered.
     """
-    found = read_settings(path)
-    if missing := [key for key in (*keys, "choices") if key not in found]:
-        _refuse(path, f"has no {missing[0]}")
-    choices = found["choices"]
-    parts = [part for part in PARTS if part in keys]
+    found, parts = read_settings(path), captured_groups()
+    choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
     for part in parts:
-        option = choices.get(part) if isinstance(choices, dict) else None
+        option = choices.get(part)
         if not isinstance(option, str) or option not in options(part):
             _refuse(path, f"has choices.{part}={option!r}{suggest(str(option), options(part))}")
-    registered = compose([f"{part}={choices[part]}" for part in parts])
+    registered = compose_file("config", [f"{part}={choices[part]}" for part in parts])
     for part in parts:
-        if not isinstance(found[part], dict):
-            _refuse(path, f"has {part}={found[part]!r}")
+        if not isinstance(found.get(part), dict):
+            _refuse(path, f"has {part}={found.get(part)!r}")
         expect_registered(part, found[part], _plain(registered[part]), trust, where=f"{path} (its option {part}=)")
-    kept = {key: found[key] for key in keys}
-    return OmegaConf.create({**kept, "choices": {part: choices[part] for part in parts}})
+    declared = [key for key, _ in settings()]
+    for key in (f"{name}.{key}" for name in ("intercept", "threat_model") for key in found.get(name) or ()):
+        if key not in declared:
+            _refuse(path, f"has {key}{suggest(key, (name for name in declared if '.' in name))}")
+    taken = {}
+    for key in captured_keys():
+        above, _, name = key.rpartition(".")
+        section = select(found, above) if above else found
+        if not isinstance(section, dict) or name not in section:
+            _refuse(path, f"has no {key}")
+        taken[key] = section[name]
+    return taken | {f"choices.{part}": choices[part] for part in parts}
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
@@ -109,7 +112,7 @@ def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str
                     _expect_trusted(f"{at}.{entry}", value, trust, where)
 
 
-def trusted(config: DictConfig) -> frozenset[str]:
+def trusted(config: RunSettings) -> frozenset[str]:
     """What the user's ``trust`` names."""
     return frozenset([config.trust] if isinstance(config.trust, str) else config.trust or ())
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fl_privacy.checks import fits, in_words
 from fl_privacy.config.compose import expand_sweep, merge_overrides, override_keys, swept_key
 from fl_privacy.config.foreign import expect_plain, read_settings, trust_in
-from fl_privacy.config.suggest import suggest
+from fl_privacy.config.groups import suggest
 from fl_privacy.errors import UserError
 
 GRIDS = Path(__file__).resolve().parent.parent / "grids"
@@ -63,7 +63,7 @@ class Grid:
 
     def training(self, point: Point) -> list[str]:
         """Overrides of the training of ``point``, which nobody attacks; accuracies are compared in the end."""
-        own = ("attack=none", "twin=false")
+        own = ("attack=none", "baseline=false")
         return merge_overrides(self.settings, self.train, point.overrides, own)
 
     def attacking(self, point: Point, attack: str, weights: Path | None) -> list[str]:

@@ -1,5 +1,7 @@
 """What there is to choose from: the options of this package and of installed plugins."""
 
+import difflib
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -46,3 +48,11 @@ def config_folders() -> tuple[Path, ...]:
             )
         folders.append(own)
     return tuple(folders)
+
+
+def suggest(word: str, allowed: Iterable[str]) -> str:
+    """The tail of an error about a name: `` (did you mean X?); allowed: X, Y.``"""
+    names = sorted(name for name in allowed if not name.startswith("_") and name != "defaults")
+    close = difflib.get_close_matches(word, names, n=1)
+    meant = f" (did you mean {close[0]}?)" if close else ""
+    return f"{meant}; allowed: {', '.join(names) or 'nothing'}."

@@ -7,8 +7,8 @@ import hydra.utils
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from fl_privacy.checks import fits, in_words
-from fl_privacy.config.suggest import suggest
+from fl_privacy.config.groups import suggest
+from fl_privacy.config.settings import expect_type
 from fl_privacy.errors import UserError, in_one_line
 
 
@@ -61,13 +61,6 @@ def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
             raise UserError(f"Unknown key {name}.{key}{suggest(key, parameters)}")
         if value is not None or parameters[key].default is not None:
             expect_type(f"{name}.{key}", value, parameters[key].annotation)
-
-
-def expect_type(name: str, value: object, annotation: Any) -> None:
-    """Raise ``UserError`` unless ``value`` fits ``annotation``; one that Hydra is yet to build does."""
-    is_built = isinstance(value, dict) and "_target_" in value
-    if not is_built and not fits(value, annotation):
-        raise UserError(f"{name} is expected to be {in_words(annotation)}, but got {value!r}.")
 
 
 def locate_target(section: DictConfig, name: str) -> Any:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl_privacy import checks
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator.network import EvaluationNetwork
 from fl_privacy.rng import derive_generator, derive_seed
@@ -35,12 +36,10 @@ class EvaluatorPlan:
 
     def __post_init__(self) -> None:
         for name, least in (("levels", 2), ("epochs", 1), ("batch_size", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is expected to be at least {least}, but got {getattr(self, name)}.")
+            checks.whole(name, getattr(self, name), at_least=least, example=20)
         if not self.widths or min(self.widths) < 1:
             raise UserError(f"widths is expected to be a list such as [128,256,512], but got {list(self.widths)}.")
-        if not 0 < self.lr < float("inf"):
-            raise UserError(f"lr is expected to be above 0 and finite, but got {self.lr}; try 1e-4.")
+        checks.number("lr", self.lr, above=0, example=1e-4)
 
 
 def train_evaluator(

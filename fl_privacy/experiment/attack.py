@@ -1,24 +1,18 @@
 """Attack without training: fresh or given weights, or what a run captured."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig
 
-from fl_privacy.config.check import expect_readable_updates
-from fl_privacy.data import Examples
-from fl_privacy.defenses import Defense
+from fl_privacy.config import RunSettings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.attack_stage import AttackStage
-from fl_privacy.experiment.attacker_knowledge import attacker_knowledge_of, insider_of
 from fl_privacy.experiment.build import (
     build_attack,
     build_dataset,
     build_defense,
     build_federation,
-    build_functions,
     build_network,
     build_plan,
     positive,
@@ -27,47 +21,21 @@ from fl_privacy.experiment.build import (
 )
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.captured import as_captured, captures_of, expect_of
-from fl_privacy.experiment.ground_truth import (
-    ClientStates,
-    fresh_states,
-    ground_truth_of,
-    trains_on_others,
-    transformed_of,
-)
-from fl_privacy.experiment.monitor import Monitor
-from fl_privacy.experiment.previous_reconstructions import previous_reconstructions_of
-from fl_privacy.experiment.public import public_examples
+from fl_privacy.experiment.composition import Experiment
+from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.run_folder import finished_before, open_folder
-from fl_privacy.experiment.threat_model import threat_model
-from fl_privacy.experiment.tracing import tracer_of
-from fl_privacy.experiment.update_distortion import update_distortion_of
+from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.experiment.weights import load_weights
 from fl_privacy.federation import Client, public_state
-from fl_privacy.interception import Audit, Interceptor, Probe
-from fl_privacy.interception.capture_reader import load_observations
-from fl_privacy.metrics import MetricFunction
-from fl_privacy.progress import counted
+from fl_privacy.interception import Audit, Probe, load_observations
 from fl_privacy.report import write_report
-from fl_privacy.types import Observation, VictimId
+from fl_privacy.types import ModelState, Observation
+
+VICTIM = 0
+"""The client whose updates are attacked where nobody trains."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Intercepted:
-    """Updates to attack, who made them from what and how defended, and the threat model in sentences.
-
-    ``states`` are those that the clients have by then.
-    """
-
-    observations: list[Observation]
-    clients: Mapping[int, Client]
-    unattacked: Examples
-    defense: Defense
-    threats: list[str]
-    functions: dict[str, MetricFunction]
-    states: ClientStates = field(default_factory=fresh_states)
-
-
-def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
+def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     """Attack as ``config`` says; returns the folder of the results.
 
     Raises:
@@ -75,63 +43,56 @@ def attack_experiment(config: DictConfig, monitor: Monitor) -> Path:
     """
     expect_readable_updates(config, "The command attack")
     config = calibrated(config)
-    config = as_captured(config) if config.captured else config
+    if config.captured:
+        config = as_captured(config)
+        expect_readable_updates(config, "The command attack")
     if (done := finished_before(config, "attack", monitor)) is not None:
         return done
     attack = build_attack(config)
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
-    monitor.say(
-        f"Preparing what {config.captured} holds"
-        if config.captured
-        else f"Preparing data {config.choices.data}, model {config.choices.model} and {config.victims} victims"
-    )
-    found = _captured(config) if config.captured else _fresh(config, monitor)
-    defense, clients = found.defense, found.clients
-    behind = (clients, config.batch_size, found.states)
-    plan, target = clients[0].plan, config.intercept.target if config.captured else "probe"
+    if config.captured:
+        monitor.say(f"Preparing what {config.captured} holds")
+        experiment, observations = captured_updates(config)
+        threats = experiment.threat_model()
+    else:
+        monitor.say(f"Preparing data {config.choices.data}, model {config.choices.model} and {config.victims} victims")
+        experiment, sent = untrained_clients(config)
+        with monitor.working("Making the victims' uploads"):
+            observations = experiment.observe(sent)
+        weights = "as trained elsewhere" if config.weights else "untrained"
+        threats = [*experiment.threat_model(), f"The model is {weights}."]
     with open_folder(config, "attack") as folder:
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
             folder.write_environment(seed=config.seed)
-            folder.write_threat_model(found.threats)
-            AttackStage(
-                attack=attack,
-                truth=ground_truth_of(*behind),
-                folder=folder,
-                seed=config.seed,
-                knows_labels=config.knows_labels,
-                threads=positive(config.attack_threads, "attack_threads"),
-                monitor=monitor,
-                public=public_examples(config, found.unattacked),
-                disturbance=update_distortion_of(*behind) if defense.parts and not defense.private else None,
-                guesses=previous_reconstructions_of(config, clients),
-                informed=attacker_knowledge_of(defense, clients) if config.knows_defense else None,
-                functions=found.functions,
-                tracer=tracer_of(config, clients),
-                transformed=transformed_of(*behind) if trains_on_others(defense, plan, target) else None,
-            )(found.observations)
+            folder.write_threat_model(threats)
+            folder.write_defense(experiment.defense.parts)
+            experiment.stage(attack, folder, monitor)(observations)
             folder.finish()
         write_report([folder.path])
     return folder.path
 
 
-def _fresh(config: DictConfig, monitor: Monitor) -> _Intercepted:
-    """Victims from a split of the data, behind the model's initial or given weights."""
+def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
+    """One client that holds a split of the data, and perhaps one that colludes; and the weights that they are sent.
+
+    Raises:
+        UserError: there are too few examples, or a setting is wrong.
+    """
     dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
     prepare_defense(defense, dataset)
-    if config.split not in ("train", "test"):
-        raise UserError(f"split is expected to be train or test, but got {config.split!r}.")
-    examples = dataset.train if config.split == "train" else dataset.test
+    victims, batch_size = positive(config.victims, "victims"), positive(config.batch_size, "batch_size")
+    attacked, unattacked = dataset.test, dataset.train
+    if config.split == "train":
+        attacked, unattacked = unattacked, attacked
     model = build_network(config, dataset)
     initial = public_state(model, defense)
-    sent = load_weights(Path(config.weights), initial) if config.weights else initial
-    victims, batch_size = positive(config.victims, "victims"), positive(config.batch_size, "batch_size")
     owner = Client(
-        id=0,
-        examples=examples,
-        indices=torch.arange(len(examples)),
+        id=VICTIM,
+        examples=attacked,
+        indices=torch.arange(len(attacked)),
         model=model,
         plan=plan,
         defense=defense,
@@ -144,43 +105,29 @@ def _fresh(config: DictConfig, monitor: Monitor) -> _Intercepted:
             f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but there"
             f" are {owner.number_of_examples} examples; lower victims or batch_size."
         )
-    if config.colluder == owner.id:
-        raise UserError("colluder is expected to be another client than 0, which is the victim; set colluder=1.")
-    clients = {0: owner}
-    if config.colluder is not None:
-        clients[config.colluder] = replace(owner, id=config.colluder)
-    audit = Audit(probes=tuple(Probe(0, k) for k in range(victims)), batch_size=batch_size)
-    observations: list[Observation] = []
-    interceptor = Interceptor(
+    if config.threat_model.colluder == VICTIM:
+        raise UserError(f"colluder is expected to be another client than {VICTIM}, the victim; set colluder=1.")
+    colluders = () if config.threat_model.colluder is None else (config.threat_model.colluder,)
+    experiment = Experiment(
+        config=config,
+        dataset=dataset,
         model=model,
-        plan=plan,
-        input_shape=examples.input_shape,
-        num_classes=examples.num_classes,
-        sink=observations.append,
-        insider=insider_of(config, clients),
+        clients={VICTIM: owner, **{client: replace(owner, id=client) for client in colluders}},
+        audit=Audit(probes=tuple(Probe(VICTIM, k) for k in range(victims)), batch_size=batch_size),
+        unattacked=unattacked,
     )
-    states = fresh_states()
-    with monitor.working("Making the victims' uploads"):
-        for k in counted("victim", range(victims)):
-            result = owner.probe(sent, states[0], round=0, victim=k, batch_size=batch_size)
-            interceptor.capture(VictimId(0, 0, k), sent=sent, upload=result.upload, states=states.__getitem__)
-    threats = threat_model(config, model, plan, audit, defense)
-    weights = "as trained elsewhere" if config.weights else "untrained"
-    return _Intercepted(
-        observations=observations,
-        clients={0: owner},
-        unattacked=dataset.test if config.split == "train" else dataset.train,
-        defense=defense,
-        threats=[*threats, f"The model is {weights}."],
-        functions=build_functions(config, dataset),
-        states=states,
-    )
+    return experiment, load_weights(Path(config.weights), initial) if config.weights else initial
 
 
-def _captured(config: DictConfig) -> _Intercepted:
-    """What a run captured; its own configuration says what the truth was."""
+def captured_updates(config: RunSettings) -> tuple[Experiment, Sequence[Observation]]:
+    """What a run captured; its own configuration says what the truth was.
+
+    Raises:
+        UserError: there is nothing, or something that is not of that run.
+    """
     federation = build_federation(config)
-    inside = None if config.colluder is None else federation.clients[config.colluder].architecture()
+    colluder = config.threat_model.colluder
+    inside = None if colluder is None else federation.clients[colluder].architecture()
     observations = load_observations(captures_of(config), federation.model, inside=inside)
     if not observations:
         raise UserError(
@@ -188,12 +135,4 @@ def _captured(config: DictConfig) -> _Intercepted:
         )
     for observation in observations:
         expect_of(federation, observation, config)
-    threats = threat_model(config, federation.model, federation.server.local_plan, federation.audit, federation.defense)
-    return _Intercepted(
-        observations=observations,
-        clients=federation.clients,
-        unattacked=federation.dataset.test,
-        defense=federation.defense,
-        threats=threats,
-        functions=build_functions(config, federation.dataset),
-    )
+    return Experiment.of_federation(federation), observations

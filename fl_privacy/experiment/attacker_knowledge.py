@@ -1,45 +1,83 @@
-"""What the adaptive attacker is told that the plain one is not."""
+"""What the attackers are told of an update beside what was intercepted."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from omegaconf import DictConfig
+import torch
+from torch import Tensor
 
-from fl_privacy.defenses import Defense
+from fl_privacy.config import RunSettings
+from fl_privacy.data import Examples
 from fl_privacy.effects import Description
+from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.client.examples import local_batches
 from fl_privacy.interception import Insider
+from fl_privacy.results import Attacker
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Observation, VictimId
+from fl_privacy.types import Batch, Observation, Reconstruction, VictimId
+
+ROUNDS_TOGETHER = 8
+"""The adaptive attacker matches the last so many updates of the same examples."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackerKnowledge:
-    """Knowledge of the defense, and of which updates come from the same examples.
+    """What the plain attacker is told, and the adaptive one that attacks the same victims after it.
 
     Attributes:
-        defense: public description.
         same_data: see ``data_names``.
+        labels: of the client's loss, mixed where the defense mixed them; ``None`` where they are not told.
+        public: images of the same domain with their classes.
+        defense: public description, for the adaptive attacker; ``None`` where there is none.
+        remembers: whether what was made of the same examples in an earlier round is told (attack.start=previous).
     """
 
-    defense: Description
     same_data: Callable[[VictimId], str | None]
+    labels: Callable[[Observation], Tensor] | None = None
+    public: Batch | None = None
+    defense: Description | None = None
+    remembers: bool = False
+    _earlier: dict[str, list[Observation]] = field(default_factory=dict, init=False)
+    _found: dict[tuple[Attacker, str | None], Tensor] = field(default_factory=dict, init=False)
 
-    def __call__(self, observation: Observation) -> Observation:
-        """``observation`` by the adaptive attacker."""
-        return observation.told(defense=self.defense, same_data=self.same_data(observation.id))
+    def of_plain(self, observation: Observation) -> Observation:
+        """``observation`` by the plain attacker, who knows nothing of the defense."""
+        plain = observation.told(defense=None, same_data=None)
+        if self.public is not None:
+            plain = plain.told(public_images=self.public.inputs, public_labels=self.public.labels)
+        return plain.told(labels=self.labels(plain)) if self.labels else plain
 
+    def of_adaptive(self, plain: Observation) -> Observation:
+        """What the plain attacker knows, the defense, and which updates come from the same examples."""
+        return plain.told(defense=self.defense, same_data=self.same_data(plain.id))
 
-def attacker_knowledge_of(defense: Defense, clients: Mapping[int, Client]) -> AttackerKnowledge | None:
-    """What can be told of ``defense`` and ``clients``; ``None`` where the defense has no public description."""
-    if not defense.parts:
-        return None
-    return AttackerKnowledge(defense=defense.parts, same_data=data_names(clients))
+    def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
+        """Updates of earlier rounds from the same examples as ``observations``, which are remembered for later ones."""
+        earlier = []
+        for observation in observations:
+            if (name := observation.knowledge.same_data) is not None:
+                known = self._earlier.setdefault(name, [])
+                earlier += known
+                self._earlier[name] = [*known, observation][-ROUNDS_TOGETHER + 1 :]
+        return earlier
+
+    def with_previous(self, observation: Observation, attacker: Attacker) -> Observation:
+        """``observation`` with what ``attacker`` made of the same examples in the round attacked before."""
+        if not self.remembers:
+            return observation
+        return observation.told(guess=self._found.get((attacker, self.same_data(observation.id))))
+
+    def remember(self, found: Sequence[Reconstruction], attacker: Attacker) -> None:
+        """Keep ``found`` for the rounds to come."""
+        for result in found if self.remembers else ():
+            name = self.same_data(result.id)
+            if result.batch is not None and name is not None:
+                self._found[attacker, name] = result.batch.inputs
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Observation id -> name of the examples behind it, ``None`` where they change from round to round.
+    """Victim -> name of the examples behind it, ``None`` where they change from round to round.
 
     A probe holds the same examples in every round; so does the update of a client that trains on all it has. They are
     not the same where the defense, or augmentation, makes other images of them each time.
@@ -47,27 +85,38 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 
     def same_data(victim: VictimId) -> str | None:
         client = clients[victim.client]
-        probed = victim.probe is not None
-        changes = client.plan.augment_probes if probed else not _trains_on_everything(client)
-        if changes or client.defense.changes_images:
-            return None
-        return victim.source
+        changes = not _trains_on_everything(client) if victim.probe is None else client.plan.augment_probes
+        return None if changes or client.defense.changes_images else victim.source
 
     return same_data
 
 
-def insider_of(config: DictConfig, clients: Mapping[int, Client]) -> Insider | None:
+def insider_of(config: RunSettings, clients: Mapping[int, Client]) -> Insider | None:
     """What help from inside ``config`` gives the attacker; ``None`` where no layer is private and nothing is shown."""
-    if not config.knows_features and not any(p.keeps_private() for p in clients.values()):
+    if not config.threat_model.knows_features and not any(client.keeps_private() for client in clients.values()):
         return None
     return Insider(
         clients=clients,
-        colluder=config.colluder,
-        knows_features=config.knows_features,
-        features_at=config.features_at,
+        colluder=config.threat_model.colluder,
+        knows_features=config.threat_model.knows_features,
+        features_at=config.threat_model.features_at,
         batch_size=config.batch_size,
         seed=config.seed,
     )
+
+
+def public_examples(count: int, unattacked: Examples) -> Batch | None:
+    """The first ``count`` of ``unattacked``, a split without victims; ``None`` for 0.
+
+    Raises:
+        UserError: there are not so many.
+    """
+    if not 0 <= count <= len(unattacked):
+        raise UserError(
+            f"threat_model.public_images is expected in 0..{len(unattacked)}, the size of the split that is not"
+            f" attacked, but got {count}."
+        )
+    return unattacked.batch(torch.arange(count)) if count else None
 
 
 def _trains_on_everything(client: Client) -> bool:

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.config import RunSettings
 from fl_privacy.config.compose import to_yaml
 from fl_privacy.config.instantiate import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.data import Dataset
@@ -31,6 +32,7 @@ class Federation:
     """A federation ready to run.
 
     Attributes:
+        config: what it was built from.
         dataset: what the clients share and what the server tests on.
         model: the global architecture, holding the initial values.
         clients: by id.
@@ -41,6 +43,7 @@ class Federation:
         device: of clients and attack.
     """
 
+    config: RunSettings
     dataset: Dataset
     model: nn.Module
     clients: Mapping[int, Client]
@@ -51,7 +54,7 @@ class Federation:
     device: torch.device
 
 
-def build_federation(config: DictConfig) -> Federation:
+def build_federation(config: RunSettings) -> Federation:
     """Data, clients and server of ``config``.
 
     Raises:
@@ -77,6 +80,7 @@ def build_federation(config: DictConfig) -> Federation:
         tested=frozenset({*range(every, rounds + 1, every), rounds}),
     )
     return Federation(
+        config=config,
         dataset=dataset,
         model=model,
         clients=clients,
@@ -93,13 +97,13 @@ def clients_of(config_text: str) -> Mapping[int, Client]:
     return _clients(config_text)[1]
 
 
-def build_dataset(config: DictConfig) -> Dataset:
+def build_dataset(config: RunSettings | DictConfig) -> Dataset:
     """The data of ``config``."""
     dataset = instantiate(config.data, "data")
     return _expect_made(dataset, Dataset, config.data, "data")
 
 
-def build_network(config: DictConfig, dataset: Dataset) -> nn.Module:
+def build_network(config: RunSettings | DictConfig, dataset: Dataset) -> nn.Module:
     """The model of ``config`` with its initial values, shown to fit the data."""
     settings = plain_settings(config.model)
     settings.pop("_target_", None)
@@ -118,7 +122,7 @@ def build_network(config: DictConfig, dataset: Dataset) -> nn.Module:
     return model
 
 
-def build_defense(config: DictConfig) -> Defense:
+def build_defense(config: RunSettings) -> Defense:
     """The defense of ``config``."""
     defense = instantiate(config.defense, "defense")
     return _expect_made(defense, Defense, config.defense, "defense")
@@ -131,7 +135,7 @@ def prepare_defense(defense: Defense, dataset: Dataset) -> None:
             prepare(dataset.train.input_shape)
 
 
-def build_functions(config: DictConfig, dataset: Dataset) -> dict[str, MetricFunction]:
+def build_metrics(config: RunSettings, dataset: Dataset) -> dict[str, MetricFunction]:
     """The metrics that need something of ``config``, by name."""
     functions = {"bpki": bayesian_privacy_loss(bins=config.bpki.bins, smoothing=config.bpki.smoothing)}
     if config.evaluator is not None:
@@ -139,7 +143,7 @@ def build_functions(config: DictConfig, dataset: Dataset) -> dict[str, MetricFun
     return functions
 
 
-def build_attack(config: DictConfig) -> ReconstructionAttack | None:
+def build_attack(config: RunSettings) -> ReconstructionAttack | None:
     """The attack of ``config``, on the run's device unless it names its own; ``None`` for ``attack=none``."""
     if "_target_" not in config.attack:
         return None
@@ -157,7 +161,7 @@ def build_attack(config: DictConfig) -> ReconstructionAttack | None:
     return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, threads=threads, device=device)
 
 
-def build_plan(config: DictConfig) -> LocalPlan:
+def build_plan(config: RunSettings) -> LocalPlan:
     """The clients' local plan of ``config``."""
     settings = plain_settings(config.federation.plan)
     check_arguments(LocalPlan, settings, "federation.plan")
@@ -186,17 +190,16 @@ def positive(value: Any, name: str) -> int:
 
 @lru_cache(maxsize=1)
 def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
-    config = OmegaConf.create(config_text)
-    assert isinstance(config, DictConfig)
-    clients = positive(config.federation.clients, "federation.clients")
+    config = RunSettings.of(OmegaConf.create(config_text))
+    number = positive(config.federation.clients, "federation.clients")
     plan, defense, device = build_plan(config), build_defense(config), resolve_device(config.device)
     dataset = build_dataset(config)
     prepare_defense(defense, dataset)
     model = build_network(config, dataset)
     partition = instantiate(config.partition, "partition")
     with blamed_on(f"partition._target_={config.partition.get('_target_')}"):
-        parts = partition(dataset.train, num_clients=clients, seed=derive_seed(config.seed, "partition"))
-    _expect_parts(parts, clients, len(dataset.train), config.partition)
+        parts = partition(dataset.train, num_clients=number, seed=derive_seed(config.seed, "partition"))
+    _expect_parts(parts, number, len(dataset.train), config.partition)
     return dataset, {
         client: Client(
             id=client,
@@ -241,7 +244,7 @@ def _expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) 
         )
 
 
-def _audit(config: DictConfig, rounds: int, clients: Mapping[int, Client]) -> Audit:
+def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
     if "_target_" not in config.attack and not config.intercept.save:
         return Audit()
     chosen = config.intercept.rounds
@@ -252,11 +255,12 @@ def _audit(config: DictConfig, rounds: int, clients: Mapping[int, Client]) -> Au
             "intercept.clients is expected to name clients, but got an empty list; take intercept.clients=all, or"
             " attack=none to attack none."
         )
-    if config.colluder is not None and config.colluder not in clients:
-        raise UserError(f"colluder is expected within 0..{len(clients) - 1}, but got {config.colluder!r}.")
+    colluder = config.threat_model.colluder
+    if colluder is not None and colluder not in clients:
+        raise UserError(f"threat_model.colluder is expected within 0..{len(clients) - 1}, but got {colluder!r}.")
     if unknown := sorted(asked - clients.keys()):
         raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
-    asked -= {config.colluder}
+    asked -= {colluder}
     batch_size = positive(config.batch_size, "batch_size")
     sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
     probing = config.intercept.target == "probe"

@@ -1,8 +1,6 @@
 """Noise for a privacy budget: how much of it spends what was asked for by the end of a run."""
 
-from omegaconf import DictConfig, OmegaConf
-
-from fl_privacy.config import to_yaml
+from fl_privacy.config import RunSettings
 from fl_privacy.defenses.privacy import mechanism, noise_of
 from fl_privacy.defenses.privacy.accountants import noise_multiplier_for
 from fl_privacy.errors import UserError
@@ -10,35 +8,29 @@ from fl_privacy.experiment.build import build_defense, build_federation
 from fl_privacy.experiment.privacy import guarantees, rounds_taken_part
 
 
-def calibrated(config: DictConfig) -> DictConfig:
+def calibrated(config: RunSettings) -> RunSettings:
     """``config`` with what ``calibration`` changes; ``privacy.epsilon`` is ``null`` in it.
 
     Raises:
         UserError: the defense gives no guarantee that noise could change.
     """
     changes = calibration(config)
-    if not changes:
-        return config
-    changed = OmegaConf.create(to_yaml(config))
-    assert isinstance(changed, DictConfig)
-    for key, _, value in (change.partition("=") for change in changes):
-        OmegaConf.update(changed, key, None if value == "null" else float(value))
-    return changed
+    return config.changed(changes) if changes else config
 
 
-def calibration(config: DictConfig) -> list[str]:
-    """Overrides that set the noise by which the worst-off client spends ``privacy.epsilon`` by the last round, if set.
+def calibration(config: RunSettings) -> dict[str, float | None]:
+    """Settings by which the worst-off client spends ``privacy.epsilon`` by the last round, if set: those of the noise.
 
     An undefended run stays undefended, so that it can stand beside the others of a sweep.
 
     Raises:
         UserError: the defense gives no guarantee that noise could change.
     """
-    done = "privacy.epsilon=null"
+    done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:
-        return []
+        return {}
     if config.choices.defense == "none":
-        return [done]
+        return done
     noise = _noise_setting(config)
     delta, accountant = config.privacy.delta, config.privacy.accountant
     federation = build_federation(config)
@@ -57,16 +49,14 @@ def calibration(config: DictConfig) -> list[str]:
         / candidate.noise_multiplier
         for candidate in candidates
     )
-    return [f"defense.{noise}={float(config.defense[noise]) * factor!r}", done]
+    return {f"defense.{noise}": float(config.defense[noise]) * factor, **done}
 
 
-def _noise_setting(config: DictConfig) -> str:
+def _noise_setting(config: RunSettings) -> str:
     """The setting that the noise of the defense is proportional to: its part says which, and twice as much is tried."""
     part = mechanism(build_defense(config))
     if part and part.strength and part.strength in config.defense:
-        doubled = OmegaConf.create(to_yaml(config))
-        assert isinstance(doubled, DictConfig)
-        doubled.defense[part.strength] *= 2
+        doubled = config.changed({f"defense.{part.strength}": 2 * config.defense[part.strength]})
         other = mechanism(build_defense(doubled))
         if other and noise_of(other.effect) == 2 * (noise_of(part.effect) or 0.0):
             return part.strength

@@ -1,11 +1,12 @@
 """What another run captured: its own configuration, and updates that are shown to be of it."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
-
-from fl_privacy.config.check import check_settings
+from fl_privacy.config import RunSettings
 from fl_privacy.config.foreign import recorded_parts, trusted
+from fl_privacy.config.settings import select
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import Federation
 from fl_privacy.experiment.run import CAPTURES
@@ -13,24 +14,9 @@ from fl_privacy.results.read import read_identity
 from fl_privacy.types import Observation
 
 CONFIG, IDENTITY = "config.yaml", "run.json"
-OF_THE_RUN = (
-    "data",
-    "partition",
-    "model",
-    "federation",
-    "defense",
-    "seed",
-    "batch_size",
-    "intercept",
-    "victims",
-    "colluder",
-    "knows_features",
-    "features_at",
-)
-"""Configuration keys that a captured update takes from the run that made it."""
 
 
-def expect_of(federation: Federation, observation: Observation, config: DictConfig) -> None:
+def expect_of(federation: Federation, observation: Observation, config: RunSettings) -> None:
     """Refuse an update that is not of ``federation``: its truth could not be found, or would be another's.
 
     Raises:
@@ -56,44 +42,36 @@ def expect_of(federation: Federation, observation: Observation, config: DictConf
         )
 
 
-def captures_of(config: DictConfig) -> Path:
+def captures_of(config: RunSettings) -> Path:
     """The folder of the updates in ``config.captured``, or that itself."""
-    folder = Path(config.captured)
+    folder = Path(str(config.captured))
     return folder / CAPTURES if (folder / CONFIG).is_file() else folder
 
 
-def as_captured(config: DictConfig) -> DictConfig:
+def as_captured(config: RunSettings) -> RunSettings:
     """``config`` with data, model and clients of the run that captured the updates.
 
     Raises:
         UserError: there is no such run, or its configuration is none, was changed, or names what is not registered.
     """
-    folder = Path(config.captured)
+    folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
     if run is None:
         raise UserError(
             f"captured is expected to be a run's folder with {CONFIG}, but got {config.captured}; name the folder that"
             " `fl-privacy run intercept.save=true` printed."
         )
-    made_by = recorded_parts(run / CONFIG, OF_THE_RUN, trusted(config))
-    _expect_unchanged(made_by, run)
-    merged = config.copy()
-    with open_dict(merged):
-        for key in OF_THE_RUN:
-            merged[key] = made_by[key]
-        merged.choices.update(made_by.choices)
-    check_settings(merged)
-    return merged
+    taken = recorded_parts(run / CONFIG, trusted(config))
+    _expect_unchanged(taken, run)
+    return config.changed(taken)
 
 
-def _expect_unchanged(made_by: DictConfig, run: Path) -> None:
+def _expect_unchanged(taken: Mapping[str, Any], run: Path) -> None:
     """Refuse a configuration that is not the one in ``run.json``: the truth would be that of other data or models."""
     if not (run / IDENTITY).is_file():
         return
     recorded = read_identity(run / IDENTITY).config
-    settings = OmegaConf.to_container(made_by)
-    assert isinstance(settings, dict)
-    if changed := [key for key in OF_THE_RUN if recorded.get(key) != settings[key]]:
+    if changed := [key for key, value in taken.items() if select(recorded, key) != value]:
         raise UserError(
             f"{run / CONFIG} is expected to be as the run wrote it, but its {changed[0]} is not the one in {IDENTITY};"
             " one of the two was changed, get the folder anew."

@@ -1,7 +1,8 @@
 """What really was behind an update; only the evaluation asks."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -9,13 +10,6 @@ from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.federation import Client, Replay, examples_behind
 from fl_privacy.metrics.matching import hard_labels
 from fl_privacy.types import Batch, LocalPlan, Observation, VictimId
-
-GroundTruth = Callable[[VictimId], Batch]
-"""Observation id -> the batch behind it."""
-
-Transformed = Callable[[Observation], Batch]
-"""What the model saw in place of the images behind an observation, in the order of their truth."""
-
 
 ClientStates = defaultdict[int, ClientState]
 """Of the simulated clients, by id; what a defense makes of a client's examples is made once for all who share them."""
@@ -26,38 +20,53 @@ def fresh_states() -> ClientStates:
     return defaultdict(ClientState)
 
 
-def ground_truth_of(clients: Mapping[int, Client], batch_size: int, states: ClientStates | None = None) -> GroundTruth:
-    """Looks victims up in the simulated clients' data; nothing of it ever travels.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GroundTruth:
+    """Looks victims up in the simulated clients' data, and repeats what these did; nothing of it ever travels.
 
-    Where a defense exchanges a client's examples, the truth of each is the client's own image nearest to it.
+    Attributes:
+        clients: by id.
+        batch_size: examples of a probed batch.
+        states: that the clients have by then.
     """
-    states = fresh_states() if states is None else states
 
-    def find(victim: VictimId) -> Batch:
-        client, state = clients[victim.client], states[victim.client]
-        batch = examples_behind(client, victim, state, batch_size=batch_size)
+    clients: Mapping[int, Client]
+    batch_size: int
+    states: ClientStates = field(default_factory=fresh_states)
+    _replays: dict[VictimId, Replay] = field(default_factory=dict, init=False, repr=False)
+
+    def batch(self, victim: VictimId) -> Batch:
+        """The examples behind ``victim``.
+
+        Where a defense exchanges a client's examples, the truth of each is the client's own image nearest to it.
+        """
+        client, state = self.clients[victim.client], self.states[victim.client]
+        batch = examples_behind(client, victim, state, batch_size=self.batch_size)
         return _nearest(client, batch) if client.defense.examples else batch
 
-    return find
+    def replay(self, observation: Observation) -> Replay:
+        """The making of an upload again, by the same random streams: what the model saw, and what was undefended.
+
+        There is one for each victim of the round asked for last: labels and scores of all attackers need the same.
+        """
+        id = observation.id
+        if any(known.round != id.round for known in self._replays):
+            self._replays.clear()
+        if id not in self._replays:
+            self._replays[id] = Replay(
+                client=self.clients[id.client],
+                victim=id,
+                sent=observation.sent,
+                state=self.states[id.client],
+                batch_size=self.batch_size,
+            )
+        return self._replays[id]
 
 
 def trains_on_others(defense: Defense, plan: LocalPlan, target: str) -> bool:
     """Whether the model sees other images than the truth behind a ``probe`` or an ``update``."""
     augmented = plan.augments if target == "update" else plan.augment_probes
     return bool(defense.examples or defense.data) or augmented
-
-
-def transformed_of(clients: Mapping[int, Client], batch_size: int, states: ClientStates | None = None) -> Transformed:
-    """Repeats what augmentation and the clients' defenses did to the data, by the same random streams."""
-    states = fresh_states() if states is None else states
-
-    def find(observation: Observation) -> Batch:
-        client, state = clients[observation.id.client], states[observation.id.client]
-        return Replay(
-            client=client, victim=observation.id, sent=observation.sent, state=state, batch_size=batch_size
-        ).transformed
-
-    return find
 
 
 def _nearest(client: Client, batch: Batch) -> Batch:

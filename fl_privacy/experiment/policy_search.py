@@ -8,12 +8,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from fl_privacy.checks import whole
 from fl_privacy.config import to_yaml
-from fl_privacy.config.check import expect_seed
-from fl_privacy.config.instantiate import check_arguments, expect_type, plain_settings
+from fl_privacy.config.instantiate import check_arguments, plain_settings
+from fl_privacy.config.settings import expect_type
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import positive
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.policy_scorer import PolicyScorer
 from fl_privacy.files import write_whole
 from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan, require_fsim
@@ -73,7 +74,7 @@ class _Plans:
             ("out", str),
         ):  # fmt: skip
             expect_type(name, settings[name], annotation)
-        expect_seed(settings["seed"])
+        whole("seed", settings["seed"], at_least=0, example=1)
         for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together"):
             positive(settings[name], name)
         training = dict(settings["training"])

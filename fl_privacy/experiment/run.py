@@ -1,49 +1,33 @@
 """Train, intercept, attack, evaluate, report: one configuration, one folder."""
 
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.config import to_yaml
+from fl_privacy.config import RunSettings, compose, to_yaml
 from fl_privacy.data import partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
-from fl_privacy.experiment.attacker_knowledge import attacker_knowledge_of, insider_of
-from fl_privacy.experiment.backend import Backend
-from fl_privacy.experiment.baseline import baseline_config, undefended_accuracy
-from fl_privacy.experiment.build import (
-    Federation,
-    build_attack,
-    build_federation,
-    build_functions,
-    clients_of,
-    positive,
-)
+from fl_privacy.experiment.build import Federation, build_attack, build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
-from fl_privacy.experiment.ground_truth import fresh_states, ground_truth_of, trains_on_others, transformed_of
-from fl_privacy.experiment.monitor import Monitor
-from fl_privacy.experiment.previous_reconstructions import previous_reconstructions_of
-from fl_privacy.experiment.privacy import privacy_of
-from fl_privacy.experiment.public import public_examples
-from fl_privacy.experiment.run_folder import finished_before, open_folder
-from fl_privacy.experiment.threat_model import threat_model, who_draws
-from fl_privacy.experiment.tracing import tracer_of
-from fl_privacy.experiment.update_distortion import update_distortion_of
+from fl_privacy.experiment.composition import Experiment
+from fl_privacy.experiment.contracts import Backend, Monitor
+from fl_privacy.experiment.privacy import Privacy, privacy_of
+from fl_privacy.experiment.run_folder import as_plain, finished_before, open_folder
+from fl_privacy.experiment.threat_model import who_draws
 from fl_privacy.experiment.weights import MODEL, write_weights
 from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
-from fl_privacy.interception import Interceptor
-from fl_privacy.interception.capture_writer import CaptureWriter
+from fl_privacy.interception import CaptureWriter
 from fl_privacy.report import write_report
-from fl_privacy.results import RunFolder
+from fl_privacy.results import RunFolder, find_baseline
 from fl_privacy.types import Observation
 
 CAPTURES = "captures"
 """Folder of the intercepted updates within a run's folder."""
 
 
-def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor, *, simulated: bool = True) -> Path:
+def run_experiment(config: RunSettings, backend: Backend, monitor: Monitor, *, simulated: bool = True) -> Path:
     """Run ``config``, or find that it has been run; returns its folder.
 
     Args:
@@ -68,134 +52,138 @@ def run_experiment(config: DictConfig, backend: Backend, monitor: Monitor, *, si
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
-            _run(config, federation, attack, folder, backend=backend, monitor=monitor, simulated=simulated)
+            run = _Run.of(federation, attack, folder, monitor)
+            run.describe(who_draws(simulated))
+            run.train(backend)
             folder.finish(undefended_accuracy=undefended_accuracy(config) if _wants_baseline(config) else None)
         write_report([folder.path])
     return folder.path
 
 
-def run_baseline(config: DictConfig, backend: Backend, monitor: Monitor) -> None:
+def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> None:
     """Train as ``config`` does but undefended, where its accuracy is to be compared and no such run is found."""
     if _wants_baseline(config) and undefended_accuracy(config) is None:
-        monitor.say("First the same training without defense, to compare accuracy with (twin=false skips it).")
+        monitor.say("First the same training without defense, to compare accuracy with (baseline=false skips it).")
         run_experiment(baseline_config(config), backend, monitor)
 
 
-def _expect_no_setting_of_attacks(config: DictConfig) -> None:
+def baseline_config(config: RunSettings) -> RunSettings:
+    """The undefended training of ``config``, without any attack."""
+    none = compose(["defense=none", "attack=none"])
+    changes = {
+        "defense": none.defense,
+        "attack": none.attack,
+        "choices.defense": "none",
+        "choices.attack": "none",
+        "intercept.save": False,
+        "overwrite": False,
+        "name": "baseline",
+    }
+    return config.changed(changes)
+
+
+def undefended_accuracy(config: RunSettings) -> float | None:
+    """Final accuracy of a finished run in ``config.out`` that trained alike without defense."""
+    baseline = find_baseline(Path(config.out), as_plain(config, "run"))
+    return baseline.accuracy if baseline else None
+
+
+def _expect_no_setting_of_attacks(config: RunSettings) -> None:
     for key in ("weights", "captured"):
-        if config[key] is not None:
+        if (value := getattr(config, key)) is not None:
             raise UserError(
-                f"{key} is expected with `fl-privacy attack`, but got {config[key]!r} with run, which trains from fresh"
+                f"{key} is expected with `fl-privacy attack`, but got {value!r} with run, which trains from fresh"
                 f" values; set {key}=null."
             )
 
 
-def _wants_baseline(config: DictConfig) -> bool:
-    return bool(config.twin) and config.choices.defense != "none"
+def _wants_baseline(config: RunSettings) -> bool:
+    return bool(config.baseline) and config.choices.defense != "none"
 
 
-def _run(
-    config: DictConfig,
-    federation: Federation,
-    attack: ReconstructionAttack | None,
-    folder: RunFolder,
-    *,
-    backend: Backend,
-    monitor: Monitor,
-    simulated: bool,
-) -> None:
-    plan, audit, dataset = federation.server.local_plan, federation.audit, federation.dataset
-    folder.write_environment(seed=config.seed)
-    delta, accountant = config.privacy.delta, config.privacy.accountant
-    privacy = privacy_of(federation, delta=delta, accountant=accountant)
-    lines = threat_model(config, federation.model, plan, audit, federation.defense)
-    folder.write_threat_model([*lines, who_draws(simulated), privacy.statement])
-    folder.add_privacy(delta=delta, accountant=accountant, missing=privacy.missing)
-    table = partition_table(dataset.train, [p.indices for p in federation.clients.values()])
-    folder.write_partition(table.tolist(), dataset.train.class_names)
-    states = fresh_states()
-    stage = (
-        AttackStage(
-            attack=attack,
-            truth=ground_truth_of(federation.clients, config.batch_size, states),
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Run:
+    """A training that is intercepted and attacked as it goes on, or after it."""
+
+    federation: Federation
+    experiment: Experiment
+    privacy: Privacy
+    stage: AttackStage | None
+    capture: CaptureWriter | None
+    folder: RunFolder
+    monitor: Monitor
+    waiting: list[Observation] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        federation: Federation,
+        attack: ReconstructionAttack | None,
+        folder: RunFolder,
+        monitor: Monitor,
+    ) -> "_Run":
+        config, experiment = federation.config, Experiment.of_federation(federation)
+        return cls(
+            federation=federation,
+            experiment=experiment,
+            privacy=privacy_of(federation, delta=config.privacy.delta, accountant=config.privacy.accountant),
+            stage=experiment.stage(attack, folder, monitor) if attack else None,
+            capture=CaptureWriter(folder.path / CAPTURES) if config.intercept.save else None,
             folder=folder,
-            seed=config.seed,
-            knows_labels=config.knows_labels,
-            threads=positive(config.attack_threads, "attack_threads"),
             monitor=monitor,
-            public=public_examples(config, dataset.test),
-            disturbance=update_distortion_of(federation.clients, config.batch_size, states)
-            if federation.defense.parts and not federation.server.personal
-            else None,
-            guesses=previous_reconstructions_of(config, federation.clients),
-            informed=attacker_knowledge_of(federation.defense, federation.clients) if config.knows_defense else None,
-            functions=build_functions(config, dataset),
-            tracer=tracer_of(config, federation.clients),
-            transformed=transformed_of(federation.clients, config.batch_size, states)
-            if trains_on_others(federation.defense, plan, audit.target)
-            else None,
         )
-        if attack
-        else None
-    )
-    waiting: list[Observation] = []
-    capture = CaptureWriter(folder.path / CAPTURES) if config.intercept.save else None
 
-    def intercepted(observation: Observation) -> None:
-        if capture:
-            capture.write(observation)
-        if stage:
-            waiting.append(observation)
-
-    def attack_waiting() -> None:
-        if stage and waiting:
-            stage(waiting)
-            waiting.clear()
-
-    def on_round(report: RoundReport) -> None:
-        evaluation = report.evaluation
-        if evaluation is None and report.round in federation.server.tested and not federation.server.personal:
-            evaluation = _evaluate(federation)
-        folder.add_round(
-            round=report.round,
-            clients=report.clients,
-            excluded=report.excluded,
-            train_loss=report.train_loss,
-            seconds=report.seconds,
-            defense_seconds=report.defense_seconds,
-            bytes_up=report.upload_bytes,
-            accuracy=evaluation.accuracy if evaluation else None,
-            test_loss=evaluation.loss if evaluation else None,
-            epsilon=privacy.epsilon(report.round),
+    def describe(self, who_draws: str) -> None:
+        """Record what is run, before it is."""
+        config, train = self.experiment.config, self.federation.dataset.train
+        self.folder.write_environment(seed=config.seed)
+        self.folder.write_threat_model([*self.experiment.threat_model(), who_draws, self.privacy.statement])
+        self.folder.write_defense(self.experiment.defense.parts)
+        self.folder.add_privacy(
+            delta=config.privacy.delta, accountant=config.privacy.accountant, missing=self.privacy.missing
         )
-        monitor.round_done(report, evaluation, privacy.epsilon(report.round))
-        if config.intercept.when == "during":
-            attack_waiting()
+        table = partition_table(train, [client.indices for client in self.federation.clients.values()])
+        self.folder.write_partition(table.tolist(), train.class_names)
 
-    with monitor.training(federation.rounds):
-        backend(
-            federation.server,
-            partial(clients_of, to_yaml(config)),
-            rounds=federation.rounds,
-            audit=audit,
-            interceptor=Interceptor(
-                model=federation.model,
-                plan=plan,
-                input_shape=dataset.train.input_shape,
-                num_classes=dataset.train.num_classes,
-                sink=intercepted,
-                insider=insider_of(config, federation.clients),
-            ),
-            on_round=on_round,
+    def train(self, backend: Backend) -> None:
+        """Train, intercept, attack; the final weights go into the folder."""
+        federation = self.federation
+        with self.monitor.training(federation.rounds):
+            backend(
+                federation.server,
+                partial(clients_of, to_yaml(self.experiment.config)),
+                rounds=federation.rounds,
+                audit=federation.audit,
+                interceptor=self.experiment.interceptor(self._intercepted),
+                on_round=self._round_done,
+            )
+        write_weights(self.folder.path / MODEL, federation.server.state)
+        self._attack_waiting()
+
+    def _intercepted(self, observation: Observation) -> None:
+        if self.capture:
+            self.capture.write(observation)
+        if self.stage:
+            self.waiting.append(observation)
+
+    def _attack_waiting(self) -> None:
+        if self.stage and self.waiting:
+            self.stage(self.waiting)
+            self.waiting.clear()
+
+    def _round_done(self, report: RoundReport) -> None:
+        evaluation, epsilon = self._evaluation(report), self.privacy.epsilon(report.round)
+        self.folder.add_round(report, evaluation, epsilon=epsilon)
+        self.monitor.round_done(report, evaluation, epsilon)
+        if self.experiment.config.intercept.when == "during":
+            self._attack_waiting()
+
+    def _evaluation(self, report: RoundReport) -> Evaluation | None:
+        """Of the clients' own models where they keep layers, else of the server's in the rounds that it is tested."""
+        server = self.federation.server
+        if report.evaluation is not None or report.round not in server.tested or server.personal:
+            return report.evaluation
+        device = self.federation.device
+        return evaluate_model(
+            self.federation.model.to(device), server.state.to(device), self.federation.dataset.test, device=device
         )
-    write_weights(folder.path / MODEL, federation.server.state)
-    attack_waiting()
-
-
-def _evaluate(federation: Federation) -> Evaluation:
-    return evaluate_model(
-        federation.model.to(federation.device),
-        federation.server.state.to(federation.device),
-        federation.dataset.test,
-        device=federation.device,
-    )

@@ -3,30 +3,26 @@
 from pathlib import Path
 from typing import Literal
 
-from omegaconf import DictConfig, OmegaConf
-
-from fl_privacy.config import to_yaml
+from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.report import write_report
 from fl_privacy.results import RunFolder, folder_name, is_finished
 
 Command = Literal["run", "attack"]
 
 
-def plain(config: DictConfig, command: Command) -> dict[str, object]:
+def as_plain(config: RunSettings, command: Command) -> dict[str, object]:
     """``config`` as plain values, with the command that it was given to."""
-    values = OmegaConf.to_container(config, resolve=True)
-    assert isinstance(values, dict)
-    return {"command": command, **{str(key): value for key, value in values.items()}}
+    return {"command": command, **config.plain()}
 
 
-def folder_of(config: DictConfig, command: Command) -> Path:
+def folder_of(config: RunSettings, command: Command) -> Path:
     """Where ``open_folder`` records ``config``."""
-    return Path(config.out) / folder_name(_label(config, command), plain(config, command))
+    return Path(config.out) / folder_name(_label(config, command), as_plain(config, command))
 
 
-def finished_before(config: DictConfig, command: Command, monitor: Monitor) -> Path | None:
+def finished_before(config: RunSettings, command: Command, monitor: Monitor) -> Path | None:
     """The folder of ``config`` with a new page, if there is nothing left to do; decided before anything is built."""
     folder = folder_of(config, command)
     if config.overwrite or not is_finished(folder):
@@ -36,7 +32,7 @@ def finished_before(config: DictConfig, command: Command, monitor: Monitor) -> P
     return folder
 
 
-def open_folder(config: DictConfig, command: Command) -> RunFolder:
+def open_folder(config: RunSettings, command: Command) -> RunFolder:
     """The folder of ``config``: named after its choices, told apart by the hash of all of it.
 
     Raises:
@@ -46,7 +42,7 @@ def open_folder(config: DictConfig, command: Command) -> RunFolder:
         return RunFolder.open_or_create(
             Path(config.out),
             label=_label(config, command),
-            config=plain(config, command),
+            config=as_plain(config, command),
             config_text=f"command: {command}\n{to_yaml(config)}",
             undefended=config.choices.defense == "none" and command == "run",
             overwrite=config.overwrite,
@@ -58,7 +54,7 @@ def open_folder(config: DictConfig, command: Command) -> RunFolder:
         ) from error
 
 
-def _label(config: DictConfig, command: Command) -> str:
+def _label(config: RunSettings, command: Command) -> str:
     chosen = [config.choices[group] for group in ("data", "model", "federation", "defense", "attack")]
     front = [str(config.name)] if config.name is not None else [] if command == "run" else [command]
     label = "-".join([*front, *chosen])

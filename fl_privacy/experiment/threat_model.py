@@ -1,10 +1,10 @@
 """The threat model of a run in sentences, for its report."""
 
-from omegaconf import DictConfig
 from torch import nn
 
+from fl_privacy.config import RunSettings
 from fl_privacy.defenses import Defense
-from fl_privacy.effects import settings_in_words
+from fl_privacy.errors import UserError
 from fl_privacy.interception import Audit
 from fl_privacy.models import has_batch_norm
 from fl_privacy.types import Knowledge, LocalPlan
@@ -26,21 +26,27 @@ _SECURE = {
 }
 
 
-def threat_model(config: DictConfig, model: nn.Module, plan: LocalPlan, audit: Audit, defense: Defense) -> list[str]:
-    """Who attacks, what is seen, what is known, what is defended."""
-    if config.secure_aggregation.name != "none":
-        return [_SECURE[config.secure_aggregation.name], _describe_defense(defense)]
+def threat_model(
+    model: nn.Module, plan: LocalPlan, audit: Audit, defense: Defense, knowledge: Knowledge, *, secure_aggregation: str
+) -> list[str]:
+    """Who attacks, what is seen, what is known, what is defended.
+
+    Args:
+        model: architecture.
+        plan: of the clients.
+        audit: what is attacked.
+        defense: of the clients.
+        knowledge: of the attacker that knows most.
+        secure_aggregation: by which the server is kept from reading updates, or ``none``.
+    """
+    defended = _describe_defense(defense)
+    if secure_aggregation != "none":
+        return [_SECURE[secure_aggregation], defended]
     lines = [
         "The server is honest but curious: it follows the protocol and reads what it receives.",
         f"Each client uploads {_SHARED[plan.shares]}.",
+        _attacked(audit),
     ]
-    if audit.target == "probe":
-        lines.append(
-            f"Attacked are {len(audit.probes)} extra batches of {audit.batch_size} example(s): each client sends them"
-            " through its own defended update as if they were all its data; the model is not trained on these uploads."
-        )
-    else:
-        lines.append(f"Attacked are the training updates of {len(audit.clients)} clients.")
     if plan.augments:
         like = "likewise" if plan.augment_probes else "not"
         left = f", those of the extra batches are {like}" if audit.target == "probe" else ""
@@ -48,25 +54,19 @@ def threat_model(config: DictConfig, model: nn.Module, plan: LocalPlan, audit: A
     if has_batch_norm(model):
         lines.append(_batch_norm(plan, audit.target))
     lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
-    known = ["The attacker is given the true labels."] if config.knows_labels else []
-    if config.public_images:
-        known.append(f"The attacker holds {config.public_images} public images of the same domain, none attacked.")
-    if config.attack.get("start") == "previous":
-        known.append("The attacker starts from its own guess at the same examples in the round it attacked before.")
-    if defense.private:
-        known.append(_stand_in(config.colluder))
-    if config.knows_features:
-        known.append(
-            f"The attacker sees what enters {config.features_at or 'the first public layer'} of a victim's model."
-        )
-    if config.knows_defense and defense.parts:
-        joins = "" if defense.changes_images else ", and which updates of different rounds come from the same examples"
-        known.append(
-            f"The attacker knows the defense and its settings ({settings_in_words(defense.parts)}){joins}: the adaptive"
-            " attacker. Beside it a plain one that knows nothing of this attacks the same victims."
-        )
-    known = known or Knowledge().describe()
-    return lines + known + [_describe_defense(defense)]
+    lines += knowledge.describe()
+    if knowledge.defense is not None:
+        lines.append("That is the adaptive attacker; a plain one that knows nothing of the defense attacks as well.")
+    return [*lines, defended]
+
+
+def _attacked(audit: Audit) -> str:
+    if audit.target != "probe":
+        return f"Attacked are the training updates of {len(audit.clients)} clients."
+    return (
+        f"Attacked are {len(audit.probes)} extra batches of {audit.batch_size} example(s): each client sends them"
+        " through its own defended update as if they were all its data; the model is not trained on these uploads."
+    )
 
 
 def who_draws(simulated: bool) -> str:
@@ -91,16 +91,25 @@ def _augmentation(plan: LocalPlan) -> str:
     return " and ".join(["cropped"] * bool(plan.crop_padding) + ["flipped"] * plan.flip)
 
 
-def _stand_in(colluder: int | None) -> str:
-    if colluder is None:
-        return "For private layers, which it does not see, the attacker takes values of its own draw."
-    return (
-        f"Client {colluder} colludes: its private layers stand in for those of the victims; it is not attacked itself."
-    )
-
-
 def _describe_defense(defense: Defense) -> str:
     if not defense.parts:
         return "Clients do not defend themselves."
     parts = [(part.name, ", ".join(f"{key}={value}" for key, value in part.settings.items())) for part in defense.parts]
     return f"Clients defend themselves with {' and '.join(f'{n} ({s})' if s else n for n, s in parts)}."
+
+
+def expect_readable_updates(config: RunSettings, where: str) -> None:
+    """Refuse secure aggregation where every update is read.
+
+    Args:
+        config: of the run.
+        where: that is, to begin the message with.
+
+    Raises:
+        UserError: ``secure_aggregation`` is another one than ``none``.
+    """
+    if (name := config.secure_aggregation.name) != "none":
+        raise UserError(
+            f"{where} reads every update and is expected with secure_aggregation=none, but got {name};"
+            " use `fl-privacy run` with backend=loop and attack=none."
+        )

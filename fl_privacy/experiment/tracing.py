@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
+from fl_privacy.config import RunSettings
 from fl_privacy.experiment.build import positive
 from fl_privacy.federation import Client
 from fl_privacy.metrics import VictimScore
@@ -75,7 +75,7 @@ class Tracer:
         return images[new], owners[order[new]]
 
 
-def tracer_of(config: DictConfig, clients: Mapping[int, Client]) -> Tracer:
+def tracer_of(config: RunSettings, clients: Mapping[int, Client]) -> Tracer:
     """What ``config`` asks for, of images that ``clients`` have.
 
     Raises:

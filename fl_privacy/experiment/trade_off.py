@@ -84,7 +84,9 @@ def plan_sweep(grid: Grid) -> Sweep:
 def _attacking(grid: Grid, point: Point, training: Job, attack: str) -> list[str]:
     """The attack faces the noise that the training was calibrated to, whatever its own data are."""
     weights = training.folder if grid.weights == "final" else None
-    return merge_overrides(grid.attacking(point, attack, weights), calibration(compose(training.overrides)))
+    noise = calibration(compose(training.overrides))
+    overrides = [f"{key}={'null' if value is None else repr(value)}" for key, value in noise.items()]
+    return merge_overrides(grid.attacking(point, attack, weights), overrides)
 
 
 def _job(command: Command, overrides: list[str]) -> Job:

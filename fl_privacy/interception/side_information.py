@@ -39,7 +39,7 @@ def no_states(client: int) -> ClientState:
     """Where clients run elsewhere, nobody can look into them."""
     raise UserError(
         f"A colluding client is simulated where the clients are, but client {client} runs elsewhere;"
-        " use backend=loop, flower or ray, or set colluder=null and knows_features=false."
+        " use backend=loop, flower or ray, or set threat_model.colluder=null and threat_model.knows_features=false."
     )
 
 

@@ -11,7 +11,7 @@ from fl_privacy.types import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Perturbation:
+class UpdateDistortion:
     """A defended update beside the clean one.
 
     Attributes:
@@ -25,7 +25,7 @@ class Perturbation:
     zeros: float
 
 
-def perturbation(clean: Tensors, defended: Tensors) -> Perturbation:
+def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
     """Compare ``defended`` with the update ``clean`` of the same client, batch and model.
 
     Args:
@@ -42,7 +42,7 @@ def perturbation(clean: Tensors, defended: Tensors) -> Perturbation:
     b = _flat(clean)
     d = _flat({name: defended.get(name, torch.zeros_like(t)) for name, t in clean.items()})
     signal, error, size = (float(torch.linalg.vector_norm(v)) for v in (b, d - b, d))
-    return Perturbation(
+    return UpdateDistortion(
         signal_to_perturbation=signal / error if error > 0 else math.inf,
         cosine=float(b @ d) / (signal * size) if signal > 0 and size > 0 else math.nan,
         zeros=float((d == 0).double().mean()),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fl_privacy import checks
 from fl_privacy.errors import UserError
 
 MetricFunction = Callable[[Tensor, Tensor], Tensor]
@@ -100,8 +101,6 @@ def bayesian_privacy_loss(*, bins: int = BINS, smoothing: float = SMOOTHING) -> 
     Raises:
         UserError: ``bins`` is below 2, or ``smoothing`` not above 0.
     """
-    if not isinstance(bins, int) or isinstance(bins, bool) or bins < 2:
-        raise UserError(f"bpki.bins is expected to be a whole number of at least 2, but got {bins!r}; try 10.")
-    if not 0 < smoothing < float("inf"):
-        raise UserError(f"bpki.smoothing is expected to be above 0, but got {smoothing!r}; try 1.")
+    checks.whole("bpki.bins", bins, at_least=2, example=10)
+    checks.number("bpki.smoothing", smoothing, above=0, example=1)
     return lambda guesses, truths: bpki(guesses, truths, bins=bins, smoothing=smoothing)

@@ -3,16 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from fl_privacy.errors import UserError
 
-Region = Literal["green", "white", "red"]
-"""``green``: the perturbation exceeds the gradient, reconstruction is expected to fail (Theorem 2.2); ``red``: it is so
-small that images are restored; ``white``: between."""
-
 GREEN_BELOW, RED_ABOVE = 1.0, 40.0
-"""Ratios ||B|| / ||E|| that part the regions; the second is where Figure 5 puts it, roughly."""
+"""Ratios ||B|| / ||E|| that part the regions of a curve. Green: the perturbation exceeds the gradient, reconstruction
+is expected to fail (Theorem 2.2). Red, roughly from where Figure 5 puts it: so small that images are restored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +34,6 @@ class PpcPoint:
     def abscissa(self) -> float:
         """log10(||B|| / ||E|| + 1), the horizontal axis of a PPC curve; infinite for an infinite ratio."""
         return math.log10(self.signal_to_perturbation + 1)
-
-    @property
-    def region(self) -> Region:
-        """Of the curve in which the point lies."""
-        if self.signal_to_perturbation < GREEN_BELOW:
-            return "green"
-        return "white" if self.signal_to_perturbation <= RED_ABOVE else "red"
 
 
 def cap(points: Sequence[PpcPoint]) -> float:

@@ -4,14 +4,14 @@ from fl_privacy.policy_search.accuracy import Total, accuracy_scores, correlatio
 from fl_privacy.policy_search.distortion import altered_shares, fsim_scores, require_fsim
 from fl_privacy.policy_search.privacy import PrivacyPlan, PrivacyScore, privacy_scores, transformed_by
 from fl_privacy.policy_search.selection import Scored, Selection
-from fl_privacy.policy_search.similarity import GradientSimilarity, Products
+from fl_privacy.policy_search.similarity import GradientSimilarity, InnerProducts
 from fl_privacy.policy_search.training import TrainingPlan, TrainingProgress, train_model
 
 __all__ = [
     "GradientSimilarity",
+    "InnerProducts",
     "PrivacyPlan",
     "PrivacyScore",
-    "Products",
     "Scored",
     "Selection",
     "Total",

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_privacy import checks
 from fl_privacy.errors import UserError
 from fl_privacy.policy_search.similarity import Cosine, GradientSimilarity
 from fl_privacy.rng import derive_generator
@@ -37,10 +38,7 @@ class PrivacyPlan:
 
     def __post_init__(self) -> None:
         least = 1 if self.rule == "left" else 2
-        if self.points < least:
-            raise UserError(
-                f"points is expected to be at least {least}, but got {self.points}; the paper's code has 21."
-            )
+        checks.whole("points", self.points, at_least=least, example="the paper's code has 21")
 
     @classmethod
     def named(

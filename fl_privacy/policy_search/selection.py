@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fl_privacy import checks
 from fl_privacy.errors import UserError
 from fl_privacy.transformations import Policy, disjoint
 
@@ -57,14 +58,11 @@ class Selection:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        if not 0 < self.accuracy_share <= 1:
-            raise UserError(f"accuracy_share is expected in (0, 1], but got {self.accuracy_share}; try 0.5.")
-        if not 0 < self.altered_at_least <= 1:
-            raise UserError(f"altered_at_least is expected in (0, 1], but got {self.altered_at_least}; try 0.9.")
-        if self.fsim_at_least is not None and not 0 <= self.fsim_at_least <= 1:
-            raise UserError(f"fsim_at_least is expected in [0, 1], but got {self.fsim_at_least}; try 0.7.")
-        if self.keep < 1:
-            raise UserError(f"keep is expected to be at least 1, but got {self.keep}.")
+        checks.number("accuracy_share", self.accuracy_share, above=0, at_most=1, example=0.5)
+        checks.number("altered_at_least", self.altered_at_least, above=0, at_most=1, example=0.9)
+        if self.fsim_at_least is not None:
+            checks.number("fsim_at_least", self.fsim_at_least, at_least=0, at_most=1, example=0.7)
+        checks.whole("keep", self.keep, at_least=1, example=2)
 
     def has_effect(self, scored: Scored) -> bool:
         """Whether it alters as many of the images as it has to; a policy that leaves them alone protects nothing."""

@@ -19,7 +19,7 @@ _ELEMENTS_ON_CPU = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
-class Products:
+class InnerProducts:
     """Inner products of gradients, a row for each parameter tensor.
 
     Attributes:
@@ -76,7 +76,7 @@ class GradientSimilarity:
         self._size = sum(p.numel() for name, p in state.parameters.items() if name not in self._factored)
         self._at_once = at_once or self._most(trial, labels)
 
-    def __call__(self, starts: Tensor, targets: Tensor, labels: Tensor, shares: Tensor) -> Products:
+    def __call__(self, starts: Tensor, targets: Tensor, labels: Tensor, shares: Tensor) -> InnerProducts:
         """Compare every point on the ways to the targets with its target.
 
         Args:
@@ -94,7 +94,7 @@ class GradientSimilarity:
             some = [self._compare(_on_the_way(first, last, chunk), own) for chunk in torch.split(shares, points)]
             dot, squared = (torch.cat([part[number][..., :-1] for part in some], 2) for number in (0, 1))
             parts.append((dot, squared, some[0][1][..., -1:]))
-        return Products(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
+        return InnerProducts(*(torch.cat(part, 1) for part in zip(*parts, strict=True)))
 
     def _most(self, images: Tensor, labels: Tensor) -> int:
         """How many images to differentiate at once, from a trial with the victims ``images``."""

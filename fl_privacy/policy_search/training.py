@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fl_privacy import checks
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
@@ -36,17 +37,10 @@ class TrainingPlan:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"training.{name} is expected to be at least 1, but got {getattr(self, name)}.")
-        if not 0 < self.lr < float("inf"):
-            raise UserError(f"training.lr is expected to be above 0 and finite, but got {self.lr}; try 0.1.")
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"training.momentum is expected in [0, 1), but got {self.momentum}; try 0.9.")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise UserError(
-                f"training.weight_decay is expected to be finite and not negative, but got {self.weight_decay};"
-                " try 5e-4."
-            )
+            checks.whole(f"training.{name}", getattr(self, name), at_least=1, example=50)
+        checks.number("training.lr", self.lr, above=0, example=0.1)
+        checks.number("training.momentum", self.momentum, at_least=0, below=1, example=0.9)
+        checks.number("training.weight_decay", self.weight_decay, at_least=0, example=5e-4)
 
 
 def train_model(

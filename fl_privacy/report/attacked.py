@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl_privacy.report.readings import readings
-from fl_privacy.results import Run
+from fl_privacy.results import Attacker, Run
 
 
 def assumptions(run: Run) -> str:
@@ -17,8 +17,8 @@ def assumptions(run: Run) -> str:
     plan, trained = _section(federation, "plan"), bool(run.of_kind("round"))
     target = intercept.get("target", "probe")
     sentences = [_probed(run, plan, trained) if target == "probe" or not plan else _updates(run, plan)]
-    if not run.identity.undefended and all(reading.attacker == "plain" for reading in found):
-        sentences.append("No attacker knew of the defense; one that does may read more (knows_defense=true).")
+    if not run.identity.undefended and all(reading.attacker is Attacker.PLAIN for reading in found):
+        sentences.append("No attacker knew of the defense; one that does may read more (threat_model=adaptive).")
     return " ".join(sentences)
 
 

@@ -1,14 +1,13 @@
 """The page of many runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any
 
 from markupsafe import Markup
 
-from fl_privacy.metrics import METRICS, aggregate, pmm
+from fl_privacy.metrics import METRICS, Statistic, aggregate, pmm
 from fl_privacy.report.charts import Curve, Point, line_chart, scatter_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric, percent
@@ -17,7 +16,7 @@ from fl_privacy.report.ppc_view import PpcView
 from fl_privacy.report.readings import Reading, Tone, most_recognized, readings, tone_of, worst_by
 from fl_privacy.report.recommendation import Candidate, answer, candidate_of
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
-from fl_privacy.results import Run
+from fl_privacy.results import Attacker, Run, Summary
 from fl_privacy.results.identity import attacked_hash
 
 TRADE_OFFS = ("psnr", "ssim", "lpips")
@@ -46,15 +45,14 @@ class Row:
     link: str | None
 
     @property
-    def summary(self) -> Mapping[str, Any]:
+    def summary(self) -> Summary:
         """Of the run."""
         return self.run.summary
 
     @property
-    def privacy(self) -> Mapping[str, Any]:
-        """The part of the summary on the epsilon spent, ``None`` where there is no guarantee."""
-        found: Mapping[str, Any] | None = self.run.summary.get("privacy")
-        return found or {"epsilon": None}
+    def epsilon(self) -> float | None:
+        """The epsilon spent; ``None`` where there is no guarantee."""
+        return self.run.summary.privacy.epsilon if self.run.summary.privacy else None
 
     @property
     def recognized(self) -> Reading | None:
@@ -74,7 +72,11 @@ class Row:
     @property
     def unaware(self) -> bool:
         """Whether it was defended, but attacked by no one who knows the defense."""
-        return self.attacked and not self.run.identity.undefended and all(r.attacker == "plain" for r in self.readings)
+        return (
+            self.attacked
+            and not self.run.identity.undefended
+            and all(r.attacker is Attacker.PLAIN for r in self.readings)
+        )
 
     def worst(self, name: str) -> Reading | None:
         """The one that read most by the mean of the metric ``name``."""
@@ -84,7 +86,7 @@ class Row:
         """Of that one."""
         worst = self.worst(name)
         statistic = worst and worst.statistic(name)
-        return statistic["mean"] if statistic else None
+        return statistic.mean if statistic else None
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc: PpcView | None = None) -> str:
@@ -119,9 +121,9 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
         charts=_charts(rows),
         ppc=ppc,
         unfinished=[row.letter for row in rows if not row.run.finished],
-        has_epsilon=any(row.privacy["epsilon"] is not None for row in rows),
+        has_epsilon=any(row.epsilon is not None for row in rows),
         has_bound=any(row.recognized for row in rows),
-        has_adaptive=any(reading.attacker == "adaptive" for row in rows for reading in row.readings),
+        has_adaptive=any(reading.attacker is Attacker.ADAPTIVE for row in rows for reading in row.readings),
         has_rounds=any(len({reading.round for reading in row.readings}) > 1 for row in rows),
         unaware=[row.letter for row in rows if row.unaware],
     )
@@ -130,29 +132,30 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
 def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
     """PMM of ``run``, if need be against an undefended run among ``runs`` that trained alike."""
     summary = run.summary
-    if summary["pmm"] is not None or summary["final_accuracy"] is None or run.identity.undefended:
-        return float(summary["pmm"]) if summary["pmm"] is not None else None
-    for twin in runs:
-        accuracy = twin.summary["final_accuracy"]
-        if twin.finished and twin.identity.undefended and twin.identity.training == run.identity.training and accuracy:
-            return pmm(summary["final_accuracy"], accuracy)
+    if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
+        return summary.pmm
+    for other in runs:
+        accuracy = other.summary.final_accuracy
+        alike = other.identity.training == run.identity.training
+        if other.finished and other.identity.undefended and alike and accuracy:
+            return pmm(summary.final_accuracy, accuracy)
     return None
 
 
 def _charts(rows: Sequence[Row]) -> dict[str, Markup]:
     charts = {}
-    tested = [row for row in rows if row.summary["rounds"]]
+    tested = [row for row in rows if row.summary.rounds]
     if tested:
         curves = [
             Curve(
-                x=[r["round"] for r in row.summary["rounds"]],
-                y=[r["accuracy"] for r in row.summary["rounds"]],
+                x=[r.round for r in row.summary.rounds],
+                y=[r.accuracy for r in row.summary.rounds],
                 label=row.letter,
             )
             for row in tested
         ]
         alt = "Test accuracy over rounds: " + ", ".join(
-            f"{row.letter} ends at {percent(row.summary['final_accuracy'])}" for row in tested
+            f"{row.letter} ends at {percent(row.summary.final_accuracy)}" for row in tested
         )
         charts["Test accuracy"] = line_chart(curves, x="Round", y="Test accuracy", percent=True, alt=alt)
     use_pmm = bool(tested) and all(row.pmm is not None or row.run.identity.undefended for row in tested)
@@ -175,7 +178,7 @@ def _charts(rows: Sequence[Row]) -> dict[str, Markup]:
 
 def _points(rows: Sequence[Row], name: str, *, use_pmm: bool) -> list[Point]:
     """A point for each run, of who read most; runs that differ in the seed alone make one, with intervals over them."""
-    groups: dict[str, list[tuple[Row, Mapping[str, Any]]]] = {}
+    groups: dict[str, list[tuple[Row, Statistic]]] = {}
     for row in rows:
         worst = row.worst(name)
         if worst is not None and (statistic := worst.statistic(name)) is not None:
@@ -184,8 +187,8 @@ def _points(rows: Sequence[Row], name: str, *, use_pmm: bool) -> list[Point]:
     for group in groups.values():
         most = float("inf") if use_pmm else 100.0
         x = aggregate([_utility(row, use_pmm=use_pmm) for row, _ in group], within=(0.0, most))
-        y = aggregate([statistic["mean"] for _, statistic in group], within=within)
-        own = group[0][1]["ci95"]
+        y = aggregate([statistic.mean for _, statistic in group], within=within)
+        own = group[0][1].ci95
         if x is not None and y is not None:
             points.append(
                 Point(
@@ -193,7 +196,7 @@ def _points(rows: Sequence[Row], name: str, *, use_pmm: bool) -> list[Point]:
                     y=y.mean,
                     label=", ".join(row.letter for row, _ in group),
                     x_range=x.ci95,
-                    y_range=y.ci95 if len(group) > 1 else tuple(own) if own else None,
+                    y_range=y.ci95 if len(group) > 1 else own,
                 )
             )
     return points
@@ -203,12 +206,12 @@ def _utility(row: Row, *, use_pmm: bool) -> float:
     """In percent."""
     if use_pmm:
         return 100.0 if row.pmm is None else row.pmm
-    return 100 * row.summary["final_accuracy"]
+    return 100 * (row.summary.final_accuracy or 0.0)
 
 
 def _lede(rows: Sequence[Row], psnr_below: float) -> str:
     attacked = [(row, mean) for row in rows if (mean := row.mean("psnr")) is not None]
-    trained = [row for row in rows if row.summary["final_accuracy"] is not None]
+    trained = [row for row in rows if row.summary.final_accuracy is not None]
     sentences = []
     if attacked:
         least, mean = min(attacked, key=lambda pair: _leaks(pair[0]))
@@ -220,8 +223,8 @@ def _lede(rows: Sequence[Row], psnr_below: float) -> str:
         )
         sentences.append(f"Least leaks from {least.letter} ({told}).")
     if trained:
-        best = max(trained, key=lambda row: row.summary["final_accuracy"])
-        shown = percent(best.summary["final_accuracy"])
+        best = max(trained, key=lambda row: row.summary.final_accuracy or 0.0)
+        shown = percent(best.summary.final_accuracy)
         sentences.append(f"The most accurate is {best.letter} ({shown}).")
     return " ".join([*sentences, answer(_candidates(rows), psnr_below)]).strip()
 
@@ -232,8 +235,8 @@ def _leaks(row: Row) -> tuple[float, int, float, float]:
     return (
         row.recognized.recognized if row.recognized else 1.0,
         max(reading.failures for reading in row.readings),
-        max(s["ci95"][1] if s["ci95"] else float("inf") for s in statistics),
-        max(s["mean"] for s in statistics),
+        max(s.ci95[1] if s.ci95 else float("inf") for s in statistics),
+        max(s.mean for s in statistics),
     )
 
 
@@ -246,9 +249,9 @@ def _candidates(rows: Sequence[Row]) -> list[Candidate]:
     for group in groups.values():
         several = len(group) > 1
         all_readings = [replace(r, attack=row.letter if several else "") for row in group for r in row.readings]
-        first = next((row for row in group if row.summary["final_accuracy"] is not None), group[0])
+        first = next((row for row in group if row.summary.final_accuracy is not None), group[0])
         name = f"{', '.join(row.letter for row in group)}, {first.name}"
-        accuracy = first.summary["final_accuracy"]
+        accuracy = first.summary.final_accuracy
         found.append(candidate_of(all_readings, name=name, accuracy=accuracy, pmm=first.pmm))
     return [candidate for candidate in found if candidate is not None]
 

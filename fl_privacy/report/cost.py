@@ -2,10 +2,32 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, Protocol
 
-from fl_privacy.metrics import FEW
+from fl_privacy.metrics import FEW, Statistic
 from fl_privacy.report.numbers import MISSING, percent, ratio, seconds, size
+
+
+class HasCost(Protocol):
+    """A run's summary, or the parts of it on what the defense did to the updates and took."""
+
+    @property
+    def perturbation(self) -> Mapping[str, Statistic]:
+        """By figure."""
+        ...
+
+    @property
+    def upload(self) -> Mapping[str, Statistic]:
+        """By figure."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of a training and the attacks on it."""
+
+    perturbation: Mapping[str, Statistic]
+    upload: Mapping[str, Statistic]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,38 +42,37 @@ class Figure:
         show: a value in words.
     """
 
-    section: str
+    section: Literal["perturbation", "upload"]
     name: str
     title: str
     meaning: str
     show: Callable[[float | None], str]
 
-    def statistic(self, summary: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def statistic(self, cost: HasCost) -> Statistic | None:
         """Of a run; ``None`` if it was not recorded."""
-        found: Mapping[str, Any] | None = (summary.get(self.section) or {}).get(self.name)
-        return found
+        return (cost.perturbation if self.section == "perturbation" else cost.upload).get(self.name)
 
-    def mean(self, summary: Mapping[str, Any]) -> str:
+    def mean(self, cost: HasCost) -> str:
         """In words."""
-        statistic = self.statistic(summary)
-        return self.show(statistic["mean"]) if statistic else MISSING
+        statistic = self.statistic(cost)
+        return self.show(statistic.mean) if statistic else MISSING
 
-    def interval(self, summary: Mapping[str, Any]) -> str:
+    def interval(self, cost: HasCost) -> str:
         """The 95 % confidence interval in brackets."""
-        statistic = self.statistic(summary)
-        if not statistic or not statistic["ci95"]:
+        statistic = self.statistic(cost)
+        if not statistic or not statistic.ci95:
             return MISSING
-        return "[{}, {}]".format(*map(self.show, statistic["ci95"]))
+        return "[{}, {}]".format(*map(self.show, statistic.ci95))
 
-    def few(self, summary: Mapping[str, Any]) -> str:
+    def few(self, cost: HasCost) -> str:
         """A warning where there are too few of them for an interval that means much; else empty."""
-        statistic = self.statistic(summary)
-        return f"only {statistic['groups']}" if statistic and statistic["groups"] < FEW else ""
+        statistic = self.statistic(cost)
+        return f"only {statistic.groups}" if statistic and statistic.groups < FEW else ""
 
-    def number(self, summary: Mapping[str, Any]) -> int:
+    def number(self, cost: HasCost) -> int:
         """How many updates it is of."""
-        statistic = self.statistic(summary)
-        return int(statistic["n"]) if statistic else 0
+        statistic = self.statistic(cost)
+        return statistic.n if statistic else 0
 
 
 FIGURES = (
@@ -125,6 +146,6 @@ FIGURES = (
 )
 
 
-def figures_of(*summaries: Mapping[str, Any]) -> list[Figure]:
+def figures_of(*costs: HasCost) -> list[Figure]:
     """Those that any of the runs recorded."""
-    return [figure for figure in FIGURES if any(figure.statistic(summary) for summary in summaries)]
+    return [figure for figure in FIGURES if any(figure.statistic(cost) for cost in costs)]

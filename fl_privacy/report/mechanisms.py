@@ -2,23 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 
+from fl_privacy.config.settings import Role, keys_of
 from fl_privacy.report.ppc import Sample, sample_of, with_worst
 from fl_privacy.report.readings import readings
 from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, telling_settings
 from fl_privacy.report.trade_off import Versus
 from fl_privacy.results import Attacker, Run
-from fl_privacy.results.identity import DEFENSE_KEYS
 
-STRENGTHS = ("alpha2", "scale", "noise_multiplier", "rate")
-"""Settings of a defense that are taken for its strength rather than others with as many values."""
-
-NO_CIRCUMSTANCES = ("seed", *DEFENSE_KEYS)
+NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE))
+"""Dotted keys of what does not tell attacks apart: both attackers have their own samples."""
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     """A sample for each defended run that trained and was attacked, and one more for the adaptive attacker.
 
-    Of the settings of a defense, that with the most values is its strength; others that differ make other mechanisms.
+    Of the settings of a defense, that with the most values is its strength, of several the one that it declares;
+    others that differ make other mechanisms.
     Runs that differ in anything else but the seed are compared under attacks of their own.
     """
     defended = [run for run in runs if not run.identity.undefended]
@@ -26,15 +25,14 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     found = []
     for run in defended:
         mechanism, strength = names[run.path.as_posix()]
-        attackers: tuple[Attacker, ...] = ("plain", "adaptive")
-        for attacker in attackers:
+        for attacker in Attacker:
             sample = sample_of(
                 [reading.leakage for reading in readings(run.summary) if reading.attacker == attacker],
                 mechanism=mechanism,
                 strength=strength,
                 versus=Versus(_attack(run, defended), attacker),
-                accuracy=run.summary["final_accuracy"],
-                perturbation=run.summary.get("perturbation") or {},
+                accuracy=run.summary.final_accuracy,
+                perturbation=run.summary.perturbation,
                 training=run.path.as_posix(),
             )
             found += [sample] if sample else []
@@ -47,17 +45,18 @@ def _mechanisms(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
     for run in runs:
         of_defense.setdefault(chosen(run, "defense"), []).append(run)
     return {
-        run.path.as_posix(): _in_words(defense, _settings(run), [_settings(other) for other in alike])
+        run.path.as_posix(): _in_words(defense, run, [_settings(other) for other in alike])
         for defense, alike in of_defense.items()
         for run in alike
     }
 
 
-def _in_words(defense: str, own: Mapping[str, str], all_settings: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+def _in_words(defense: str, run: Run, all_settings: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+    own, declared = _settings(run), [*run.strengths]
     values = {key: {settings.get(key) for settings in all_settings} for key in own}
     varying = sorted(
         (key for key, taken in values.items() if len(taken) > 1),
-        key=lambda key: (-len(values[key]), key not in STRENGTHS),
+        key=lambda key: (-len(values[key]), declared.index(key) if key in declared else len(declared)),
     )
     rest = ", ".join(f"{key} {own[key]}" for key in varying[1:])
     return f"{defense} ({rest})" if rest else defense, f"{varying[0]} {own[varying[0]]}" if varying else ""
@@ -88,4 +87,8 @@ _WORDS = {"batch_size": "batch"}
 
 def _circumstances(run: Run) -> dict[str, str]:
     """Settings beside those of the defense."""
-    return {k: v for k, v in telling_settings(run).items() if k.partition(".")[0] not in NO_CIRCUMSTANCES}
+    return {
+        k: v
+        for k, v in telling_settings(run).items()
+        if not any(k == key or k.startswith(f"{key}.") for key in NO_CIRCUMSTANCES)
+    }

@@ -1,10 +1,9 @@
 """Numbers as a person reads them."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from fl_privacy.metrics import METRICS, decimals
+from fl_privacy.metrics import METRICS, Statistic, decimals
 
 MISSING = "\N{EN DASH}"
 
@@ -55,12 +54,12 @@ def metric(value: float | None, name: str) -> str:
     return METRICS[name].in_words(value) if name in METRICS else decimals(value)
 
 
-def interval(statistic: Mapping[str, Any], name: str) -> str:
+def interval(statistic: Statistic, name: str) -> str:
     """The 95 % confidence interval in brackets, without unit."""
-    if statistic["ci95"] is None:
+    if statistic.ci95 is None:
         return MISSING
     show = _digits(name)
-    return "[{}, {}]".format(*map(show, statistic["ci95"]))
+    return "[{}, {}]".format(*map(show, statistic.ci95))
 
 
 def title(name: str) -> str:

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fl_privacy.metrics import Statistic
 from fl_privacy.metrics.tradeoff import PpcPoint, cap
 from fl_privacy.report.trade_off import Row, Versus
+from fl_privacy.results import Leakage
 
 DISTANCES: Mapping[str, str] = {
     "reconstruction": "Reconstruction: rMSE",
@@ -68,8 +70,7 @@ def samples_of_rows(rows: Sequence[Row]) -> list[Sample]:
     """Of a trade-off sweep, in its order; those of jobs that did not finish are left out."""
     found = []
     for row in rows:
-        for versus, leakage in row.leakage.items():
-            plain = row.leakage.get(Versus(versus.attack, "plain"), leakage)
+        for versus in row.leakage:
             own = [r.leakage for r in row.readings if (r.attack, r.attacker) == (versus.attack, versus.attacker)]
             sample = sample_of(
                 own,
@@ -77,7 +78,7 @@ def samples_of_rows(rows: Sequence[Row]) -> list[Sample]:
                 strength=row.outcome.strength,
                 versus=versus,
                 accuracy=row.accuracy,
-                perturbation=plain.get("perturbation", {}),
+                perturbation=row.attacks[versus.attack].perturbation,
                 training=row.outcome.training.as_posix(),
             )
             found += [sample] if sample and row.outcome.strength else []
@@ -85,17 +86,17 @@ def samples_of_rows(rows: Sequence[Row]) -> list[Sample]:
 
 
 def sample_of(
-    leakages: Sequence[Mapping[str, Any]],
+    leakages: Sequence[Leakage],
     *,
     mechanism: str,
     strength: str,
     versus: Versus,
     accuracy: float | None,
-    perturbation: Mapping[str, Any],
+    perturbation: Mapping[str, Statistic],
     training: str,
 ) -> Sample | None:
     """From what one attacker read in each round; ``None`` where the accuracy or the perturbation is not known."""
-    ratio = (perturbation.get("signal_to_perturbation") or {}).get("mean")
+    ratio = perturbation.get("signal_to_perturbation")
     distances = _least([distances_of(leakage) for leakage in leakages])
     if accuracy is None or ratio is None or not distances:
         return None
@@ -104,7 +105,7 @@ def sample_of(
         strength=strength,
         versus=versus,
         accuracy=accuracy,
-        ratio=ratio,
+        ratio=ratio.mean,
         distances=distances,
         training=training,
     )
@@ -124,16 +125,16 @@ def with_worst(samples: Sequence[Sample]) -> list[Sample]:
     return found
 
 
-def distances_of(leakage: Mapping[str, Any]) -> dict[str, float]:
+def distances_of(leakage: Leakage) -> dict[str, float]:
     """Mean distances of the three attacks by name."""
-    metrics = leakage["metrics"]
+    metrics = leakage.metrics
     found = {}
-    if "rmse" in metrics and not math.isinf(metrics["rmse"]["mean"]):
-        found["reconstruction"] = metrics["rmse"]["mean"]
+    if "rmse" in metrics and not math.isinf(metrics["rmse"].mean):
+        found["reconstruction"] = metrics["rmse"].mean
     if "label_correct" in metrics:
-        found["label"] = 1 - metrics["label_correct"]["mean"]
-    if leakage.get("tracing"):
-        found["tracing"] = leakage["tracing"]["mean"]
+        found["label"] = 1 - metrics["label_correct"].mean
+    if leakage.tracing:
+        found["tracing"] = leakage.tracing.mean
     return found
 
 

@@ -8,6 +8,7 @@ from markupsafe import Markup
 from fl_privacy.report.ppc import DISTANCES, Cap, Sample, caps
 from fl_privacy.report.ppc_chart import cap_chart, ppc_chart
 from fl_privacy.report.trade_off import Versus
+from fl_privacy.results import Attacker
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,7 +52,7 @@ def _bars(found: Sequence[Cap], attack: str) -> Markup:
     values: dict[str, dict[str, tuple[float, float | None]]] = {}
     words = []
     for entry in found:
-        if entry.versus == Versus(attack, "plain"):
+        if entry.versus == Versus(attack, Attacker.PLAIN):
             value = worst.get((entry.mechanism, entry.distance))
             shown = (entry.value, None) if value is None else (value, entry.value)
             values.setdefault(entry.mechanism, {})[entry.distance] = shown
@@ -73,11 +74,16 @@ def _curves(samples: Sequence[Sample], attack: str) -> dict[str, Markup]:
                     if (sample.mechanism, sample.versus.attacker) == (mechanism, attacker)
                     and (point := sample.point(distance)) is not None
                 ]
-                for attacker in ("plain", "adaptive")
+                for attacker in Attacker
             }
-            if points["plain"]:
-                words = "; ".join(f"accuracy {p.accuracy:.2f}, distance {p.distance:.2f}" for p in points["plain"])
+            if points[Attacker.PLAIN]:
+                words = "; ".join(
+                    f"accuracy {p.accuracy:.2f}, distance {p.distance:.2f}" for p in points[Attacker.PLAIN]
+                )
                 charts[f"{mechanism} · {title.partition(':')[0]}"] = ppc_chart(
-                    points["plain"], points["adaptive"], distance=title, alt=f"{mechanism} under {attack}: {words}"
+                    points[Attacker.PLAIN],
+                    points[Attacker.ADAPTIVE],
+                    distance=title,
+                    alt=f"{mechanism} under {attack}: {words}",
                 )
     return charts

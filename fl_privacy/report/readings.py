@@ -5,12 +5,12 @@ several attacks. Whatever a page says of it, by a figure, a color, a point or a 
 and names it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from fl_privacy.metrics import FEW, METRICS
-from fl_privacy.results import Attacker
+from fl_privacy.metrics import FEW, METRICS, Statistic
+from fl_privacy.results import Attacker, Leakage, Recognized, Summary
 
 Tone = Literal["leak", "private", "open"]
 """``leak`` if any image is recognizable, ``private`` if none is and the interval says so too, ``open`` otherwise."""
@@ -22,35 +22,34 @@ class Reading:
 
     Attributes:
         attacker: who.
-        leakage: ``metrics``, ``thresholds``, ``tracing``, ``images`` and ``failures`` as in a run's summary.
+        leakage: what came of it.
         round: of the training that was attacked.
         attack: name of the attack, where there are several.
     """
 
     attacker: Attacker
-    leakage: Mapping[str, Any]
+    leakage: Leakage
     round: int = 0
     attack: str = ""
 
-    def statistic(self, metric: str) -> Mapping[str, Any] | None:
+    def statistic(self, metric: str) -> Statistic | None:
         """Over the images of the round; ``None`` if it was not measured, or the attack failed on all of them."""
-        found: Mapping[str, Any] | None = self.leakage["metrics"].get(metric)
-        return found
+        return self.leakage.metrics.get(metric)
 
-    def bound(self, metric: str = "psnr") -> Mapping[str, Any] | None:
+    def bound(self, metric: str = "psnr") -> Recognized | None:
         """How many images are recognizable by ``metric``; likewise."""
-        return next((bound for bound in self.leakage["thresholds"] if bound["metric"] == metric), None)
+        return next((bound for bound in self.leakage.thresholds if bound.metric == metric), None)
 
     @property
     def failures(self) -> int:
         """Images on which the attack failed: whether they can be read is not known."""
-        return int(self.leakage["failures"])
+        return self.leakage.failures
 
     @property
     def recognized(self) -> float:
         """Share of the images that are recognizable by PSNR, in [0, 1]; -1 where that is not known."""
         bound = self.bound()
-        return bound["recognizable"] / bound["n"] if bound else -1.0
+        return bound.recognizable / bound.n if bound else -1.0
 
     def among(self, others: "Sequence[Reading]") -> str:
         """What tells it from ``others`` in words; empty if nothing does."""
@@ -60,28 +59,26 @@ class Reading:
         return ", ".join(words)
 
 
-def readings(summary: Mapping[str, Any], attack: str = "") -> list[Reading]:
+def readings(summary: Summary, attack: str = "") -> list[Reading]:
     """All that a run's ``summary`` holds, round by round."""
-    attackers: tuple[Attacker, ...] = ("plain", "adaptive")
     return [
-        Reading(attacker=attacker, leakage=entry[attacker], round=entry["round"], attack=attack)
-        for entry in summary["attacked"]
-        for attacker in attackers
-        if entry[attacker]
+        Reading(attacker=attacker, leakage=leakage, round=entry.round, attack=attack)
+        for entry in summary.attacked
+        for attacker, leakage in entry.by.items()
     ]
 
 
 def worst_by(metric: str, found: Sequence[Reading]) -> Reading | None:
     """The one that read most by the mean of ``metric``; of equals the first. ``None`` where it was not measured."""
-    measured = [(reading, s["mean"]) for reading in found if (s := reading.statistic(metric)) is not None]
+    measured = [(reading, s.mean) for reading in found if (s := reading.statistic(metric)) is not None]
     sign = 1 if metric not in METRICS or METRICS[metric].leaks == "high" else -1
     return max(measured, key=lambda pair: sign * pair[1])[0] if measured else None
 
 
 def most_recognized(found: Sequence[Reading]) -> Reading | None:
     """The one with the largest share of images recognizable by PSNR, of equals the larger mean."""
-    known = [reading for reading in found if reading.bound() and reading.statistic("psnr")]
-    return max(known, key=lambda r: (r.recognized, r.leakage["metrics"]["psnr"]["mean"]), default=None)
+    known = [(reading, s.mean) for reading in found if reading.bound() and (s := reading.statistic("psnr"))]
+    return max(known, key=lambda pair: (pair[0].recognized, pair[1]), default=(None, 0.0))[0]
 
 
 def in_round(found: Sequence[Reading], round: int) -> list[Reading]:
@@ -89,18 +86,18 @@ def in_round(found: Sequence[Reading], round: int) -> list[Reading]:
     return [reading for reading in found if reading.round == round]
 
 
-def tone(statistic: Mapping[str, Any], bound: Mapping[str, Any], *, failures: int) -> Tone:
+def tone(statistic: Statistic, bound: Recognized, *, failures: int) -> Tone:
     """Whether a metric says that images leaked, that they did not, or neither.
 
     Private takes more than a mean on the right side: no image beyond the bound, none on which the attack failed, at
     least ``FEW`` independent ones, and an interval that stays on that side as well.
     """
-    if bound["recognizable"]:
+    if bound.recognizable:
         return "leak"
-    if failures or statistic["groups"] < FEW or statistic["ci95"] is None:
+    if failures or statistic.groups < FEW or statistic.ci95 is None:
         return "open"
-    low, high = statistic["ci95"]
-    return "private" if (high < bound["value"] if bound["leaks"] == "above" else low >= bound["value"]) else "open"
+    low, high = statistic.ci95
+    return "private" if (high < bound.value if bound.leaks == "above" else low >= bound.value) else "open"
 
 
 def tone_of(found: Sequence[Reading], metric: str = "psnr") -> Tone:
@@ -112,9 +109,9 @@ def tone_of(found: Sequence[Reading], metric: str = "psnr") -> Tone:
     return "private" if tones and set(tones) == {"private"} and len(tones) == len(found) else "open"
 
 
-def few(statistic: Mapping[str, Any]) -> str:
+def few(statistic: Statistic) -> str:
     """A warning in words where there are too few images for an interval that means much; else empty."""
-    number, n = statistic["groups"], statistic["n"]
+    number, n = statistic.groups, statistic.n
     if number >= FEW:
         return ""
     return f"only {number} {'image' if number == n else 'upload'}{'' if number == 1 else 's'}"

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fl_privacy.results import Run
-from fl_privacy.results.identity import RUNTIME_KEYS
+from fl_privacy.config.settings import groups, is_within
+from fl_privacy.results import Run, Summary
+from fl_privacy.results.identity import RUNTIME
 
-GROUPS = ("data", "partition", "model", "federation", "defense", "attack")
+GROUPS = groups(shown=True)
 
 UNSAID = ("_target_", "name")
 """Settings that only repeat which option was chosen."""
@@ -32,7 +33,7 @@ def chosen(run: Run, group: str) -> str:
 
 def overview(run: Run) -> list[tuple[str, str]]:
     """Each configuration group with its option and settings, and the seed."""
-    without = run.of_kind("attack") and not run.summary["batch_norm"]
+    without = run.of_kind("attack") and not run.summary.batch_norm
     unused = ("plan.batch_norm", "plan.probe_batch_norm") if without else ()
     rows = []
     for group in GROUPS:
@@ -44,9 +45,9 @@ def overview(run: Run) -> list[tuple[str, str]]:
     return [*rows, ("Seed", str(run.identity.config.get("seed", "")))]
 
 
-def batch_norm_in_words(summaries: Iterable[Mapping[str, Any]]) -> str:
+def batch_norm_in_words(summaries: Iterable[Summary]) -> str:
     """In which mode batch norm ran where the clients made the attacked uploads; empty for models without."""
-    modes = sorted({mode for summary in summaries for mode in summary["batch_norm"]})
+    modes = sorted({mode for summary in summaries for mode in summary.batch_norm})
     if not modes:
         return ""
     ran = " or ".join(_BATCH_NORM[mode] for mode in modes)
@@ -81,8 +82,7 @@ def names(runs: Sequence[Run]) -> tuple[list[str], str]:
 
 
 def _is_telling(key: str) -> bool:
-    runtime = any(key == name or key.startswith(f"{name}.") for name in RUNTIME_KEYS)
-    return not runtime and not key.startswith("choices.") and key.rpartition(".")[2] not in UNSAID
+    return not is_within(key, RUNTIME) and not key.startswith("choices.") and key.rpartition(".")[2] not in UNSAID
 
 
 def _shorten(words: list[str]) -> list[str]:

@@ -23,17 +23,18 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
     """The HTML of ``run`` with its pictures ``pairs``; ``problems`` are told in a banner."""
     found = readings(run.summary)
     last = in_round(found, max((reading.round for reading in found), default=0))
+    traced = [(reading, reading.leakage.tracing) for reading in found if reading.leakage.tracing]
     return render(
         "run.html.j2",
         run=run,
         summary=run.summary,
-        adaptive=run.summary.get("adaptive"),
+        adaptive=run.summary.adaptive,
         verdict=verdict(run.summary),
         problems=problems,
         lede=_lede(run),
         psnr_tiles=_psnr_tiles(found),
         labels=worst_by("label_correct", last),
-        traced=min((r for r in found if _is_traced(r)), key=lambda r: r.leakage["tracing"]["mean"], default=None),
+        traced=min(traced, key=lambda pair: pair[1].mean)[0] if traced else None,
         several=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
@@ -42,10 +43,10 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
         victims_left_out=max(0, len(run.of_kind("victim")) - SHOWN),
         gallery_title=gallery_title(run),
         leakage=_leakage_rows(last),
-        tracing=[reading for reading in found if _is_traced(reading)],
+        tracing=[reading for reading, _ in traced],
         by_round=_round_rows(found),
         charts=_charts(run),
-        figures=figures_of(run.summary) if run.summary["perturbation"] else [],
+        figures=figures_of(run.summary) if run.summary.perturbation else [],
         partition_picture=_partition(run),
         excluded=_excluded(run),
         overview=overview(run),
@@ -62,7 +63,7 @@ def _lede(run: Run) -> str:
     where = f" by {clients} clients over {rounds} rounds" if clients and rounds else ""
     guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"
     against = f", attacked by {attack}" if attack and attack != "none" else ""
-    against += ", with and without knowledge of the defense" if run.summary.get("adaptive") else ""
+    against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
     done = f"{trained}, trained{where}, {guarded}{against}." if rounds else f"{trained}, {guarded}{against}."
     return f"{done} {assumptions(run)}".strip()
 
@@ -88,14 +89,9 @@ def _psnr_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
     return tiles
 
 
-def _is_traced(reading: Reading) -> bool:
-    """Whether its reconstructions were traced, and the summary also says what chance would."""
-    return "chance" in (reading.leakage.get("tracing") or {})
-
-
 def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
     """A row for each metric and attacker of one round, the one that read most first; those with a bound are judged."""
-    names = list(dict.fromkeys(name for reading in found for name in reading.leakage["metrics"]))
+    names = list(dict.fromkeys(name for reading in found for name in reading.leakage.metrics))
     order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     rows = []
     for name in order:
@@ -127,10 +123,10 @@ def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
         {
             "round": reading.round,
             "attacker": reading.attacker,
-            "n": reading.leakage["images"] - reading.failures,
+            "n": reading.leakage.images - reading.failures,
             "bound": reading.bound(),
             "tone": tone_of([reading]),
-            "means": {name: s["mean"] if (s := reading.statistic(name)) else None for name in measured},
+            "means": {name: s.mean if (s := reading.statistic(name)) else None for name in measured},
         }
         for reading in found
     ]
@@ -139,8 +135,8 @@ def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
 def _charts(run: Run) -> dict[str, Markup]:
     """Accuracy, losses and the attacker's loss, as far as they were recorded."""
     charts = {}
-    if tested := run.summary["rounds"]:
-        x, y = [r["round"] for r in tested], [r["accuracy"] for r in tested]
+    if tested := run.summary.rounds:
+        x, y = [r.round for r in tested], [r.accuracy for r in tested]
         charts["Test accuracy"] = line_chart(
             [Curve(x=x, y=y)],
             x="Round",
@@ -158,11 +154,11 @@ def _charts(run: Run) -> dict[str, Markup]:
     if curves:
         charts["Loss"] = line_chart(curves, x="Round", y="Cross entropy", alt="Training and test loss over rounds")
     spent = [(r["round"], r["epsilon"]) for r in rounds if r.get("epsilon") is not None]
-    if spent:
+    if spent and run.summary.privacy:
         charts["Privacy spent"] = line_chart(
             [Curve(x=[round for round, _ in spent], y=[epsilon for _, epsilon in spent])],
             x="Round",
-            y=f"Epsilon at delta = {run.summary['privacy']['delta']:.3g}",
+            y=f"Epsilon at delta = {run.summary.privacy.delta:.3g}",
             alt=f"Epsilon over rounds, up to {spent[-1][1]:.3g}",
         )
     histories = [h["loss"] for h in run.of_kind("history")]

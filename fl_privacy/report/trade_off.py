@@ -1,14 +1,15 @@
 """What a sweep over defenses showed: leakage beside utility, a row for each defense at each strength."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fl_privacy.metrics import pmm
+from fl_privacy.metrics import Statistic, pmm
+from fl_privacy.report.cost import Cost
 from fl_privacy.report.readings import Reading, readings
 from fl_privacy.report.recommendation import Candidate, candidate_of
-from fl_privacy.results import Attacker, read_summary
+from fl_privacy.results import Attacker, Leakage, Summary, read_summary
 
 SHOWN = ("psnr", "ssim", "lpips")
 
@@ -46,19 +47,19 @@ class Row:
         outcome: what was done.
         training: summary of the run; ``None`` if it did not finish.
         pmm: in percent; ``None`` if the training or the undefended one did not finish.
-        leakage: ``metrics``, ``thresholds``, ``images`` and ``failures`` by who attacked.
-        readings: the same as values, over all attacks.
+        leakage: in the last attacked round, by who attacked.
+        readings: in all rounds, over all attacks.
         perturbation: of the attacked updates, as in a run's summary.
-        attacks: summaries of the attacks that finished.
+        attacks: summaries of the attacks that finished, by the attack's name.
     """
 
     outcome: Outcome
-    training: Mapping[str, Any] | None
+    training: Summary | None
     pmm: float | None
-    leakage: Mapping[Versus, Mapping[str, Any]]
+    leakage: Mapping[Versus, Leakage]
     readings: Sequence[Reading]
-    perturbation: Mapping[str, Any]
-    attacks: Sequence[Mapping[str, Any]] = ()
+    perturbation: Mapping[str, Statistic]
+    attacks: Mapping[str, Summary] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -68,12 +69,12 @@ class Row:
     @property
     def accuracy(self) -> float | None:
         """In [0, 1], at the end of the training."""
-        return self.training["final_accuracy"] if self.training else None
+        return self.training.final_accuracy if self.training else None
 
     @property
-    def cost(self) -> Mapping[str, Any]:
-        """The parts of a summary on what the defense did and took."""
-        return {"perturbation": self.perturbation, "upload": self.training["upload"] if self.training else {}}
+    def cost(self) -> Cost:
+        """What the defense did and took."""
+        return Cost(perturbation=self.perturbation, upload=self.training.upload if self.training else {})
 
     @property
     def complete(self) -> bool:
@@ -82,8 +83,13 @@ class Row:
 
     def mean(self, versus: Versus, metric: str) -> float | None:
         """Over the images of one attack."""
-        statistic = self.leakage.get(versus, {}).get("metrics", {}).get(metric)
-        return statistic["mean"] if statistic else None
+        statistic = self.statistic(versus, metric)
+        return statistic.mean if statistic else None
+
+    def statistic(self, versus: Versus, metric: str) -> Statistic | None:
+        """Over the images of one attack; ``None`` where it was not measured."""
+        leakage = self.leakage.get(versus)
+        return leakage.metrics.get(metric) if leakage else None
 
     def candidate(self) -> Candidate | None:
         """For the choice of a defense; ``None`` unless it is complete and an attack gave images."""
@@ -96,7 +102,7 @@ def read_rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """A row for each outcome, in order."""
     trained = {outcome.training: read_summary(outcome.training) for outcome in outcomes}
     summaries = [trained[outcome.training] for outcome in outcomes if not outcome.strength]
-    undefended = next((s["final_accuracy"] for s in summaries if s), None)
+    undefended = next((s.final_accuracy for s in summaries if s), None)
     return [_row(outcome, trained[outcome.training], undefended) for outcome in outcomes]
 
 
@@ -107,30 +113,32 @@ def as_plain(row: Row) -> dict[str, Any]:
         "strength": row.outcome.strength,
         "accuracy": row.accuracy,
         "pmm": row.pmm,
-        "perturbation": dict(row.perturbation),
-        "bytes_per_upload": row.training["upload"]["bytes"]["mean"] if row.training else None,
-        "leakage": [
-            {"attack": v.attack, "attacker": v.attacker, "images": found["images"], "failures": found["failures"]}
-            | {"metrics": found["metrics"], "thresholds": found["thresholds"]}
-            for v, found in row.leakage.items()
-        ],
+        "perturbation": {name: asdict(statistic) for name, statistic in row.perturbation.items()},
+        "bytes_per_upload": row.training.upload["bytes"].mean if row.training else None,
+        "leakage": [{"attack": v.attack, "attacker": v.attacker} | _figures(of) for v, of in row.leakage.items()],
     }
 
 
-def _row(outcome: Outcome, training: Mapping[str, Any] | None, undefended: float | None) -> Row:
+def _figures(leakage: Leakage) -> dict[str, Any]:
+    content = asdict(leakage)
+    return {name: content[name] for name in ("images", "failures", "metrics", "thresholds")}
+
+
+def _row(outcome: Outcome, training: Summary | None, undefended: float | None) -> Row:
     attacks = {name: found for name, path in outcome.attacks.items() if (found := read_summary(path))}
-    leakage = {}
-    for name, found in attacks.items():
-        leakage[Versus(name, "plain")] = found
-        if found["adaptive"]:
-            leakage[Versus(name, "adaptive")] = found["adaptive"]
-    accuracy = training["final_accuracy"] if training else None
+    leakage = {
+        Versus(name, attacker): last
+        for name, found in attacks.items()
+        for attacker in Attacker
+        if (last := found.last_by(attacker))
+    }
+    accuracy = training.final_accuracy if training else None
     return Row(
         outcome=outcome,
         training=training,
         pmm=pmm(accuracy, undefended) if accuracy is not None and undefended else None,
         leakage=leakage,
         readings=[reading for name, found in attacks.items() for reading in readings(found, name)],
-        perturbation=next((found["perturbation"] for found in attacks.values() if found["perturbation"]), {}),
-        attacks=tuple(attacks.values()),
+        perturbation=next((found.perturbation for found in attacks.values() if found.perturbation), {}),
+        attacks=attacks,
     )

@@ -1,6 +1,6 @@
 """The page of a sweep over defenses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from markupsafe import Markup
@@ -16,6 +16,7 @@ from fl_privacy.report.recommendation import answer, best_below
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import SHOWN, Row, Versus
 from fl_privacy.report.trade_off_chart import CurvePoint, FamilyCurve, trade_off_chart
+from fl_privacy.results import Attacker
 
 
 def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> str:
@@ -31,12 +32,12 @@ def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> st
         best=chosen,
         bound=psnr_below,
         answer=answer(candidates, psnr_below),
-        batch_norm=batch_norm_in_words(found for row in rows for found in row.attacks),
+        batch_norm=batch_norm_in_words(found for row in rows for found in row.attacks.values()),
         versus=versus,
         figures=figures_of(*(row.cost for row in rows)),
         series=_series(rows),
         charts={attack: _charts(rows, attack, chosen) for attack in attacks},
-        has_adaptive=any(v.attacker == "adaptive" for v in versus),
+        has_adaptive=any(v.attacker is Attacker.ADAPTIVE for v in versus),
         ppc=ppc_view(samples_of_rows(rows)),
         missing=[row.name for row in rows if not row.complete],
         links={row.outcome.training: link_to(row.outcome.training, out) for row in rows},
@@ -58,7 +59,7 @@ def _charts(rows: Sequence[Row], attack: str, best: Row | None) -> dict[str, Mar
 def _chart(rows: Sequence[Row], attack: str, name: str, best: Row | None) -> Markup | None:
     use_pmm = all(row.pmm is not None for row in rows if row.accuracy is not None)
     curves = []
-    for attacker in ("plain", "adaptive"):
+    for attacker in Attacker:
         versus = Versus(attack, attacker)
         points: dict[str, list[CurvePoint]] = {}
         for row in rows:
@@ -66,7 +67,7 @@ def _chart(rows: Sequence[Row], attack: str, name: str, best: Row | None) -> Mar
                 points.setdefault(row.outcome.family, []).append(point)
         series = _series(rows)
         curves += [
-            FamilyCurve(points=of_family, series=series.get(family), adaptive=attacker == "adaptive")
+            FamilyCurve(points=of_family, series=series.get(family), adaptive=attacker is Attacker.ADAPTIVE)
             for family, of_family in points.items()
         ]
     if not curves:
@@ -89,13 +90,11 @@ def _chart(rows: Sequence[Row], attack: str, name: str, best: Row | None) -> Mar
 
 
 def _point(row: Row, versus: Versus, name: str, *, use_pmm: bool) -> CurvePoint | None:
-    statistic: Mapping[str, object] | None = row.leakage.get(versus, {}).get("metrics", {}).get(name)
+    statistic = row.statistic(versus, name)
     utility = row.pmm if use_pmm else None if row.accuracy is None else 100 * row.accuracy
-    mean = row.mean(versus, name)
-    if statistic is None or mean is None or utility is None:
+    if statistic is None or utility is None:
         return None
-    interval = statistic["ci95"]
-    return CurvePoint(x=utility, y=mean, y_range=tuple(interval) if isinstance(interval, list) else None)
+    return CurvePoint(x=utility, y=statistic.mean, y_range=statistic.ci95)
 
 
 def _in_words(rows: Sequence[Row], attack: str, name: str) -> str:
@@ -107,5 +106,5 @@ def _in_words(rows: Sequence[Row], attack: str, name: str) -> str:
         statistic = worst and worst.statistic(name)
         if worst and statistic:
             by = worst.among(found)
-            shown.append(f"{row.name} {metric(statistic['mean'], name)}{f' ({by})' if by else ''}")
+            shown.append(f"{row.name} {metric(statistic.mean, name)}{f' ({by})' if by else ''}")
     return "; ".join(shown)

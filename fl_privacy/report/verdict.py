@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fl_privacy.metrics import FEW, share_at_most
 from fl_privacy.report.numbers import metric, percent, title
 from fl_privacy.report.readings import Reading, Tone, in_round, most_recognized, readings, tone_of
+from fl_privacy.results import Recognized, Summary
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Verdict:
     tone: Tone
 
 
-def verdict(summary: Mapping[str, Any]) -> Verdict:
+def verdict(summary: Summary) -> Verdict:
     """The headline of a run, by PSNR: the last attacked round and the first, each by the attacker that read most."""
     found = readings(summary)
     if not found:
         return Verdict("No image was attacked", "", "open")
     most = most_recognized(found)
     if most is None:
-        number = found[-1].leakage["images"]
+        number = found[-1].leakage.images
         return Verdict(
             f"The attack failed on {'the only image' if number == 1 else f'all {number} images'}", "", "open"
         )
@@ -46,10 +46,10 @@ def verdict(summary: Mapping[str, Any]) -> Verdict:
     return Verdict(text, _basis(found, worst), tone_of(found))
 
 
-def bound_in_words(bound: Mapping[str, Any]) -> str:
+def bound_in_words(bound: Recognized) -> str:
     """For example ``PSNR ≥ 15.0 dB``."""
-    sign = "≥" if bound["leaks"] == "above" else "<"
-    return f"{title(bound['metric'])} {sign} {metric(bound['value'], bound['metric'])}"
+    sign = "≥" if bound.leaks == "above" else "<"
+    return f"{title(bound.metric)} {sign} {metric(bound.value, bound.metric)}"
 
 
 def _count(reading: Reading) -> str:
@@ -74,7 +74,7 @@ def _to_whom(reading: Reading, found: Sequence[Reading]) -> str:
 
 def _recognized(reading: Reading) -> tuple[int, int]:
     bound = reading.bound()
-    return (bound["recognizable"], bound["n"]) if bound else (0, 0)
+    return (bound.recognizable, bound.n) if bound else (0, 0)
 
 
 def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
@@ -82,7 +82,7 @@ def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
     most = max(worst.values(), key=lambda reading: reading.recognized)
     bound, statistic = most.bound(), most.statistic("psnr")
     assert bound is not None and statistic is not None
-    sentences = [f"Recognizable means {bound_in_words(bound)} ({bound['source']})."]
+    sentences = [f"Recognizable means {bound_in_words(bound)} ({bound.source})."]
     others = [reading for reading in found if reading not in worst.values() and reading.bound()]
     for attacker in dict.fromkeys(reading.attacker for reading in others):
         own = [reading for reading in reversed(others) if reading.attacker == attacker]
@@ -92,8 +92,8 @@ def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
         sentences.append(f"To the {attacker} attacker: {told}.")
     if failures := max(reading.failures for reading in found):
         sentences.append(f"The attack failed on {failures} more, which count as neither.")
-    if not bound["recognizable"]:
-        share = percent(share_at_most(0, bound["n"], groups=statistic["groups"]))
-        too_few = ", too few to call them private" if statistic["groups"] < FEW else ""
-        sentences.append(f"From {bound['n']} alone{too_few}, up to {share} of all images could be (95 % confidence).")
+    if not bound.recognizable:
+        share = percent(share_at_most(0, bound.n, groups=statistic.groups))
+        too_few = ", too few to call them private" if statistic.groups < FEW else ""
+        sentences.append(f"From {bound.n} alone{too_few}, up to {share} of all images could be (95 % confidence).")
     return " ".join(sentences)

@@ -6,7 +6,7 @@ from typing import Any
 
 from fl_privacy.report.images import data_uri
 from fl_privacy.report.numbers import metric, title
-from fl_privacy.results import Pair, Run
+from fl_privacy.results import Attacker, Pair, Run
 
 SHOWN = 300
 """A page with more images gets too heavy to open."""
@@ -95,7 +95,7 @@ def caption(victim: Mapping[str, Any]) -> str:
 
 
 def _adaptive_victims(run: Run) -> dict[tuple[str, int], Mapping[str, Any]]:
-    return {(v["id"], v["image"]): v for v in run.of_kind("victim", "adaptive")}
+    return {(v["id"], v["image"]): v for v in run.of_kind("victim", Attacker.ADAPTIVE)}
 
 
 def _view(

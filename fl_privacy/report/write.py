@@ -111,7 +111,7 @@ def _single(run: Run) -> str:
             [pair.guess for pair in shown],
             [caption(v) for v in chosen],
             run.path / "pictures" / "reconstructions.png",
-            adaptive=[pair.adaptive for pair in shown] if run.summary.get("adaptive") else None,
+            adaptive=[pair.adaptive for pair in shown] if run.summary.adaptive else None,
             transformed=[pair.transformed for pair in shown] if any(p.transformed is not None for p in shown) else None,
         )
     return render_run(run, pairs, [*run.problems, *problems])

@@ -6,15 +6,20 @@ from fl_privacy.results.folder import Identity, RunFolder, folder_name, is_finis
 from fl_privacy.results.pictures import Pair
 from fl_privacy.results.read import Partition, Run, read_run, read_summary
 from fl_privacy.results.records import Attacker
+from fl_privacy.results.summary import Leakage, Recognized, Summary, Traced
 
 __all__ = [
     "Attacker",
     "Baseline",
     "Identity",
+    "Leakage",
     "Pair",
     "Partition",
+    "Recognized",
     "Run",
     "RunFolder",
+    "Summary",
+    "Traced",
     "describe_environment",
     "find_baseline",
     "folder_name",

@@ -32,7 +32,7 @@ def find_baseline(out: Path, config: Mapping[str, Any]) -> Baseline | None:
             ValueError,
             KeyError,
             TypeError,
-        ):  # no use as a twin, and no reason to stop another run
+        ):  # no use as a baseline, and no reason to stop another run
             continue
         if identity.undefended and identity.training == wanted and isinstance(accuracy, float | int):
             return Baseline(summary.parent, accuracy)

@@ -1,21 +1,23 @@
 """The folder that a run writes."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.effects import Part
+from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.files import write_whole
 from fl_privacy.metrics import VictimScore
-from fl_privacy.metrics.distortion import Perturbation
+from fl_privacy.metrics.distortion import UpdateDistortion
 from fl_privacy.metrics.tracing import Tracing
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
 from fl_privacy.results.lock import Lock, hold, release
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
-from fl_privacy.results.summary import summarize
+from fl_privacy.results.summary import Summary, summarize
 from fl_privacy.types import VictimId
 
 FORMAT = 1
@@ -125,6 +127,11 @@ class RunFolder:
         """Who attacks, what is seen and known, as ``threat_model.json``."""
         write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
 
+    def write_defense(self, parts: Iterable[Part]) -> None:
+        """Each part of the defense and the setting that its strength follows, as ``defense.json``."""
+        content = [{"name": part.name, "strength": part.strength} for part in parts]
+        write_whole(self.path / "defense.json", dump_json(content, indent=1))
+
     def write_partition(self, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> None:
         """``counts[client][class]`` examples, as ``partition.json``."""
         content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
@@ -135,56 +142,39 @@ class RunFolder:
         self._append(kind="privacy", delta=delta, accountant=accountant, missing=missing)
 
     def add_round(
-        self,
-        *,
-        round: int,
-        clients: Sequence[int],
-        excluded: Mapping[int, str],
-        train_loss: float,
-        seconds: float,
-        defense_seconds: float,
-        bytes_up: int,
-        accuracy: float | None = None,
-        test_loss: float | None = None,
-        epsilon: float | None = None,
+        self, report: RoundReport, evaluation: Evaluation | None = None, *, epsilon: float | None = None
     ) -> None:
         """A round of training is over.
 
         Args:
-            round: from 1.
-            clients: ids of those whose replies counted.
-            excluded: reason by id of those whose replies did not.
-            train_loss: mean over the clients that counted.
-            seconds: of the round, without evaluation and attack.
-            defense_seconds: of the defense, summed over clients.
-            bytes_up: of the replies that counted, together.
-            accuracy: on the test set, in [0, 1]; ``None`` where it was not measured.
-            test_loss: on the test set.
+            report: of the round.
+            evaluation: on the test set; ``None`` where it was not tested.
             epsilon: spent up to this round by the client that is worst off; ``None`` without guarantee.
         """
         self._append(
             kind="round",
-            round=round,
-            accuracy=accuracy,
-            test_loss=test_loss,
-            train_loss=train_loss,
-            clients=list(clients),
-            excluded=dict(excluded),
-            seconds=seconds,
-            defense_seconds=defense_seconds,
-            bytes_up=bytes_up,
+            round=report.round,
+            accuracy=evaluation.accuracy if evaluation else None,
+            test_loss=evaluation.loss if evaluation else None,
+            train_loss=report.train_loss,
+            clients=list(report.clients),
+            excluded=dict(report.excluded),
+            seconds=report.seconds,
+            defense_seconds=report.defense_seconds,
+            bytes_up=report.upload_bytes,
             epsilon=epsilon,
         )
 
-    def add_victim(self, score: VictimScore, *, round: int, client: int, attacker: Attacker = "plain") -> None:
+    def add_victim(self, score: VictimScore, *, attacker: Attacker = Attacker.PLAIN) -> None:
         """A victim was attacked by ``attacker`` and judged: a record for each of its images."""
+        id = score.id
         for image in score.images:
             self._append(
                 kind="victim",
                 attacker=attacker,
-                id=str(score.id),
-                round=round,
-                client=client,
+                id=str(id),
+                round=id.round,
+                client=id.client,
                 image=image.image,
                 **image.values,
                 label_source=score.label_source,
@@ -192,30 +182,20 @@ class RunFolder:
                 failure=image.failure,
             )
         if score.history:
-            self._append(kind="history", attacker=attacker, id=str(score.id), round=round, loss=list(score.history))
+            self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
 
-    def add_perturbation(
-        self,
-        id: VictimId,
-        perturbation: Perturbation,
-        *,
-        round: int,
-        client: int,
-        solving: Mapping[str, float] | None = None,
-    ) -> None:
-        """What the defense did to the update behind the observation ``id``.
+    def add_perturbation(self, id: VictimId, perturbation: UpdateDistortion, solving: Mapping[str, float]) -> None:
+        """What the defense did to the update ``id``.
 
         Args:
             id: of the observation.
             perturbation: of the whole update.
-            round: it is of.
-            client: it is from.
             solving: further figures by name, on how a fully connected first layer can be solved for its input.
         """
-        figures = {**asdict(perturbation), **(solving or {})}
-        self._append(kind="perturbation", id=str(id), round=round, client=client, **figures)
+        figures = {**asdict(perturbation), **solving}
+        self._append(kind="perturbation", id=str(id), round=id.round, client=id.client, **figures)
 
-    def add_tracing(self, tracing: Tracing, *, round: int, attacker: Attacker = "plain") -> None:
+    def add_tracing(self, tracing: Tracing, *, round: int, attacker: Attacker = Attacker.PLAIN) -> None:
         """To whom the images attacked in ``round`` were traced by what ``attacker`` reconstructed."""
         self._append(kind="tracing", attacker=attacker, round=round, **asdict(tracing))
 
@@ -226,7 +206,7 @@ class RunFolder:
         victims: int,
         seconds: float,
         batch_norm: str | None = None,
-        attacker: Attacker = "plain",
+        attacker: Attacker = Attacker.PLAIN,
         countermeasures: Sequence[str] = (),
     ) -> None:
         """One call of the attack took ``seconds`` for ``victims`` observations.
@@ -249,13 +229,15 @@ class RunFolder:
             countermeasures=list(countermeasures),
         )
 
-    def save_reconstructions(self, round: int, scores: Sequence[VictimScore], *, attacker: Attacker = "plain") -> None:
+    def save_reconstructions(
+        self, round: int, scores: Sequence[VictimScore], *, attacker: Attacker = Attacker.PLAIN
+    ) -> None:
         """Keep originals and the guesses of ``attacker`` in ``round`` for the report."""
         if scores:
             write_pairs(self.path / "reconstructions", round, scores, attacker)
 
-    def finish(self, *, undefended_accuracy: float | None = None) -> dict[str, Any]:
-        """Write ``summary.json``, which marks the run as finished, and return its content.
+    def finish(self, *, undefended_accuracy: float | None = None) -> Summary:
+        """Write ``summary.json``, which marks the run as finished, and return it.
 
         Args:
             undefended_accuracy: final accuracy of the same training without defense, for PMM.
@@ -269,7 +251,7 @@ class RunFolder:
             undefended_accuracy=undefended_accuracy,
             total_seconds=time.monotonic() - self._started,
         )
-        write_whole(self.path / "summary.json", dump_json(summary, indent=1))
+        write_whole(self.path / "summary.json", dump_json(summary.as_json(), indent=1))
         self.finished = True
         self.close()  # only now: whoever gets the lock next finds a finished run
         return summary

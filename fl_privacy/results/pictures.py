@@ -33,7 +33,7 @@ class Pair:
     transformed: Tensor | None = None
 
 
-def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = "plain") -> Path:
+def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker = Attacker.PLAIN) -> Path:
     """Write what ``attacker`` made of ``round`` into ``folder``; a second call for a round adds a file."""
     images = [image for score in scores for image in score.images]
     tensors = {
@@ -46,7 +46,7 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
         tensors["transformed"] = torch.cat(replaced)
     ids = [[str(score.id), image.image] for score in scores for image in score.images]
     make_private_folder(folder, folder)
-    name = f"round-{round:04d}" + ("" if attacker == "plain" else f"-{attacker}")
+    name = f"round-{round:04d}" + ("" if attacker == Attacker.PLAIN else f"-{attacker}")
     path, number = folder / f"{name}.safetensors", 1
     while path.exists():
         path, number = folder / f"{name}-{number}.safetensors", number + 1
@@ -64,7 +64,9 @@ def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]
         try:
             for key, original, guess, attacker, transformed in _read(path):
                 pair = pairs.setdefault(key, Pair(original, None, transformed=transformed))
-                pairs[key] = replace(pair, adaptive=guess) if attacker == "adaptive" else replace(pair, guess=guess)
+                pairs[key] = (
+                    replace(pair, adaptive=guess) if attacker == Attacker.ADAPTIVE else replace(pair, guess=guess)
+                )
         except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
     return pairs, problems

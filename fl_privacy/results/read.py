@@ -10,9 +10,9 @@ from fl_privacy.errors import UserError
 from fl_privacy.results.folder import FORMAT, Identity
 from fl_privacy.results.pictures import Pair, read_pairs
 from fl_privacy.results.records import Attacker, parse_json, read_records, records_of
-from fl_privacy.results.schema import ENVIRONMENT, SENTENCES, wrong_field, wrong_identity, wrong_partition
+from fl_privacy.results.schema import ENVIRONMENT, PARTS, SENTENCES, wrong_field, wrong_identity, wrong_partition
 from fl_privacy.results.share import Shared, shared_as
-from fl_privacy.results.summary import summarize
+from fl_privacy.results.summary import Summary, summarize
 
 MOST_BYTES = 1 << 26
 """Of a file of a run beside its records and tensors."""
@@ -38,9 +38,10 @@ class Run:
         config_text: ``config.yaml``.
         environment: versions, hardware, seed.
         threat_model: in sentences.
+        strengths: settings of the defense that its strength follows, those of its first part first.
         partition: ``None`` if it was not recorded, as by an attack without training.
         records: of ``metrics.jsonl``, in order.
-        summary: as ``fl_privacy.results.summary`` defines it, also for a run that did not finish.
+        summary: what they add up to, also for a run that did not finish.
         finished: whether it came to its end.
         problems: what is damaged, a line each.
         shared: what a copy made for others holds; ``None`` for the run itself.
@@ -51,9 +52,10 @@ class Run:
     config_text: str
     environment: Mapping[str, Any]
     threat_model: tuple[str, ...]
+    strengths: tuple[str, ...]
     partition: Partition | None
     records: tuple[Mapping[str, Any], ...]
-    summary: Mapping[str, Any]
+    summary: Summary
     finished: bool
     problems: tuple[str, ...]
     shared: Shared | None = None
@@ -63,7 +65,7 @@ class Run:
         """The folder's name."""
         return self.path.name
 
-    def of_kind(self, kind: str, attacker: Attacker = "plain") -> list[Mapping[str, Any]]:
+    def of_kind(self, kind: str, attacker: Attacker = Attacker.PLAIN) -> list[Mapping[str, Any]]:
         """The records of one kind: ``round``, ``perturbation``; ``victim``, ``history``, ``attack`` of ``attacker``."""
         return records_of(self.records, kind, attacker)
 
@@ -92,9 +94,11 @@ def read_run(path: Path) -> Run:
     partition = _read_json(path / "partition.json")
     environment = _read_json(path / "environment.json") or {}
     threats = _read_json(path / "threat_model.json") or []
+    defense = _read_json(path / "defense.json") or []
     for name, wrong in (
         ("partition.json", wrong_partition(partition) if partition else None),
         ("environment.json", wrong_field(environment, ENVIRONMENT)),
+        ("defense.json", None if fits(defense, PARTS) else "it is no list of parts"),
         ("threat_model.json", None if fits(threats, SENTENCES) else "it is no list of sentences"),
     ):
         if wrong:
@@ -105,6 +109,7 @@ def read_run(path: Path) -> Run:
         config_text=_read_text(path / "config.yaml"),
         environment=environment,
         threat_model=tuple(threats),
+        strengths=tuple(strength for part in defense if (strength := part.get("strength"))),
         partition=_partition(partition) if partition else None,
         records=tuple(records),
         summary=summary or summarize(records, finished=False, undefended_accuracy=None, total_seconds=None),
@@ -114,7 +119,7 @@ def read_run(path: Path) -> Run:
     )
 
 
-def read_summary(path: Path) -> Mapping[str, Any] | None:
+def read_summary(path: Path) -> Summary | None:
     """The summary of the run in folder ``path``; ``None`` if it has not finished."""
     stored = _read_json(path / "summary.json")
     return None if stored is None else _summary(path, stored, read_records(path / "metrics.jsonl")[0])
@@ -159,7 +164,7 @@ def _read_text(path: Path) -> str:
         raise _damaged(path, "it is no text") from error
 
 
-def _summary(path: Path, stored: object, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _summary(path: Path, stored: object, records: Sequence[Mapping[str, Any]]) -> Summary:
     """Of a finished run: what its records add up to, and the two figures that they do not have."""
     seconds = stored.get("seconds") if isinstance(stored, Mapping) else None
     accuracy = stored.get("undefended_accuracy") if isinstance(stored, Mapping) else None

@@ -5,15 +5,21 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from fl_privacy.errors import UserError
 from fl_privacy.results.schema import wrong_record
 
-Attacker = Literal["plain", "adaptive"]
-"""``plain`` knows nothing of the defense, ``adaptive`` its public description; both attack the same victims."""
+
+class Attacker(StrEnum):
+    """Who attacks the same victims: one that knows nothing of the defense, and one that knows its description."""
+
+    PLAIN = "plain"
+    ADAPTIVE = "adaptive"
+
 
 SYNC_EVERY = 5.0
 """Seconds between two waits for the disk. A line survives the death of the process in any case."""
@@ -78,7 +84,7 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
     """Those of one kind and attacker; what names no attacker belongs to the plain one."""
-    return [r for r in records if r["kind"] == kind and r.get("attacker", "plain") == attacker]
+    return [r for r in records if r["kind"] == kind and r.get("attacker", Attacker.PLAIN) == attacker]
 
 
 def _record(line: bytes) -> dict[str, Any]:

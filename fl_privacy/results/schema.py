@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fl_privacy.checks import fits, in_words
+from fl_privacy.config.settings import sections
 from fl_privacy.metrics import METRICS
+from fl_privacy.types import VictimId
 
 Text = Mapping[str, str]
 Number = float | None
@@ -52,20 +54,7 @@ IDENTITY: dict[str, Any] = {
 PARTITION: dict[str, Any] = {"class_names": list[str], "counts": list[list[int]]}
 ENVIRONMENT: dict[str, Any] = {"packages": Text, "gpus": list[str]}
 SENTENCES = list[str]
-
-SECTIONS = (
-    "data",
-    "partition",
-    "model",
-    "federation",
-    "defense",
-    "attack",
-    "backend",
-    "intercept",
-    "choices",
-    "privacy",
-)
-"""Of a configuration, which are mappings where they are there."""
+PARTS = list[Mapping[str, str | None]]
 
 LARGEST = 10**12
 """Whole numbers beyond are no count of anything here."""
@@ -93,7 +82,7 @@ def wrong_identity(content: object) -> str | None:
     if (wrong := wrong_field(content, IDENTITY)) or not isinstance(content, Mapping):
         return wrong
     config = content["config"]
-    strange = [name for name in SECTIONS if not isinstance(config.get(name, {}), Mapping)]
+    strange = [name for name in sections() if not isinstance(config.get(name, {}), Mapping)]
     return f"its config.{strange[0]} is {_shown(config[strange[0]])}" if strange else None
 
 
@@ -116,6 +105,8 @@ def wrong_record(record: Mapping[str, Any]) -> str | None:
         return None
     if wrong := wrong_field(record, fields):
         return f"of a {kind}, {wrong}"
+    if "id" in fields and not _is_id(record["id"]):
+        return f"of a {kind}, id is {_shown(record['id'])}"
     for name, value in record.items():
         annotation = Number | bool if name in METRICS else _PLAIN
         if name not in fields and not fits(value, annotation):
@@ -126,6 +117,14 @@ def wrong_record(record: Mapping[str, Any]) -> str | None:
 def _is_uncounted(value: object) -> bool:
     values = value if isinstance(value, list) else [value]
     return any(not 0 <= v <= LARGEST for v in values if isinstance(v, int))
+
+
+def _is_id(text: str) -> bool:
+    try:
+        VictimId.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _shown(value: object) -> str:

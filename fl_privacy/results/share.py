@@ -14,7 +14,7 @@ Shared = Literal["figures", "originals"]
 """What a copy holds: figures alone, or originals and reconstructions as well."""
 
 NOTE = "share.json"
-FIGURES = ("environment.json", "threat_model.json", "partition.json", "metrics.jsonl", "summary.json")
+FIGURES = ("environment.json", "threat_model.json", "defense.json", "partition.json", "metrics.jsonl", "summary.json")
 PICTURES = ("reconstructions/*.safetensors", "pictures/*.png")
 
 

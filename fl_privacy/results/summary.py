@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from fl_privacy.metrics import METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
 from fl_privacy.results.records import Attacker, records_of
+from fl_privacy.types import VictimId
 
 NOT_METRICS = frozenset(
     {"kind", "attacker", "id", "round", "client", "image", "label_source", "attack_loss", "failure"}
@@ -21,137 +22,278 @@ _RANGES = {"cosine": (-1.0, 1.0), "zeros": _SHARE, "solvable": _SHARE} | dict.fr
 """What figures beside the metrics can be."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recognized:
+    """How many of ``n`` images are recognizable by a bound of the literature; see ``metrics.Threshold``."""
+
+    metric: str
+    value: float
+    leaks: Literal["above", "below"]
+    source: str
+    recognizable: int
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced(Statistic):
+    """The tracing distance over the attacks on a round.
+
+    Attributes:
+        attacked: distance of the attacked images alone.
+        queries: images that were asked for.
+        participants: among whom they were traced, at most.
+        chance: distance of guessing.
+    """
+
+    attacked: float
+    queries: int
+    participants: int
+    chance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leakage:
+    """What one attacker achieved in one round.
+
+    Attributes:
+        metrics: by name, over the images on which the attack did not fail; intervals are over uploads.
+        thresholds: of the metrics that have one.
+        tracing: ``None`` where nothing was traced.
+        label_sources: how labels were found -> on how many images.
+        images: that were attacked.
+        failures: of them.
+    """
+
+    metrics: Mapping[str, Statistic] = field(default_factory=dict)
+    thresholds: tuple[Recognized, ...] = ()
+    tracing: Traced | None = None
+    label_sources: Mapping[str, int] = field(default_factory=dict)
+    images: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackedRound:
+    """What leaked in a round; ``by`` has the attackers that attacked it. An image attacked in two rounds is one."""
+
+    round: int
+    by: Mapping[Attacker, Leakage]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """A round after which the model was tested, its accuracy in [0, 1] and the epsilon spent by then, if any."""
+
+    round: int
+    accuracy: float
+    epsilon: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """Epsilon after the last round, what it refers to, or why it is ``missing``."""
+
+    epsilon: float | None
+    delta: float
+    accountant: str
+    missing: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """How long it took; ``defense`` is summed over clients, ``total`` is wall time, ``None`` where it is not known."""
+
+    training: float
+    defense: float
+    attack: float
+    adaptive: float
+    total: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Of a run.
+
+    Attributes:
+        finished: whether it came to its end.
+        attacked: the attacked rounds in order.
+        countermeasures: what the adaptive attacker did against the defense, a sentence each.
+        batch_norm: modes in the attacked uploads, none for models without.
+        perturbation: what the defense did to the updates, by figure.
+        upload: of one client's reply in one round: ``bytes`` and ``defense_seconds``.
+        privacy: ``None`` where nothing was trained.
+        rounds: after which the model was tested.
+        final_accuracy: in [0, 1]; ``None`` where nothing was tested.
+        undefended_accuracy: of the same training without defense.
+        pmm: in percent.
+        seconds: it took.
+        bytes_uploaded: by all clients together.
+    """
+
+    finished: bool
+    attacked: tuple[AttackedRound, ...]
+    countermeasures: tuple[str, ...]
+    batch_norm: tuple[str, ...]
+    perturbation: Mapping[str, Statistic]
+    upload: Mapping[str, Statistic]
+    privacy: Spent | None
+    rounds: tuple[Tested, ...]
+    final_accuracy: float | None
+    undefended_accuracy: float | None
+    pmm: float | None
+    seconds: Seconds
+    bytes_uploaded: int
+
+    def last_by(self, attacker: Attacker) -> Leakage | None:
+        """What ``attacker`` achieved in the last round that it attacked; ``None`` if it attacked none."""
+        return next((entry.by[attacker] for entry in reversed(self.attacked) if attacker in entry.by), None)
+
+    @property
+    def plain(self) -> Leakage:
+        """By the plain attacker in the last round; nothing where there was none."""
+        return self.last_by(Attacker.PLAIN) or Leakage()
+
+    @property
+    def adaptive(self) -> Leakage | None:
+        """By the adaptive attacker in the last round."""
+        return self.last_by(Attacker.ADAPTIVE)
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of ``summary.json``: the last round of the plain attacker, all else beside it."""
+        content = asdict(self)
+        del content["finished"], content["countermeasures"]
+        seconds = content["seconds"].pop("adaptive")
+        adaptive = None
+        if self.adaptive is not None:
+            adaptive = {**asdict(self.adaptive), "countermeasures": self.countermeasures, "seconds": seconds}
+        attacked = [
+            {"round": entry.round, **{a: asdict(entry.by[a]) if a in entry.by else None for a in Attacker}}
+            for entry in self.attacked
+        ]
+        status = "finished" if self.finished else "interrupted"
+        return {"status": status, **asdict(self.plain), **content, "adaptive": adaptive, "attacked": attacked}
+
+
 def summarize(
     records: Sequence[Mapping[str, Any]],
     *,
     finished: bool,
     undefended_accuracy: float | None,
     total_seconds: float | None,
-) -> dict[str, Any]:
-    """The content of ``summary.json``.
-
-    What leaked is of the last attacked round, by the plain attacker, and under ``adaptive`` by the adaptive one,
-    ``None`` if there was none; ``attacked`` has the same of every attacked round, never mixed: an image attacked in two
-    rounds is one image. ``upload`` is of one client's reply in one round; ``batch_norm`` are its modes in the attacked
-    uploads, none for models without; ``privacy`` is the epsilon spent in all rounds, ``None`` where nothing was
-    trained.
+) -> Summary:
+    """What ``records`` of ``metrics.jsonl`` add up to.
 
     Args:
-        records: of ``metrics.jsonl``.
+        records: in their order.
         finished: whether the run came to its end.
         undefended_accuracy: final accuracy of the same training without defense, for PMM.
         total_seconds: of the whole run, wall time.
     """
     rounds = [r for r in records if r["kind"] == "round"]
-    attacked = _attacked(records)
-    replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
-    upload = {
-        "bytes": [r["bytes_up"] / number for r, number in replies],
-        "defense_seconds": [r["defense_seconds"] / number for r, number in replies],
-    }
+    plain, adaptive = (records_of(records, "attack", attacker) for attacker in Attacker)
     tested = [
-        {"round": r["round"], "accuracy": r["accuracy"], "epsilon": r.get("epsilon")}
+        Tested(round=r["round"], accuracy=r["accuracy"], epsilon=r.get("epsilon"))
         for r in rounds
         if r.get("accuracy") is not None
     ]
-    accuracy = tested[-1]["accuracy"] if tested else None
-    return {
-        "status": "finished" if finished else "interrupted",
-        **next((entry["plain"] for entry in reversed(attacked) if entry["plain"]), _leakage([], [])),
-        "adaptive": _adaptive(records, attacked),
-        "attacked": attacked,
-        "batch_norm": sorted({a["batch_norm"] for a in records_of(records, "attack", "plain") if a.get("batch_norm")}),
-        "perturbation": _statistics([r for r in records if r["kind"] == "perturbation"], group=_batch),
-        "upload": {name: _plain(s) for name, values in upload.items() if (s := aggregate(values, within=_SIZE))},
-        "privacy": _privacy(records, rounds),
-        "rounds": tested,
-        "final_accuracy": accuracy,
-        "undefended_accuracy": undefended_accuracy,
-        "pmm": pmm(accuracy, undefended_accuracy) if accuracy is not None and undefended_accuracy else None,
-        "seconds": {
-            "training": _total(rounds, "seconds"),
-            "defense": _total(rounds, "defense_seconds"),
-            "attack": _total(records_of(records, "attack", "plain"), "seconds"),
-            "total": total_seconds,
-        },
-        "bytes_uploaded": int(_total(rounds, "bytes_up")),
+    accuracy = tested[-1].accuracy if tested else None
+    return Summary(
+        finished=finished,
+        attacked=tuple(_attacked(records)),
+        countermeasures=tuple(dict.fromkeys(sentence for a in adaptive for sentence in a["countermeasures"])),
+        batch_norm=tuple(sorted({mode for a in plain if (mode := a.get("batch_norm"))})),
+        perturbation=_statistics([r for r in records if r["kind"] == "perturbation"], group=_batch),
+        upload=_upload(rounds),
+        privacy=_spent(records, rounds),
+        rounds=tuple(tested),
+        final_accuracy=accuracy,
+        undefended_accuracy=undefended_accuracy,
+        pmm=pmm(accuracy, undefended_accuracy) if accuracy is not None and undefended_accuracy else None,
+        seconds=Seconds(
+            training=_total(rounds, "seconds"),
+            defense=_total(rounds, "defense_seconds"),
+            attack=_total(plain, "seconds"),
+            adaptive=_total(adaptive, "seconds"),
+            total=total_seconds,
+        ),
+        bytes_uploaded=int(_total(rounds, "bytes_up")),
+    )
+
+
+def _upload(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
+    replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
+    columns = {
+        "bytes": [r["bytes_up"] / number for r, number in replies],
+        "defense_seconds": [r["defense_seconds"] / number for r, number in replies],
     }
+    return {name: s for name, values in columns.items() if (s := aggregate(values, within=_SIZE))}
 
 
-def _privacy(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Epsilon after the last round, and what it refers to or why it is missing."""
+def _spent(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]]) -> Spent | None:
     stated = next((r for r in records if r["kind"] == "privacy"), None)
     if stated is None:
         return None
-    spent = rounds[-1].get("epsilon") if rounds else None
-    return {"epsilon": spent, **{key: stated[key] for key in ("delta", "accountant", "missing")}}
+    return Spent(
+        epsilon=rounds[-1].get("epsilon") if rounds else None,
+        delta=stated["delta"],
+        accountant=stated["accountant"],
+        missing=stated["missing"],
+    )
 
 
-def _attacked(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What each attacker achieved in each attacked round, in order; ``None`` of one that did not attack it."""
-    attackers: tuple[Attacker, ...] = ("plain", "adaptive")
-    of_attacker = {a: tuple(records_of(records, kind, a) for kind in ("victim", "tracing")) for a in attackers}
-    rounds = sorted({victim["round"] for victims, _ in of_attacker.values() for victim in victims})
-    found: list[dict[str, Any]] = []
-    for round in rounds:
-        entry: dict[str, Any] = {"round": round}
-        for attacker, kinds in of_attacker.items():
-            victims, traced = ([r for r in kind if r["round"] == round] for kind in kinds)
-            entry[attacker] = _leakage(victims, traced) if victims else None
-        found.append(entry)
-    return found
+def _attacked(records: Sequence[Mapping[str, Any]]) -> list[AttackedRound]:
+    victims, traced = ({a: records_of(records, kind, a) for a in Attacker} for kind in ("victim", "tracing"))
+    rounds = sorted({victim["round"] for of_attacker in victims.values() for victim in of_attacker})
+
+    def of(round: int, found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [record for record in found if record["round"] == round]
+
+    return [
+        AttackedRound(
+            round=round,
+            by={a: _leakage(own, of(round, traced[a])) for a in Attacker if (own := of(round, victims[a]))},
+        )
+        for round in rounds
+    ]
 
 
-def _leakage(victims: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What an attacker achieved in a round; intervals are over uploads, whose images were attacked together."""
+def _leakage(victims: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> Leakage:
+    """Intervals are over uploads, whose images were attacked together."""
     columns = {name: [value for _, value in pairs] for name, pairs in _columns(victims).items()}
     sources = Counter(v["label_source"] for v in victims if v.get("label_source") and not v["failure"])
-    return {
-        "metrics": _statistics(victims, group=lambda victim: victim["id"]),
-        "thresholds": [
-            {
-                "metric": name,
-                "value": metric.threshold.value,
-                "leaks": metric.recognizable,
-                "source": metric.threshold.source,
-                "recognizable": sum(map(metric.is_leak, columns[name])),
-                "n": len(columns[name]),
-            }
+    return Leakage(
+        metrics=_statistics(victims, group=lambda victim: victim["id"]),
+        thresholds=tuple(
+            Recognized(
+                metric=name,
+                value=metric.threshold.value,
+                leaks=metric.recognizable,
+                source=metric.threshold.source,
+                recognizable=sum(map(metric.is_leak, columns[name])),
+                n=len(columns[name]),
+            )
             for name, metric in METRICS.items()
             if metric.threshold and columns.get(name)
-        ],
-        "tracing": _tracing(traced),
-        "label_sources": dict(sources),
-        "images": len(victims),
-        "failures": sum(r.get("failure") is not None for r in victims),
-    }
+        ),
+        tracing=_tracing(traced),
+        label_sources=dict(sources),
+        images=len(victims),
+        failures=sum(r.get("failure") is not None for r in victims),
+    )
 
 
-def _tracing(traced: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Distance, also of the attacked images alone, beside that of guessing."""
+def _tracing(traced: Sequence[Mapping[str, Any]]) -> Traced | None:
     distance = aggregate([r["distance"] for r in traced], within=_SHARE)
     if distance is None:
         return None
     participants = [r["participants"] for r in traced]
-    return {
-        **_plain(distance),
-        "attacked": sum(r.get("attacked_distance", r["distance"]) for r in traced) / len(traced),
-        "queries": sum(r["queries"] for r in traced),
-        "participants": max(participants),
-        "chance": sum(1 - 1 / number for number in participants) / len(participants),
-    }
-
-
-def _adaptive(records: Sequence[Mapping[str, Any]], attacked: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    last = next((entry["adaptive"] for entry in reversed(attacked) if entry["adaptive"]), None)
-    if last is None:
-        return None
-    attacks = records_of(records, "attack", "adaptive")
-    return {
-        **last,
-        "countermeasures": list(dict.fromkeys(sentence for a in attacks for sentence in a["countermeasures"])),
-        "seconds": _total(attacks, "seconds"),
-    }
+    return Traced(
+        **asdict(distance),
+        attacked=sum(r.get("attacked_distance", r["distance"]) for r in traced) / len(traced),
+        queries=sum(r["queries"] for r in traced),
+        participants=max(participants),
+        chance=sum(1 - 1 / number for number in participants) / len(participants),
+    )
 
 
 def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mapping[str, Any], float]]]:
@@ -167,26 +309,20 @@ def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mappi
 
 def _statistics(
     records: Iterable[Mapping[str, Any]], *, group: Callable[[Mapping[str, Any]], str]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Statistic]:
     """Of every figure in ``records``, where those of one ``group`` are not independent."""
     found = {}
     for name, pairs in _columns(records).items():
         within = METRICS[name].range if name in METRICS else _RANGES.get(name, ANY_VALUE)
         statistic = aggregate([v for _, v in pairs], groups=[group(record) for record, _ in pairs], within=within)
         if statistic is not None:
-            found[name] = _plain(statistic)
+            found[name] = statistic
     return found
 
 
 def _batch(record: Mapping[str, Any]) -> str:
     """The same for updates of several rounds that come from the same examples, or from the same client's."""
-    id = str(record["id"])
-    return id.removeprefix(f"round-{record['round']}/")
-
-
-def _plain(statistic: Statistic) -> dict[str, Any]:
-    """As it reads back from JSON."""
-    return asdict(statistic) | {"ci95": statistic.ci95 and list(statistic.ci95)}
+    return VictimId.parse(str(record["id"])).source
 
 
 def _total(records: Iterable[Mapping[str, Any]], field: str) -> float:

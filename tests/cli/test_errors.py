@@ -56,7 +56,7 @@ WRONG = {
     "fraction in words": (["run", "federation.fraction=half"], "a number"),
     "server rate that is no number": (["run", "federation.server_lr=nan"], "a number"),
     "seed in words": (["run", "seed=abc"], "a whole number"),
-    "truth in words": (["run", "knows_labels=flase"], "true or false"),
+    "truth in words": (["run", "threat_model.knows_labels=flase"], "true or false"),
     "half an example": (["run", "federation.plan.batch_size=1.5"], "a whole number"),
     "rate of nothing": (["run", "federation=fedavg", "federation.plan.lr=null"], "a number"),
     "Nesterov without momentum": (

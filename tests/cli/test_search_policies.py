@@ -121,7 +121,13 @@ def test_fsim_is_asked_for_and_missing_before_anything_begins(tmp_path, monkeypa
 
 
 def test_clients_read_the_result(found, tmp_path):
-    settings = ["data.image_size=8", "model.width=2", "victims=1", "attack.iterations=2", "knows_labels=true"]
+    settings = [
+        "data.image_size=8",
+        "model.width=2",
+        "victims=1",
+        "attack.iterations=2",
+        "threat_model.knows_labels=true",
+    ]
     assert run_command_line(["attack", *settings, "defense=ats", f"defense.policies={found}", f"out={tmp_path}"]) == 0
     (run,) = tmp_path.glob("[!.]*")
     victim = next(json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"victim"' in line)

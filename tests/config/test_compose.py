@@ -1,7 +1,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from fl_privacy.config import CONFIG_DIR, compose, expand_sweep, options, to_yaml
+from fl_privacy.config import CONFIG_DIR, RunSettings, compose, expand_sweep, options, to_yaml
 from fl_privacy.errors import UserError
 
 
@@ -9,8 +9,7 @@ def test_defaults_are_resolved_and_choices_recorded():
     config = compose(["model=lenet_dlg", "seed=3"])
     assert config.seed == 3
     assert config.choices.model == "lenet_dlg"
-    assert "hydra" not in config
-    assert OmegaConf.create(to_yaml(config)) == config
+    assert RunSettings.of(OmegaConf.create(to_yaml(config))) == config
 
 
 @pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}={p.stem}")

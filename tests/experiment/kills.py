@@ -18,7 +18,7 @@ RUN = ("federation.clients=2", "federation.rounds=3", "evaluate_every=3", "victi
 GRID = """
 settings: [federation.clients=2, federation.rounds=3]
 train: [evaluate_every=3]
-attack: [victims=2, knows_defense=true]
+attack: [victims=2, threat_model=adaptive]
 attacks:
   iDLG: [attack=idlg, attack.iterations=20]
 weights: final
@@ -47,7 +47,7 @@ class Subject:
 
 
 def sweep(out: Path) -> Sequence[str]:
-    return ("run", "-m", "defense=none,pruning,dp_noise", "twin=false", *RUN)
+    return ("run", "-m", "defense=none,pruning,dp_noise", "baseline=false", *RUN)
 
 
 def trade_off(out: Path) -> Sequence[str]:

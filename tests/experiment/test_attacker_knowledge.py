@@ -6,7 +6,7 @@ import pytest
 
 from fl_privacy.defenses import ats, compose, dp_noise, instahide, pruning
 from fl_privacy.effects import Part
-from fl_privacy.experiment.attacker_knowledge import attacker_knowledge_of
+from fl_privacy.experiment.attacker_knowledge import data_names
 from fl_privacy.types import LocalPlan, VictimId
 from tests.federation import harness
 
@@ -14,8 +14,7 @@ PROBED, TRAINED = VictimId(2, 1, 0), VictimId(2, 1)
 
 
 def told(defense, observation, plan=harness.FEDSGD):
-    clients = harness.clients(plan, defense)
-    return attacker_knowledge_of(defense, clients).same_data(observation)
+    return data_names(harness.clients(plan, defense))(observation)
 
 
 @pytest.mark.parametrize("defense", [pruning(), dp_noise()], ids=["pruning", "noise"])

@@ -8,8 +8,9 @@ from fl_privacy.defenses.condensation import distribution_matching
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attacker_knowledge import data_names
 from fl_privacy.experiment.build import build_federation
-from fl_privacy.experiment.ground_truth import fresh_states, ground_truth_of, trains_on_others, transformed_of
-from fl_privacy.experiment.update_distortion import update_distortion_of
+from fl_privacy.experiment.ground_truth import GroundTruth, trains_on_others
+from fl_privacy.experiment.judge import update_distortion
+from fl_privacy.federation.client import training
 from fl_privacy.interception import Audit, Probe
 from tests.experiment.runs import TINY, run
 from tests.experiment.test_update_distortion import observations
@@ -24,11 +25,15 @@ def federation(*options):
     return build_federation(compose(["federation.clients=4", "federation.plan.batch_size=32", *options]))
 
 
+def truth_of(built):
+    return GroundTruth(clients=built.clients, batch_size=2)
+
+
 def test_transformed_images_lie_beside_their_originals():
     built = federation("defense=ats", "defense.policies=0")  # inverts
-    truth, transformed = ground_truth_of(built.clients, 2), transformed_of(built.clients, 2)
+    truth = truth_of(built)
     for observation in observations(built, AUDIT):
-        original, seen = truth(observation.id), transformed(observation)
+        original, seen = truth.batch(observation.id), truth.replay(observation).transformed
         assert torch.allclose(seen.inputs, 1 - original.inputs)
         assert torch.equal(seen.labels, original.labels)
 
@@ -38,8 +43,8 @@ def test_updates_from_augmented_images_are_measured_against_these_and_not_joined
     built = federation(*settings, "intercept.target=update")
     plan, updates = built.clients[0].plan, Audit(target="update", clients=frozenset({0}))
     (observation,) = observations(built, updates)
-    original = ground_truth_of(built.clients, 2)(observation.id).inputs
-    seen = transformed_of(built.clients, 2)(observation).inputs
+    original = truth_of(built).batch(observation.id).inputs
+    seen = truth_of(built).replay(observation).transformed.inputs
     flipped = (seen != original).flatten(1).any(1)
     assert torch.equal(seen[flipped], original[flipped].flip(-1))
     assert 0.3 < flipped.float().mean() < 0.7
@@ -53,9 +58,9 @@ def test_probes_that_are_augmented_are_measured_against_what_they_became_and_not
     settings = ("federation.plan.flip=true", "federation.plan.augment_probes=true")
     built = federation("federation=fedavg", *settings)
     assert trains_on_others(built.defense, built.clients[0].plan, "probe")
-    truth, transformed = ground_truth_of(built.clients, 2), transformed_of(built.clients, 2)
+    truth = truth_of(built)
     found = observations(built, AUDIT)
-    pairs = [(truth(o.id).inputs, transformed(o).inputs) for o in found]
+    pairs = [(truth.batch(o.id).inputs, truth.replay(o).transformed.inputs) for o in found]
     original, seen = (torch.cat(images) for images in zip(*pairs, strict=True))
     flipped = (seen != original).flatten(1).any(1)
     assert flipped.any() and not flipped.all()
@@ -65,10 +70,10 @@ def test_probes_that_are_augmented_are_measured_against_what_they_became_and_not
 
 def test_the_truth_of_a_condensed_image_is_the_nearest_of_the_client_s_own():
     built = federation(*DM)
-    truth, transformed = ground_truth_of(built.clients, 2), transformed_of(built.clients, 2)
+    truth = truth_of(built)
     for observation in observations(built, AUDIT):
         client = built.clients[observation.id.client]
-        seen, nearest = transformed(observation), truth(observation.id)
+        seen, nearest = truth.replay(observation).transformed, truth.batch(observation.id)
         own = client.examples.batch(client.indices)
         for image, label, found in zip(seen.inputs, seen.labels, nearest.inputs, strict=True):
             rivals = own.inputs[own.labels == label]
@@ -78,14 +83,13 @@ def test_the_truth_of_a_condensed_image_is_the_nearest_of_the_client_s_own():
 
 def test_condensed_images_are_made_once_for_all_who_look(monkeypatch):
     built, made = federation(*DM), []
-    states, train = fresh_states(), distribution_matching.fresh_network
+    train = distribution_matching.fresh_network
     monkeypatch.setattr(distribution_matching, "fresh_network", lambda *a: made.append(a) or train(*a))
     seen = observations(built, AUDIT)
     made.clear()
-    behind = (built.clients, 2, states)
-    truth, transformed, measure = ground_truth_of(*behind), transformed_of(*behind), update_distortion_of(*behind)
+    truth = truth_of(built)
     for observation in seen:
-        truth(observation.id), transformed(observation), measure(observation)
+        truth.batch(observation.id), truth.replay(observation).transformed, update_distortion(truth, observation)
     assert len(made) == 2  # clients, each with one iteration
 
 
@@ -98,24 +102,36 @@ def test_victims_are_as_many_as_there_are_condensed_images():
 
 def test_mixtures_are_repeated_for_the_evaluation():
     built = federation("defense=instahide")
-    transformed = transformed_of(built.clients, 2)
+    truth = truth_of(built)
     for observation in observations(built, AUDIT):
-        one, two = transformed(observation), transformed(observation)
+        one, two = truth.replay(observation).transformed, truth_of(built).replay(observation).transformed
         assert torch.equal(one.inputs, two.inputs)
         assert one.labels.shape == (2, 10)
 
 
 def test_known_labels_are_those_of_the_mixture(tmp_path):
-    settings = ("attack", "defense=instahide", "victims=1", "attack.iterations=30", "knows_defense=false")
-    known, inferred = (run(*settings, f"knows_labels={k}", out=tmp_path / k) for k in ("true", "false"))
+    settings = ("attack", "defense=instahide", "victims=1", "attack.iterations=30", "threat_model.knows_defense=false")
+    known, inferred = (run(*settings, f"threat_model.knows_labels={k}", out=tmp_path / k) for k in ("true", "false"))
     assert known.status == inferred.status == 0
     ((one,), (two,)) = known.records("victim"), inferred.records("victim")
     assert one["label_source"] == "known"
     assert one["attack_loss"] < two["attack_loss"]
 
 
+@pytest.mark.parametrize("defense", ["ats", "instahide", "soteria"])
+def test_a_victim_trains_once_defended_and_once_undefended(defense, tmp_path, monkeypatch):
+    """However many ask what the model saw: for the labels, the scores of both attackers, the update's distortion."""
+    gradients = []
+    real = training.loss_gradients
+    monkeypatch.setattr(training, "loss_gradients", lambda *a, **k: gradients.append(a) or real(*a, **k))
+    told = ("threat_model.knows_labels=true", "threat_model.knows_defense=true")
+    settings = ("attack", f"defense={defense}", "model=lenet", "attack=idlg", "attack.iterations=1", "victims=3", *told)
+    assert run(*settings, out=tmp_path).status == 0
+    assert len(gradients) == 3 * 2
+
+
 def test_a_run_records_both_distances(tmp_path):
-    done = run("run", *TINY, "defense=ats", "twin=false", out=tmp_path)
+    done = run("run", *TINY, "defense=ats", "baseline=false", out=tmp_path)
     assert done.status == 0
     victims = done.records("victim")
     assert all(v["transformed_psnr"] != v["psnr"] for v in victims)
@@ -131,7 +147,7 @@ def test_undefended_runs_have_no_transformed_images(undefended):
 
 
 def test_condensation_runs_on_every_backend_alike(tmp_path):
-    settings = (*TINY, *DM, "twin=false", "federation=fedavg")
+    settings = (*TINY, *DM, "baseline=false", "federation=fedavg")
     loop, flower = (run("run", *settings, f"backend={b}", out=tmp_path / b) for b in ("loop", "flower"))
     assert loop.status == flower.status == 0
     assert loop.records("victim") == flower.records("victim")
@@ -140,7 +156,7 @@ def test_condensation_runs_on_every_backend_alike(tmp_path):
 
 def test_the_undefended_update_of_a_condensed_victim_is_the_same():
     built = federation(*DM)
-    measure = update_distortion_of(built.clients, 2)
+    truth = truth_of(built)
     for observation in observations(built, AUDIT):
-        perturbation, _ = measure(observation)
+        perturbation, _ = update_distortion(truth, observation)
         assert perturbation.signal_to_perturbation == float("inf")

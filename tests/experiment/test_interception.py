@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from fl_privacy.data import Examples
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.public import public_examples
+from fl_privacy.experiment.attacker_knowledge import public_examples
 from tests.experiment.runs import TINY, Run, run
 
 ATTACK = ("attack.iterations=3",)
@@ -46,7 +45,7 @@ def test_what_was_captured_gives_the_scores_of_the_run(undefended: Run, tmp_path
 
 
 def test_captures_of_a_defended_run_are_attacked_as_the_run_did(tmp_path) -> None:
-    settings = (*TINY, "defense=pruning", "twin=false", "seed=3", "batch_size=2", "federation=fedavg")
+    settings = (*TINY, "defense=pruning", "baseline=false", "seed=3", "batch_size=2", "federation=fedavg")
     made = run("run", *settings, "federation.plan.steps=1", "federation.plan.epochs=null", "intercept.save=true",
                out=tmp_path)  # fmt: skip
     later = run("attack", f"captured={made.path}", *ATTACK, out=tmp_path)
@@ -80,7 +79,13 @@ def test_the_model_of_a_run_can_be_attacked(undefended: Run, tmp_path) -> None:
 def test_what_the_attacker_is_told_is_in_the_threat_model(command: str, tmp_path: Path) -> None:
     settings = TINY if command == "run" else (*ATTACK, "victims=1")
     told = run(
-        command, *settings, "defense=pruning", "twin=false", "knows_labels=true", "knows_defense=true", out=tmp_path
+        command,
+        *settings,
+        "defense=pruning",
+        "baseline=false",
+        "threat_model.knows_labels=true",
+        "threat_model.knows_defense=true",
+        out=tmp_path,
     )
     model = " ".join(told.json("threat_model.json"))
     assert told.status == 0
@@ -94,7 +99,7 @@ def test_what_the_attacker_is_told_is_in_the_threat_model(command: str, tmp_path
 
 
 def test_an_attacker_can_start_from_images_of_its_own(tmp_path: Path) -> None:
-    held = run("attack", *ATTACK, "victims=1", "attack.start=public_mean", "public_images=5", out=tmp_path)
+    held = run("attack", *ATTACK, "victims=1", "attack.start=public_mean", "threat_model.public_images=5", out=tmp_path)
     assert held.records("victim")[0]["failure"] is None
     assert "The attacker holds 5 public images of the same domain, none attacked." in held.json("threat_model.json")
     without = run("attack", *ATTACK, "victims=1", "attack.start=public_mean", out=tmp_path)
@@ -114,9 +119,9 @@ def test_an_attacker_can_start_from_what_it_made_of_an_earlier_round(tmp_path: P
 @pytest.mark.parametrize("count", [-1, 4])
 def test_there_must_be_as_many_public_images(count: int) -> None:
     unattacked = Examples(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), torch.zeros(3).long(), ("a",))
-    assert public_examples(OmegaConf.create({"public_images": 2}), unattacked).inputs.shape == (2, 1, 4, 4)
+    assert public_examples(2, unattacked).inputs.shape == (2, 1, 4, 4)
     with pytest.raises(UserError, match=r"public_images is expected in 0\.\.3"):
-        public_examples(OmegaConf.create({"public_images": count}), unattacked)
+        public_examples(count, unattacked)
 
 
 def test_an_attacker_who_is_told_nothing_is_said_to_know_nothing(undefended: Run) -> None:
@@ -125,9 +130,9 @@ def test_an_attacker_who_is_told_nothing_is_said_to_know_nothing(undefended: Run
 
 @pytest.mark.parametrize("command", ["run", "attack"])
 def test_an_attacker_that_knows_the_defense_attacks_beside_one_that_does_not(command: str, tmp_path: Path) -> None:
-    settings = (*(TINY if command == "run" else (*ATTACK, "victims=2")), "defense=pruning", "twin=false")
+    settings = (*(TINY if command == "run" else (*ATTACK, "victims=2")), "defense=pruning", "baseline=false")
     plain = run(command, *settings, out=tmp_path / "plain")
-    both = run(command, *settings, "knows_defense=true", out=tmp_path / "both")
+    both = run(command, *settings, "threat_model=adaptive", out=tmp_path / "both")
     victims = both.records("victim")
     assert [v for v in victims if v["attacker"] == "plain"] == plain.records("victim")
     informed = [v for v in victims if v["attacker"] == "adaptive"]

@@ -14,6 +14,7 @@ LEFT_BEHIND = {
     "config.yaml",
     "environment.json",
     "threat_model.json",
+    "defense.json",
     "partition.json",
     "metrics.jsonl",
     "reconstructions",
@@ -78,19 +79,19 @@ def test_overwrite_runs_again_and_keeps_the_old(tmp_path) -> None:
     ]
 
 
-def test_a_defended_run_is_compared_with_one_twin(defended: Run) -> None:
+def test_a_defended_run_is_compared_with_one_baseline(defended: Run) -> None:
     others = [path for path in defended.path.parent.glob("[!.]*") if path != defended.path]
     assert len(others) == 1
-    assert others[0].name.startswith("twin-")
-    twin = read_run(others[0])
-    assert twin.identity.undefended
-    assert not twin.of_kind("victim")
+    assert others[0].name.startswith("baseline-")
+    baseline = read_run(others[0])
+    assert baseline.identity.undefended
+    assert not baseline.of_kind("victim")
     summary = defended.json("summary.json")
-    assert summary["undefended_accuracy"] == twin.summary["final_accuracy"]
+    assert summary["undefended_accuracy"] == baseline.summary.final_accuracy
     assert summary["pmm"] is not None
 
 
-def test_the_next_defense_takes_the_same_twin(defended: Run) -> None:
+def test_the_next_defense_takes_the_same_baseline(defended: Run) -> None:
     out = defended.path.parent
     before = stamps(out)
     other = run("run", *UNATTACKED, "defense=dp_noise", out=out)
@@ -101,8 +102,8 @@ def test_the_next_defense_takes_the_same_twin(defended: Run) -> None:
     assert {path: after[path] for path in before} == before
 
 
-def test_without_twin_there_is_no_comparison(tmp_path) -> None:
-    alone = run("run", *UNATTACKED, "defense=pruning", "twin=false", out=tmp_path)
+def test_without_baseline_there_is_no_comparison(tmp_path) -> None:
+    alone = run("run", *UNATTACKED, "defense=pruning", "baseline=false", out=tmp_path)
     assert [alone.path] == list(tmp_path.glob("[!.]*"))
     assert alone.json("summary.json")["pmm"] is None
 

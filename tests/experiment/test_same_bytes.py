@@ -9,7 +9,7 @@ import torch
 from tests.experiment.runs import Run, run
 
 SETTINGS = (
-    "model=lenet", "victims=3", "attack=inverting_gradients", "attack.iterations=40", "knows_defense=true",
+    "model=lenet", "victims=3", "attack=inverting_gradients", "attack.iterations=40", "threat_model=adaptive",
     "defense=soteria",
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ import pytest
 from tests.experiment.runs import TINY, Run, run
 
 SETTINGS = {
-    "probes of defended clients": ("defense=dp_noise", "twin=false"),
+    "probes of defended clients": ("defense=dp_noise", "baseline=false"),
     "updates of FedAvg": ("federation=fedavg", "federation.plan.steps=2", "federation.plan.epochs=null",
                           "federation.plan.batch_size=2", "intercept.target=update"),
 }  # fmt: skip

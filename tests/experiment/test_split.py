@@ -4,14 +4,23 @@ import pytest
 
 from tests.experiment.runs import TINY, UNATTACKED, run
 
-MODEL = ("model=lenet5", "federation=fedavg", "federation.plan.batch_size=200", "twin=false")
+MODEL = ("model=lenet5", "federation=fedavg", "federation.plan.batch_size=200", "baseline=false")
 INVERSION = ("attack=model_inversion", "attack.matching_iterations=3")
 
 
 def test_a_run_with_passports_is_attacked_with_a_colluding_client_s_layers(tmp_path) -> None:
-    settings = (*TINY, *MODEL, *INVERSION, "colluder=1", "knows_features=true", "features_at=features.2")
+    settings = (
+        *TINY,
+        *MODEL,
+        *INVERSION,
+        "threat_model=insider",
+        "threat_model.knows_defense=false",
+        "threat_model.features_at=features.2",
+    )
 
-    found = run("run", *settings, "defense=fdl_pp", "knows_defense=true", "intercept.save=true", out=tmp_path)
+    found = run(
+        "run", *settings, "defense=fdl_pp", "threat_model.knows_defense=true", "intercept.save=true", out=tmp_path
+    )
 
     assert found.status == 0
     victims = found.records("victim")
@@ -43,10 +52,10 @@ def test_the_accuracy_of_private_layers_is_that_of_the_clients(tmp_path) -> None
 def test_victims_are_attacked_without_training_too(tmp_path) -> None:
     settings = ("victims=1", "model=lenet5", "defense=split_fed", *INVERSION, "attack.iterations=2")
 
-    assert run("attack", *settings, "colluder=1", out=tmp_path).records("victim")[0]["failure"] is None
+    assert run("attack", *settings, "threat_model.colluder=1", out=tmp_path).records("victim")[0]["failure"] is None
     alone = run("attack", *settings, out=tmp_path)
     assert "values of its own draw" in " ".join(alone.json("threat_model.json"))
-    assert run("attack", *settings, "colluder=0", out=tmp_path).status == 2
+    assert run("attack", *settings, "threat_model.colluder=0", out=tmp_path).status == 2
 
 
 @pytest.mark.parametrize("name", ["secagg", "ckks"])

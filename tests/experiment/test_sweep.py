@@ -43,7 +43,7 @@ def test_a_sweep_goes_on_where_it_was_killed(swept: Run, tmp_path: Path) -> None
 
 
 def test_a_failing_job_does_not_stop_the_others(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    settings = (*UNATTACKED, "twin=false", "defense=pruning", "defense.rate=1.5,0.5")
+    settings = (*UNATTACKED, "baseline=false", "defense=pruning", "defense.rate=1.5,0.5")
     half = run("run", "-m", *settings, out=tmp_path)
     assert half.status == 2
     assert [path.name.split("-")[3] for path in tmp_path.glob("[!.]*") if path.is_dir()] == ["pruning"]
@@ -64,7 +64,7 @@ def test_a_sweep_of_attacks(tmp_path: Path) -> None:
 def test_what_has_finished_is_found_before_anything_is_built(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = (command, *TINY, "defense=pruning", "twin=false")
+    settings = (command, *TINY, "defense=pruning", "baseline=false")
     first = run(*settings, out=tmp_path)
     assert first.status == 0
 

@@ -78,7 +78,7 @@ def test_failed_victims_are_asked_for_but_answer_nobody() -> None:
 def test_a_run_records_it_for_each_attacker(tmp_path: Path) -> None:
     done = run(
         "attack", "attack=dlg", "attack.iterations=2", "attack.start=pattern", "model=dlnet", "defense=spn",
-        "victims=4", "tracing=2", "knows_defense=true", out=tmp_path,
+        "victims=4", "tracing=2", "threat_model=adaptive", out=tmp_path,
     )  # fmt: skip
     assert done.status == 0
     records = done.records("tracing")

@@ -15,7 +15,7 @@ from tests.experiment.runs import stamps, wait_until
 GRID = """
 settings: [federation.clients=2, federation.rounds=2]
 train: [evaluate_every=2]
-attack: [victims=2, knows_defense=true]
+attack: [victims=2, threat_model=adaptive]
 attacks:
   iDLG: [attack=idlg, attack.iterations=3]
 weights: final

@@ -1,9 +1,12 @@
+from functools import partial
+
 import pytest
 
 from fl_privacy.config import compose
 from fl_privacy.defenses import ClientState
 from fl_privacy.experiment.build import build_federation
-from fl_privacy.experiment.update_distortion import update_distortion_of
+from fl_privacy.experiment.ground_truth import GroundTruth
+from fl_privacy.experiment.judge import update_distortion
 from fl_privacy.interception import Audit, Interceptor, Probe
 from fl_privacy.types import VictimId
 
@@ -28,6 +31,10 @@ def observations(federation, audit, batch_size=2):
     return seen
 
 
+def measure_of(federation, batch_size=2):
+    return partial(update_distortion, GroundTruth(clients=federation.clients, batch_size=batch_size))
+
+
 @pytest.mark.parametrize("federation", ["fedsgd", "fedavg"])
 @pytest.mark.parametrize(
     "audit", [Audit(probes=(Probe(0, 0), Probe(1, 3)), batch_size=2), Audit(target="update", clients=frozenset({1}))]
@@ -35,7 +42,7 @@ def observations(federation, audit, batch_size=2):
 def test_only_the_defense_makes_a_difference(federation, audit):
     options = [f"federation={federation}", "federation.clients=4", "federation.plan.batch_size=32"]
     defended = build_federation(compose([*options, "defense=pruning", "defense.rate=0.6"]))
-    measure = update_distortion_of(defended.clients, 2)
+    measure = measure_of(defended)
     for observation in observations(defended, audit):
         found, solving = measure(observation)
         assert solving == {}
@@ -53,7 +60,7 @@ def test_the_equations_of_a_fully_connected_layer_are_measured():
     for scale in ("1e-6", "10"):
         federation = build_federation(compose([*options, f"defense.scale={scale}"]))
         (observation,) = observations(federation, audit, 1)
-        figures.append(update_distortion_of(federation.clients, 1)(observation)[1])
+        figures.append(measure_of(federation, 1)(observation)[1])
     weak, strong = figures
     assert weak["condition"] == strong["condition"] > 1
     assert weak["solvable"] == 1 and weak["contraction"] < 1e-3 and weak["error_bound"] < 1e-2
@@ -74,5 +81,5 @@ def test_the_equations_are_those_of_one_example_and_of_gradients(options, batch_
     federation = build_federation(compose([*common, *options]))
     audit = Audit(probes=(Probe(0, 0),), batch_size=batch_size)
     (observation,) = observations(federation, audit, batch_size)
-    figures = update_distortion_of(federation.clients, batch_size)(observation)[1]
+    figures = measure_of(federation, batch_size)(observation)[1]
     assert (figures["solvable"] == 1 and figures["error_bound"] < 0.1) if measured else figures == {}

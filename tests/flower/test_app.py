@@ -15,8 +15,7 @@ from flwr.cli.build import build_fab_from_disk
 from fl_privacy.cli.flower_app import client_app, server_app
 from fl_privacy.config import compose
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.backend import plain_loop
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
 from fl_privacy.flower import LocalGrid
 
@@ -93,7 +92,7 @@ def test_the_apps_run_an_experiment_as_the_plain_loop_does(
     assert (flower / "report.html").stat().st_size > 1000
 
 
-PROBED = SMALL.replace("intercept.target=update", "intercept.target=probe victims=2") + " twin=false"
+PROBED = SMALL.replace("intercept.target=update", "intercept.target=probe victims=2") + " baseline=false"
 
 
 def threat_model(out: Path) -> str:
@@ -161,7 +160,7 @@ def test_supernodes_that_do_not_fit_the_clients_are_an_error(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(UserError, match=r"set federation.clients=3, or start 2 SuperNodes"):
-        run_app(f"{SMALL} twin=false", nodes=3)
+        run_app(f"{SMALL} baseline=false", nodes=3)
 
 
 def test_wrong_overrides_are_an_error() -> None:

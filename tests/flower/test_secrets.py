@@ -49,7 +49,7 @@ from tests.federation import harness
 CLIENT, SCALE = 3, 0.1
 OVERRIDES = (
     "model=lenet federation=fedsgd federation.clients=50 federation.rounds=2 federation.plan.batch_size=200"
-    f" defense=dp_noise defense.scale={SCALE} attack=none twin=false seed=17"
+    f" defense=dp_noise defense.scale={SCALE} attack=none baseline=false seed=17"
 )
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.config import compose
-from fl_privacy.experiment.backend import plain_loop
-from fl_privacy.experiment.monitor import Monitor
+from fl_privacy.experiment.contracts import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
 
 SETTINGS = (
@@ -21,8 +20,8 @@ SETTINGS = (
     "attack=analytic",
     "defense=dp_noise",
     "defense.clip_norm=1.0",
-    "twin=false",
-    "knows_defense=true",
+    "baseline=false",
+    "threat_model=adaptive",
     "intercept.save=true",
 )
 

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from fl_privacy.config import compose
+from fl_privacy.config.settings import captured_groups, captured_keys, select
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.captured import as_captured, expect_of
 from fl_privacy.interception.capture_reader import load_observations
@@ -43,29 +44,13 @@ def put(content: Any, path: tuple[Any, ...], value: Any) -> Any:
     return content
 
 
-CONFIGURED = OmegaConf.to_container(compose([*SETTINGS]))
-TAKEN = (
-    "data",
-    "partition",
-    "model",
-    "federation",
-    "defense",
-    "seed",
-    "batch_size",
-    "intercept",
-    "victims",
-    "colluder",
-)
-CHOSEN = ("data", "partition", "model", "federation", "defense")
+CONFIGURED = compose([*SETTINGS]).plain()
 
 
 def configurations() -> Iterator[tuple[str, tuple[tuple[Any, ...], Any]]]:
     """Every setting that is taken from a captured configuration, of another type, or gone."""
-    assert isinstance(CONFIGURED, dict)
-    for key in (*TAKEN, "choices"):
-        for path, value in leaves(CONFIGURED[key], (key,)):
-            if key == "choices" and len(path) == 2 and path[1] not in CHOSEN:
-                continue
+    for key in (*captured_keys(), *(f"choices.{name}" for name in captured_groups())):
+        for path, value in leaves(select(CONFIGURED, key), tuple(key.split("."))):
             for wrong in (*wrong_for(value), "${oc.env:HOME}", {"_target_": "os.getcwd"}):
                 if not lenient(path, value, wrong):
                     yield f"{'.'.join(map(str, path))}={str(wrong)[:30]}", (path, wrong)
@@ -209,7 +194,15 @@ def test_a_captured_update(case: Case, copied: Callable[[], Path]) -> None:
     refused(attacked)
 
 
-FILES = ("run.json", "environment.json", "threat_model.json", "partition.json", "summary.json", "config.yaml")
+FILES = (
+    "run.json",
+    "environment.json",
+    "threat_model.json",
+    "defense.json",
+    "partition.json",
+    "summary.json",
+    "config.yaml",
+)
 
 
 def reported() -> Iterator[tuple[str, Callable[[Path], None]]]:

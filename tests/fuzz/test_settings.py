@@ -9,11 +9,11 @@ from types import NoneType, UnionType
 from typing import Any, Literal
 
 import pytest
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config import compose, expand_sweep, options
-from fl_privacy.config.check import LIMITS, SETTINGS
+from fl_privacy.config import RunSettings, compose, expand_sweep, options
+from fl_privacy.config.settings import settings
 from fl_privacy.experiment.build import build_attack, build_defense, build_plan
 from tests.fuzz.judge import SECONDS, Case, cases, refused, wrong_for
 
@@ -25,8 +25,8 @@ LENIENT = {("policies", int), ("policies", list), ("private", str), ("features_a
 
 def typed() -> Iterator[tuple[str, tuple[str, str]]]:
     """Each setting of a run, with text for what it can't be."""
-    for name, annotation in SETTINGS.items():
-        for value in wrong_texts(annotation):
+    for name, declared in settings():
+        for value in () if "group" in declared.metadata else wrong_texts(declared.type):
             yield f"{name}={value}", (name, value)
 
 
@@ -49,7 +49,10 @@ def wrong_texts(annotation: Any) -> list[str]:
 
 def beyond() -> Iterator[tuple[str, tuple[str, str]]]:
     """Each limited number, just below and far above."""
-    for name, (least, most) in LIMITS.items():
+    limits = {name: of for name, declared in settings() if (of := declared.metadata.get("within"))}
+    for group, declared in settings():
+        limits |= {f"{group}.{name}": of for name, of in declared.metadata.get("limits", {}).items()}
+    for name, (least, most) in limits.items():
         for value in (least - 1, 10 * most):
             yield f"{name}={value:g}", (name, str(value) if isinstance(value, float) else str(int(value)))
 
@@ -63,7 +66,7 @@ def test_a_setting_of_the_run(case: Case) -> None:
 
 
 @cache
-def composed(override: str) -> DictConfig:
+def composed(override: str) -> RunSettings:
     return compose([override])
 
 
@@ -85,10 +88,7 @@ def settings_of_options() -> Iterator[tuple[str, tuple[str, str, Any]]]:
 def test_a_setting_of_an_attack_or_defense(case: Case) -> None:
     override, key, value = case.content
     group = override.partition("=")[0]
-    config = composed(override).copy()
-    with open_dict(config):
-        config[group][key] = value
-    refused(lambda: BUILDERS[group](config))
+    refused(lambda: BUILDERS[group](composed(override).changed({f"{group}.{key}": value})))
 
 
 def settings_of_the_plan() -> Iterator[tuple[str, tuple[str, Any]]]:
@@ -103,10 +103,7 @@ def settings_of_the_plan() -> Iterator[tuple[str, tuple[str, Any]]]:
 @pytest.mark.parametrize("case", cases(settings_of_the_plan()))
 def test_a_setting_of_the_plan(case: Case) -> None:
     key, value = case.content
-    config = composed("federation=fedavg").copy()
-    with open_dict(config):
-        config.federation.plan[key] = value
-    refused(lambda: build_plan(config))
+    refused(lambda: build_plan(composed("federation=fedavg").changed({f"federation.plan.{key}": value})))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from fl_privacy.report import write_report
 from fl_privacy.report.attacked import assumptions
 from fl_privacy.results import RunFolder, read_run
-from tests.results.runs import config, defended, record, score
+from tests.results.runs import config, defended, record, round_report, score
 
 FEDSGD = {"shares": "gradient", "batch_size": 128, "batch_norm": "train"}
 FEDAVG = {"shares": "delta", "batch_size": 32, "epochs": 2, "steps": None, "batch_norm": "eval"}
@@ -24,10 +24,8 @@ def trained(out, sizes=(300, 400), **options):
         out, label="x", config=config(**settings(**options)), config_text="", undefended=undefended
     ) as folder:
         folder.write_partition([[size] for size in sizes], ["only"])
-        folder.add_round(
-            round=1, clients=[0, 1], excluded={}, train_loss=1.0, seconds=1.0, defense_seconds=0.0, bytes_up=1
-        )
-        folder.add_victim(score(1, 0, noise=0.1), round=1, client=0)
+        folder.add_round(round_report(clients=[0, 1]))
+        folder.add_victim(score(1, 0, noise=0.1))
         folder.finish()
     return read_run(folder.path)
 
@@ -67,7 +65,7 @@ def test_the_decisive_assumption_is_said(tmp_path, options, expected):
 
 def test_a_defense_that_met_no_adaptive_attacker_says_so(tmp_path):
     text = assumptions(trained(tmp_path, plan=FEDSGD, undefended=False, **defended(scale=0.1)))
-    assert text.endswith("No attacker knew of the defense; one that does may read more (knows_defense=true).")
+    assert text.endswith("No attacker knew of the defense; one that does may read more (threat_model=adaptive).")
     both = record(tmp_path, label="both", changes=settings(FEDSGD), adaptive=0.1)
     assert "No attacker knew" not in assumptions(read_run(both))
 

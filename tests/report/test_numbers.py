@@ -1,7 +1,11 @@
 """How numbers are shown."""
 
+from fl_privacy.metrics import Statistic
 from fl_privacy.report.numbers import interval
 
 
 def test_no_zero_is_negative() -> None:
-    assert interval({"ci95": [-0.0001, 0.0004]}, "lpips") == "[0.000, 0.000]"
+    assert (
+        interval(Statistic(mean=0.0, ci95=(-0.0001, 0.0004), n=2, groups=2, median=0.0, min=0.0, max=0.0), "lpips")
+        == "[0.000, 0.000]"
+    )

@@ -1,47 +1,62 @@
 """CAP of a sweep and of any runs, from the figures in their summaries."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from fl_privacy.errors import UserError
+from fl_privacy.metrics import Statistic
 from fl_privacy.report import write_report
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import caps, samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view
 from fl_privacy.report.readings import Reading
 from fl_privacy.report.trade_off import Outcome, Row, Versus
-from fl_privacy.results import read_run
+from fl_privacy.results import Leakage, Traced, read_run
+from fl_privacy.results.summary import summarize
 from tests.experiment.runs import run
 from tests.results.runs import defended, record
 
 PLAIN, ADAPTIVE, WORST = (Versus("DLG", attacker) for attacker in ("plain", "adaptive", "worst"))
 
 
-def leakage(rmse: float, labels: float, tracing: float | None, ratio: float | None = None):
-    found = {
-        "metrics": {"rmse": {"mean": rmse}, "label_correct": {"mean": labels}},
-        "tracing": None if tracing is None else {"mean": tracing},
-    }
-    return found if ratio is None else found | {"perturbation": {"signal_to_perturbation": {"mean": ratio}}}
+NOTHING = summarize([], finished=True, undefended_accuracy=None, total_seconds=None)
 
 
-def row(family: str, strength: str, accuracy: float | None, found) -> Row:
+def statistic(mean: float) -> Statistic:
+    return Statistic(mean=mean, ci95=None, n=1, groups=1, median=mean, min=mean, max=mean)
+
+
+def leakage(rmse: float, labels: float, tracing: float | None) -> Leakage:
+    rest = {"attacked": 0.0, "queries": 1, "participants": 2, "chance": 0.5}
+    return Leakage(
+        metrics={"rmse": statistic(rmse), "label_correct": statistic(labels)},
+        tracing=None if tracing is None else Traced(**asdict(statistic(tracing)), **rest),
+    )
+
+
+def row(family: str, strength: str, accuracy: float | None, ratio: float, found: dict[Versus, Leakage]) -> Row:
     outcome = Outcome(family=family, strength=strength, training=Path(f"{family}{strength}"), attacks={})
-    training = None if accuracy is None else {"final_accuracy": accuracy}
-    readings = [Reading(attack=v.attack, attacker=v.attacker, leakage=of_attacker) for v, of_attacker in found.items()]
-    return Row(outcome=outcome, training=training, pmm=None, leakage=found, readings=readings, perturbation={})
+    return Row(
+        outcome=outcome,
+        training=None if accuracy is None else replace(NOTHING, final_accuracy=accuracy),
+        pmm=None,
+        leakage=found,
+        readings=[Reading(attack=v.attack, attacker=v.attacker, leakage=leaked) for v, leaked in found.items()],
+        perturbation={},
+        attacks={"DLG": replace(NOTHING, perturbation={"signal_to_perturbation": statistic(ratio)})},
+    )
 
 
 ROWS = [
-    row("Undefended", "", 0.9, {PLAIN: leakage(0.0, 1.0, 0.0, 5.0)}),
-    row("DP", "scale 1", 0.5, {PLAIN: leakage(1.2, 0.4, 0.8, 0.3), ADAPTIVE: leakage(1.0, 0.5, 0.6)}),
-    row("DP", "scale 0.1", 0.8, {PLAIN: leakage(0.3, 1.0, 0.1, 3.0), ADAPTIVE: leakage(0.1, 1.0, 0.0)}),
-    row("SPN", "alpha2 1", 0.85, {PLAIN: leakage(0.9, 0.8, None, 0.9)}),
-    row("SPN", "alpha2 2", None, {PLAIN: leakage(0.9, 0.8, None, 0.9)}),
-    row("SPN", "alpha2 0", 0.9, {PLAIN: leakage(0.3, 0.8, None, float("inf"))}),
+    row("Undefended", "", 0.9, 5.0, {PLAIN: leakage(0.0, 1.0, 0.0)}),
+    row("DP", "scale 1", 0.5, 0.3, {PLAIN: leakage(1.2, 0.4, 0.8), ADAPTIVE: leakage(1.0, 0.5, 0.6)}),
+    row("DP", "scale 0.1", 0.8, 3.0, {PLAIN: leakage(0.3, 1.0, 0.1), ADAPTIVE: leakage(0.1, 1.0, 0.0)}),
+    row("SPN", "alpha2 1", 0.85, 0.9, {PLAIN: leakage(0.9, 0.8, None)}),
+    row("SPN", "alpha2 2", None, 0.9, {PLAIN: leakage(0.9, 0.8, None)}),
+    row("SPN", "alpha2 0", 0.9, float("inf"), {PLAIN: leakage(0.3, 0.8, None)}),
 ]
 
 
@@ -71,8 +86,8 @@ def test_the_adaptive_attacker_meets_the_same_perturbation():
 
 def test_the_worst_attacker_is_the_nearest_strength_by_strength():
     rows = [
-        row("DP", "scale 1", 0.5, {PLAIN: leakage(0.4, 1.0, None, 0.3), ADAPTIVE: leakage(1.0, 1.0, None)}),
-        row("DP", "scale 2", 0.5, {PLAIN: leakage(1.0, 1.0, None, 0.3), ADAPTIVE: leakage(0.2, 1.0, None)}),
+        row("DP", "scale 1", 0.5, 0.3, {PLAIN: leakage(0.4, 1.0, None), ADAPTIVE: leakage(1.0, 1.0, None)}),
+        row("DP", "scale 2", 0.5, 0.3, {PLAIN: leakage(1.0, 1.0, None), ADAPTIVE: leakage(0.2, 1.0, None)}),
     ]
     found = {c.versus: c.value for c in caps(samples_of_rows(rows)) if c.distance == "reconstruction"}
     assert found == pytest.approx({PLAIN: 0.5 * 0.7, ADAPTIVE: 0.5 * 0.6, WORST: 0.5 * 0.3})
@@ -88,11 +103,12 @@ def test_a_strength_that_changes_nothing_counts_but_has_no_place_in_the_chart():
 
 
 def runs_of(tmp_path: Path, *changes):
-    perturbed = {"summary": {"perturbation": {"signal_to_perturbation": {"mean": 2.0}}}}
     found = []
     for change in changes:
         run = read_run(record(tmp_path, changes=change, undefended=False))
-        found.append(replace(run, summary={**run.summary, **perturbed["summary"]}))
+        found.append(
+            replace(run, summary=replace(run.summary, perturbation={"signal_to_perturbation": statistic(2.0)}))
+        )
     return found
 
 
@@ -127,7 +143,7 @@ def test_a_chart_for_each_mechanism_and_distance():
 
 def test_runs_are_sorted_into_mechanisms(tmp_path: Path):
     common = ("federation.clients=2", "federation.rounds=1", "victims=3", "attack=dlg", "attack.iterations=1",
-              "intercept.rounds=first", "twin=false", "attack.start=pattern", "knows_defense=true")  # fmt: skip
+              "intercept.rounds=first", "baseline=false", "attack.start=pattern", "threat_model=adaptive")  # fmt: skip
     done = run("run", "-m", *common, "defense=ppdl", "defense.share=0.05,0.3", "defense.scale=1,0.1,0.01", out=tmp_path)
     assert done.status == 0
     folders = sorted(path for path in tmp_path.glob("[!.]*") if path.is_dir())

@@ -5,15 +5,21 @@ from dataclasses import replace
 
 import pytest
 
+from fl_privacy.federation import Evaluation
+from fl_privacy.metrics import Statistic
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.readings import few, most_recognized, readings, tone, tone_of, worst_by
 from fl_privacy.report.recommendation import candidate_of
 from fl_privacy.report.trade_off import Outcome
 from fl_privacy.report.verdict import verdict
-from fl_privacy.results import RunFolder, read_run
-from tests.results.runs import config, defended, record, score
+from fl_privacy.results import Attacker, Recognized, RunFolder, read_run
+from tests.results.runs import config, defended, record, round_report, score
 
-BOUND = {"metric": "psnr", "value": 15.0, "leaks": "above", "source": "Refiner", "recognizable": 0, "n": 8}
+BOUND = Recognized(metric="psnr", value=15.0, leaks="above", source="Refiner", recognizable=0, n=8)
+
+
+def statistic_of(mean, ci95, groups=8):
+    return Statistic(mean=mean, ci95=ci95, n=8, groups=groups, median=mean, min=mean, max=mean)
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +38,8 @@ def silent(tmp_path_factory):
 def test_run_page_comparison_scatter_and_answer_agree(adaptive, silent):
     summary = read_run(adaptive).summary
     worst = worst_by("psnr", readings(summary))
-    mean = worst.statistic("psnr")["mean"]
-    assert worst.attacker == "adaptive" and mean > BOUND["value"] > summary["metrics"]["psnr"]["mean"]
+    mean = worst.statistic("psnr").mean
+    assert worst.attacker == "adaptive" and mean > BOUND.value > summary.plain.metrics["psnr"].mean
     assert verdict(summary).tone == "leak"
     text = write_report([adaptive, silent]).read_text()
     tags = re.findall(r'<span class="tag (\w+)">(\d+ of \d+)</span>', text)
@@ -59,7 +65,7 @@ def test_an_early_round_that_leaks_is_not_forgotten(tmp_path):
     with RunFolder.open_or_create(tmp_path, label="x", config=config(), config_text="") as folder:
         for round, noise in ((1, 0.02), (12, 0.9)):
             for victim in range(6):
-                folder.add_victim(score(round, victim, noise=noise), round=round, client=0)
+                folder.add_victim(score(round, victim, noise=noise))
         folder.finish()
     found = verdict(read_run(folder.path).summary)
     assert found.text == "In round 12, none of the 6 attacked images is recognizable; in round 1, 6 of 6"
@@ -69,11 +75,12 @@ def test_an_early_round_that_leaks_is_not_forgotten(tmp_path):
 
 def test_images_are_counted_once_and_rounds_kept_apart(adaptive):
     summary = read_run(adaptive).summary
-    assert [entry["round"] for entry in summary["attacked"]] == [1, 12]
-    for entry in summary["attacked"]:
-        for attacker in ("plain", "adaptive"):
-            assert entry[attacker]["images"] == entry[attacker]["metrics"]["psnr"]["groups"] == 6
-    assert summary["metrics"] == summary["attacked"][-1]["plain"]["metrics"]
+    assert [entry.round for entry in summary.attacked] == [1, 12]
+    for entry in summary.attacked:
+        assert entry.by.keys() == set(Attacker)
+        for leakage in entry.by.values():
+            assert leakage.images == leakage.metrics["psnr"].groups == 6
+    assert summary.plain == summary.attacked[-1].by[Attacker.PLAIN]
 
 
 def test_the_images_of_one_upload_are_one_group(tmp_path):
@@ -81,9 +88,9 @@ def test_the_images_of_one_upload_are_one_group(tmp_path):
         for victim in range(3):
             first = score(1, victim, noise=0.3)
             batch = tuple(replace(first.images[0], image=k) for k in range(4))
-            folder.add_victim(replace(first, images=batch), round=1, client=0)
-        psnr = folder.finish()["metrics"]["psnr"]
-    assert (psnr["n"], psnr["groups"]) == (12, 3)
+            folder.add_victim(replace(first, images=batch))
+        psnr = folder.finish().plain.metrics["psnr"]
+    assert (psnr.n, psnr.groups) == (12, 3)
     assert few(psnr) == "only 3 uploads"
     assert "3 uploads" in write_report([folder.path]).read_text()
 
@@ -99,17 +106,19 @@ def test_the_images_of_one_upload_are_one_group(tmp_path):
     ],
 )
 def test_private_takes_more_than_a_low_mean(ci95, groups, recognizable, expected):
-    statistic = {"mean": 10.0, "ci95": ci95, "n": 8, "groups": groups}
-    assert tone(statistic, BOUND | {"recognizable": recognizable}, failures=0) == expected
+    statistic = statistic_of(10.0, ci95, groups)
+    assert tone(statistic, replace(BOUND, recognizable=recognizable), failures=0) == expected
     # What an attack failed on may be readable all the same.
-    assert tone(statistic, BOUND | {"recognizable": recognizable}, failures=1) == ("leak" if recognizable else "open")
+    assert tone(statistic, replace(BOUND, recognizable=recognizable), failures=1) == (
+        "leak" if recognizable else "open"
+    )
 
 
 def test_private_where_low_values_leak():
-    statistic = {"mean": 0.3, "n": 8, "groups": 8, "ci95": [0.06, 0.5]}
-    bound = BOUND | {"metric": "lpips", "value": 0.05, "leaks": "below"}
+    statistic = statistic_of(0.3, (0.06, 0.5))
+    bound = replace(BOUND, metric="lpips", value=0.05, leaks="below")
     assert tone(statistic, bound, failures=0) == "private"
-    assert tone(statistic | {"ci95": [0.04, 0.5]}, bound, failures=0) == "open"
+    assert tone(replace(statistic, ci95=(0.04, 0.5)), bound, failures=0) == "open"
 
 
 def test_an_attack_that_failed_leaves_it_open(tmp_path):
@@ -135,10 +144,10 @@ def test_few_read_well_leak_more_than_many_read_a_little_better_than_noise(tmp_p
     for label, noises in (("one", [0.9] * 11 + [0.1]), ("none", [0.5] * 12)):
         with RunFolder.open_or_create(tmp_path, label=label, config=config(name=label), config_text="") as folder:
             for victim, noise in enumerate(noises):
-                folder.add_victim(score(1, victim, noise=noise), round=1, client=0)
+                folder.add_victim(score(1, victim, noise=noise))
             folder.finish()
         rows.append(folder.path)
-    means = [read_run(path).summary["metrics"]["psnr"]["mean"] for path in rows]
+    means = [read_run(path).summary.plain.metrics["psnr"].mean for path in rows]
     assert means[0] < means[1]
     assert "Least leaks from B" in write_report(rows).read_text()
 
@@ -146,17 +155,8 @@ def test_few_read_well_leak_more_than_many_read_a_little_better_than_noise(tmp_p
 def test_an_exact_reconstruction_stays_in_the_charts(tmp_path):
     runs = [record(tmp_path, label="a")]
     with RunFolder.open_or_create(tmp_path, label="b", config=config(**defended(scale=1)), config_text="") as folder:
-        folder.add_round(
-            round=1,
-            clients=[0],
-            excluded={},
-            train_loss=1.0,
-            seconds=1.0,
-            defense_seconds=0.0,
-            bytes_up=1,
-            accuracy=0.5,
-        )
-        folder.add_victim(score(1, 0, noise=0.1, exact=True), round=1, client=0)
+        folder.add_round(round_report(), Evaluation(accuracy=0.5, loss=1.0, num_examples=1))
+        folder.add_victim(score(1, 0, noise=0.1, exact=True))
         folder.finish()
     text = write_report([*runs, folder.path]).read_text()
     assert "(exact)" in text and "B at 50.0 %, &gt; 100 dB" in text

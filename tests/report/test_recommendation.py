@@ -97,6 +97,6 @@ def test_the_summary_ends_with_the_epsilon_of_the_last_round(epsilon):
     for record in records[1:]:
         record |= {"bytes_up": 1, "seconds": 1.0, "defense_seconds": 0.0}
     summary = summarize(records, finished=True, undefended_accuracy=None, total_seconds=None)
-    assert summary["privacy"]["epsilon"] == (epsilon and 5.0)
-    assert (summary["privacy"]["missing"] is None) == (epsilon is not None)
-    assert [r["epsilon"] for r in summary["rounds"]] == [epsilon, epsilon and 5.0]
+    assert summary.privacy.epsilon == (epsilon and 5.0)
+    assert (summary.privacy.missing is None) == (epsilon is not None)
+    assert [r.epsilon for r in summary.rounds] == [epsilon, epsilon and 5.0]

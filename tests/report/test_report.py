@@ -7,9 +7,10 @@ import torch
 from PIL import Image
 
 from fl_privacy.errors import UserError
+from fl_privacy.federation import Evaluation
 from fl_privacy.report import grid_picture, write_report
 from fl_privacy.results import RunFolder
-from tests.results.runs import config, defended, pictures, record, score
+from tests.results.runs import config, defended, pictures, record, round_report, score
 
 VOID = {"meta", "link", "img", "br"}
 
@@ -106,7 +107,7 @@ def test_few_images_are_never_called_private(tmp_path):
 def test_an_image_beyond_the_bound_is_a_leak_whatever_the_mean(tmp_path):
     with RunFolder.open_or_create(tmp_path, label="x", config=config(), config_text="") as folder:
         for victim in range(8):
-            folder.add_victim(score(1, victim, noise=0.9 if victim else 0.01), round=1, client=0)
+            folder.add_victim(score(1, victim, noise=0.9 if victim else 0.01))
         folder.finish()
     text = page_of(folder.path).text
     assert "1 of 8 attacked images is recognizable" in text and ">Private</span>" not in text
@@ -118,7 +119,7 @@ def test_what_users_name_is_escaped(tmp_path):
     with RunFolder.open_or_create(tmp_path, label="x", config=settings, config_text="<script>") as folder:
         folder.write_threat_model(["<img src=x onerror=alert(1)>"])
         folder.write_partition([[3, 4], [5, 0]], ["$cat_1$ <i>", "</svg><script>"])
-        folder.add_victim(score(1, 0, noise=0.1, failure="<u>broken</u>"), round=1, client=0)
+        folder.add_victim(score(1, 0, noise=0.1, failure="<u>broken</u>"))
         folder.finish()
     page = page_of(folder.path)
     assert not page.all("script") and not page.all("u") and not page.all("i")
@@ -147,10 +148,8 @@ def test_training_without_attack_and_attack_without_training(tmp_path):
         RunFolder.open_or_create(tmp_path, label=label, config=config(victims=n), config_text="")
         for n, label in enumerate(("training", "attack"))
     )
-    training.add_round(
-        round=1, clients=[0], excluded={}, train_loss=1.0, seconds=1.0, defense_seconds=0.0, bytes_up=1, accuracy=0.5
-    )
-    attack.add_victim(score(0, 0, noise=0.1, exact=True), round=0, client=0)
+    training.add_round(round_report(), Evaluation(accuracy=0.5, loss=1.0, num_examples=1))
+    attack.add_victim(score(0, 0, noise=0.1, exact=True))
     for folder in (training, attack):
         folder.finish()
     assert "No image was attacked" in page_of(training.path).text
@@ -160,7 +159,7 @@ def test_training_without_attack_and_attack_without_training(tmp_path):
     assert "2 runs" in page_of(training.path, attack.path).text
 
 
-def test_the_comparison_takes_pmm_from_the_undefended_twin(out):
+def test_the_comparison_takes_pmm_from_the_undefended_run(out):
     page = page_of(run_in(out, "open"), run_in(out, "guarded"))
     accuracies = re.findall(r'data-label="(?:Accuracy|PMM)">([\d.]+) %</td>', page.text)
     undefended, guarded, pmm = (float(value) for value in accuracies[:3])

@@ -83,8 +83,8 @@ def test_a_copy_has_figures_and_no_pictures(runs, tmp_path):
     assert "PSNR" in text and "recognizable" in text and str(runs[0].parent) not in text
     names = {path.relative_to(page.parent).as_posix() for path in files(page.parent)}
     assert names == {
-        "run.json", "config.yaml", "environment.json", "threat_model.json", "partition.json", "metrics.jsonl",
-        "summary.json", "share.json", "report.html",
+        "run.json", "config.yaml", "environment.json", "threat_model.json", "defense.json", "partition.json",
+        "metrics.jsonl", "summary.json", "share.json", "report.html",
     }  # fmt: skip
     assert not any(b"/home/ada" in path.read_bytes() for path in files(page.parent))
     assert read_run(page.parent).identity.config["data"]["root"] == "photographs"

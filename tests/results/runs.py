@@ -5,8 +5,10 @@ from pathlib import Path
 
 import torch
 
+from fl_privacy.effects import Part
+from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.metrics import ImageScore, VictimScore
-from fl_privacy.results import RunFolder
+from fl_privacy.results import Attacker, RunFolder
 from fl_privacy.types import VictimId
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -67,6 +69,12 @@ def score(round, victim, *, noise, shape=(3, 32, 32), failure=None, exact=False)
     )
 
 
+def round_report(round=1, *, clients=(0,), **given):
+    """Of a round in which nothing went wrong, with what is ``given``."""
+    usual = {"train_loss": 1.0, "seconds": 1.0, "defense_seconds": 0.0, "upload_bytes": 1}
+    return RoundReport(round=round, clients=tuple(clients), **usual | given)
+
+
 def record(
     out: Path,
     *,
@@ -95,22 +103,23 @@ def record(
     folder.write_threat_model(
         ["The server is honest but curious.", "Each client uploads the gradient of one batch.", "a < b & c"]
     )
+    folder.write_defense([] if undefended else [Part("dp_noise", strength="scale")])
     rng = torch.Generator().manual_seed(settings["seed"])
     counts = torch.distributions.Dirichlet(torch.ones(10)).sample((clients,)).mul(500).int()
     folder.write_partition(counts.tolist(), CLASSES)
     for r in range(1, rounds + 1):
         wobble = 0.03 * torch.randn((), generator=rng).item()
-        folder.add_round(
-            round=r,
+        report = round_report(
+            r,
             clients=range(clients),
             excluded={3: "the reply holds NaN"} if r == 5 else {},
             train_loss=2.3 * math.exp(-r / 8),
             seconds=0.5,
             defense_seconds=0.04,
-            bytes_up=1_250_000,
-            accuracy=max(0.1, accuracy * (1 - math.exp(-3 * r / rounds)) + wobble),
-            test_loss=2.3 * math.exp(-r / 9),
+            upload_bytes=1_250_000,
         )
+        accuracy_now = max(0.1, accuracy * (1 - math.exp(-3 * r / rounds)) + wobble)
+        folder.add_round(report, Evaluation(accuracy=accuracy_now, loss=2.3 * math.exp(-r / 9), num_examples=1000))
     for r in (1, rounds):
         scores = [
             score(
@@ -123,16 +132,16 @@ def record(
             for v in range(victims)
         ]
         for s in scores:
-            folder.add_victim(s, round=r, client=s.id.client)
+            folder.add_victim(s)
         folder.add_attack(round=r, victims=victims, seconds=31.5)
         folder.save_reconstructions(r, scores)
         if adaptive is not None:
             scores = [score(r, v, noise=adaptive, shape=shape) for v in range(victims)]
             for s in scores:
-                folder.add_victim(s, round=r, client=s.id.client, attacker="adaptive")
+                folder.add_victim(s, attacker=Attacker.ADAPTIVE)
             words = ["It looks twice.", f"In round {r} thrice."]
-            folder.add_attack(round=r, victims=victims, seconds=5.0, attacker="adaptive", countermeasures=words)
-            folder.save_reconstructions(r, scores, attacker="adaptive")
+            folder.add_attack(round=r, victims=victims, seconds=5.0, attacker=Attacker.ADAPTIVE, countermeasures=words)
+            folder.save_reconstructions(r, scores, attacker=Attacker.ADAPTIVE)
     if finish:
         folder.finish(undefended_accuracy=undefended_accuracy)
     else:

@@ -5,16 +5,18 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private, write_whole
-from fl_privacy.results import RunFolder, find_baseline, read_run
+from fl_privacy.metrics import Statistic
+from fl_privacy.results import Attacker, RunFolder, find_baseline, read_run
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
 
-from .runs import config, defended, record, score
+from .runs import config, defended, record, round_report, score
 
 
 def open_folder(out, settings, **options):
@@ -31,11 +33,11 @@ def test_a_finished_run_reads_back_as_it_was_recorded(tmp_path):
     assert run.environment["seed"] == 0 and "torch" in run.environment["packages"]
     assert len(run.partition.counts) == 4
     summary = run.summary
-    assert summary["failures"] == 1 and summary["metrics"]["psnr"]["n"] == 5, "of the last round, not of both"
-    assert summary["pmm"] == pytest.approx(100 * summary["final_accuracy"] / 0.8)
-    assert summary["seconds"]["attack"] == 63 and summary["bytes_uploaded"] == 15_000_000
-    low, high = summary["metrics"]["psnr"]["ci95"]
-    assert low < summary["metrics"]["psnr"]["mean"] < high
+    assert summary.plain.failures == 1 and summary.plain.metrics["psnr"].n == 5, "of the last round, not of both"
+    assert summary.pmm == pytest.approx(100 * summary.final_accuracy / 0.8)
+    assert summary.seconds.attack == 63 and summary.bytes_uploaded == 15_000_000
+    low, high = summary.plain.metrics["psnr"].ci95
+    assert low < summary.plain.metrics["psnr"].mean < high
 
 
 def test_reconstructions_read_back_to_a_byte(tmp_path):
@@ -50,19 +52,21 @@ def test_reconstructions_read_back_to_a_byte(tmp_path):
 def test_the_adaptive_attacker_is_recorded_beside_the_plain_one(tmp_path):
     plain = read_run(record(tmp_path, label="plain", failures=1))
     both = read_run(record(tmp_path, label="both", failures=1, adaptive=0.01))
-    own = ("adaptive", "attacked", "seconds")
-    assert plain.summary["adaptive"] is None
-    assert {k: v for k, v in both.summary.items() if k not in own} == {
-        k: v for k, v in plain.summary.items() if k not in own
-    }
-    assert [entry["plain"] for entry in both.summary["attacked"]] == [e["plain"] for e in plain.summary["attacked"]]
-    assert all(entry["adaptive"] is None for entry in plain.summary["attacked"])
-    assert both.summary["seconds"]["attack"] == plain.summary["seconds"]["attack"]
-    adaptive = both.summary["adaptive"]
-    assert adaptive["images"] == adaptive["metrics"]["psnr"]["n"] == 6 and adaptive["failures"] == 0
-    assert adaptive["metrics"]["psnr"]["mean"] > both.summary["metrics"]["psnr"]["mean"] + 10
-    assert adaptive["seconds"] == 10
-    assert adaptive["countermeasures"] == ["It looks twice.", "In round 1 thrice.", "In round 12 thrice."]
+    assert plain.summary.adaptive is None
+    own = {"attacked": (), "countermeasures": (), "seconds": None}
+    assert replace(both.summary, **own) == replace(plain.summary, **own)
+    of_plain = [[entry.by[Attacker.PLAIN] for entry in run.summary.attacked] for run in (plain, both)]
+    assert of_plain[0] == of_plain[1]
+    assert all(Attacker.ADAPTIVE not in entry.by for entry in plain.summary.attacked)
+    assert both.summary.seconds.attack == plain.summary.seconds.attack
+    adaptive = both.summary.adaptive
+    assert adaptive.images == adaptive.metrics["psnr"].n == 6 and adaptive.failures == 0
+    assert adaptive.metrics["psnr"].mean > both.summary.plain.metrics["psnr"].mean + 10
+    assert both.summary.seconds.adaptive == 10
+    assert both.summary.countermeasures == ("It looks twice.", "In round 1 thrice.", "In round 12 thrice.")
+    written = json.loads((both.path / "summary.json").read_text())
+    assert written["adaptive"]["metrics"]["psnr"]["n"] == 6 and written["adaptive"]["seconds"] == 10
+    assert written["attacked"][-1]["plain"]["metrics"] == written["metrics"]
     assert [v["attacker"] for v in both.of_kind("victim")] == ["plain"] * 12
     assert [v["attacker"] for v in both.of_kind("victim", "adaptive")] == ["adaptive"] * 12
     pairs, problems = both.read_pairs()
@@ -75,10 +79,8 @@ def test_the_adaptive_attacker_is_recorded_beside_the_plain_one(tmp_path):
 
 def test_infinite_and_missing_values_stay_standard_json(tmp_path):
     with open_folder(tmp_path, config()) as folder:
-        folder.add_victim(score(1, 0, noise=0.1, exact=True), round=1, client=0)
-        folder.add_round(
-            round=1, clients=[0], excluded={}, train_loss=math.nan, seconds=1.0, defense_seconds=0.0, bytes_up=1
-        )
+        folder.add_victim(score(1, 0, noise=0.1, exact=True))
+        folder.add_round(round_report(train_loss=math.nan))
         folder.finish()
 
     def refuse(constant):
@@ -88,9 +90,10 @@ def test_infinite_and_missing_values_stay_standard_json(tmp_path):
         json.loads(line, parse_constant=refuse)
     run = read_run(folder.path)
     assert run.of_kind("victim")[0]["psnr"] == math.inf and run.of_kind("round")[0]["train_loss"] is None
-    assert run.summary["metrics"]["psnr"] == {
-        "mean": math.inf, "ci95": None, "n": 1, "groups": 1, "median": math.inf, "min": math.inf, "max": math.inf
-    }  # fmt: skip
+    inf = math.inf
+    assert run.summary.plain.metrics["psnr"] == Statistic(
+        mean=inf, ci95=None, n=1, groups=1, median=inf, min=inf, max=inf
+    )
 
 
 RECORD_AND_WAIT = """
@@ -131,8 +134,8 @@ def test_the_summary_of_a_killed_run_is_that_of_its_records(tmp_path):
         file.write('{"kind": "round", "round": 13, "accu')
     (path / "reconstructions" / "round-0013.safetensors").write_bytes(b"\x10\x00\x00")
     killed = read_run(path)
-    assert not killed.finished and killed.summary["status"] == "interrupted"
-    assert killed.summary["metrics"] == whole.summary["metrics"]
+    assert not killed.finished and not killed.summary.finished
+    assert killed.summary.plain == whole.summary.plain
     assert any("cut off" in problem for problem in killed.problems)
     pairs, problems = killed.read_pairs()
     assert len(pairs) == 12 and len(problems) == 1 and "round-0013" in problems[0]
@@ -184,7 +187,7 @@ def test_a_run_is_known_by_what_decides_its_numbers():
     assert training_hash(settings) != training_hash(config(federation={"clients": 5}))
 
 
-def test_the_undefended_twin_is_found(tmp_path):
+def test_the_undefended_baseline_is_found(tmp_path):
     settings = config(**defended(scale=0.1))
     assert find_baseline(tmp_path / "nowhere", settings) is None
     record(tmp_path, changes={"seed": 3}, undefended=True)

@@ -13,6 +13,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.results import RunFolder, read_run
 from fl_privacy.results.folder import is_finished
 from fl_privacy.results.lock import LOCKS, hold, release
+from fl_privacy.results.summary import Summary, summarize
 
 from .runs import config
 
@@ -80,14 +81,14 @@ def test_a_second_thread_is_refused_as_well(tmp_path: Path) -> None:
 def test_a_run_is_held_until_its_summary_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
-    def summarize(*args: object, **settings: object) -> dict[str, object]:
+    def watched(records: list[dict[str, Any]], **settings: Any) -> Summary:
         with pytest.raises(UserError, match="another process"):
             hold(folder.path)
         seen.append(True)
-        return {}
+        return summarize(records, **settings)
 
     folder = RunFolder.open_or_create(tmp_path, label="a", config=config(), config_text="")
-    monkeypatch.setattr("fl_privacy.results.folder.summarize", summarize)
+    monkeypatch.setattr("fl_privacy.results.folder.summarize", watched)
     folder.finish()
     assert seen
     release(hold(folder.path))

@@ -3,7 +3,7 @@
 from fl_privacy.attacks.adaptive.assumed_transform import AssumedTransform, choose_transforms
 from fl_privacy.attacks.adaptive.clip import Clips
 from fl_privacy.attacks.adaptive.constraints import Constraints, HiddenGradient, Unknowns, UpdateConstraints
-from fl_privacy.attacks.adaptive.countermeasures import Circumstances, Countermeasure, countermeasures
+from fl_privacy.attacks.adaptive.countermeasures import Circumstances, Countermeasure, countermeasures_against
 from fl_privacy.attacks.adaptive.estimates import (
     estimate_clip_norm,
     estimate_noise_std,
@@ -22,7 +22,7 @@ __all__ = [
     "Unknowns",
     "UpdateConstraints",
     "choose_transforms",
-    "countermeasures",
+    "countermeasures_against",
     "estimate_clip_norm",
     "estimate_noise_std",
     "estimate_step",

@@ -85,16 +85,16 @@ sent back into the features is as large as the head's weights."""
 
 
 @singledispatch
-def countermeasures(effect: Effect, circumstances: Circumstances) -> Sequence[Countermeasure] | None:
+def countermeasures_against(effect: Effect, circumstances: Circumstances) -> Sequence[Countermeasure] | None:
     """What is done against ``effect``, which the attacker is told of; ``None`` where nothing is known to do.
 
-    One against an effect of another package is added by ``@countermeasures.register`` above a function of it. Fields of
-    an effect that are not told are ``None``.
+    A function under ``@countermeasures_against.register`` adds what is done against another effect. Fields
+    of an effect that are not told are ``None``.
     """
     return None
 
 
-@countermeasures.register
+@countermeasures_against.register
 def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Pruning and selective sharing."""
     return [
@@ -107,7 +107,7 @@ def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[
     ]
 
 
-@countermeasures.register
+@countermeasures_against.register
 def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Quantization: measured against a straight-through quantizer of the guess, this reaches further."""
     return [
@@ -119,7 +119,7 @@ def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Se
     ]
 
 
-@countermeasures.register
+@countermeasures_against.register
 def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Soteria: muting the columns that are zero reaches a little further than muting the whole layer."""
     if circumstances.head is None:
@@ -133,19 +133,19 @@ def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Seq
     ]
 
 
-@countermeasures.register
+@countermeasures_against.register
 def _against_mixing(effect: SlicedNoise, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """The improved Soteria, which leaves nothing to mute: noise like any other."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
-@countermeasures.register
+@countermeasures_against.register
 def _against_refiner(effect: RobustGradient, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Refiner: robust data look like noise, and where their noise is drawn anew it averages out over rounds."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
-@countermeasures.register
+@countermeasures_against.register
 def _against_ats(effect: Transformed, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """ATS: the original is looked for through every transformation that may have been drawn."""
     transforms = outcomes(effect.policies or (), table=effect.table, by_probability=effect.by_probability)
@@ -161,7 +161,7 @@ def _against_ats(effect: Transformed, circumstances: Circumstances) -> Sequence[
     ]
 
 
-@countermeasures.register
+@countermeasures_against.register
 def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Noise on the update, or on the gradient of every local step, after clipping it."""
     unit = circumstances.matched_per_uploaded
@@ -174,14 +174,14 @@ def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Coun
     return [*clipping, *_prefer_smooth(circumstances, BLURRED)]
 
 
-@countermeasures.register
+@countermeasures_against.register
 def _against_clipping(effect: Clipped, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Clipping without noise."""
     clips = circumstances.unrolls or not circumstances.plan.weight_decay
     return _clip(effect, circumstances.matched_per_uploaded, 0.0, circumstances) if clips else []
 
 
-@countermeasures.register
+@countermeasures_against.register
 def _against_dp_sgd(effect: ClippedExamples, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Noise on the sum of clipped gradients of single examples; that of a single one can be clipped likewise."""
     norm, multiplier = effect.norm, effect.noise_multiplier
@@ -191,7 +191,7 @@ def _against_dp_sgd(effect: ClippedExamples, circumstances: Circumstances) -> Se
     return [*clipping, *_prefer_smooth(circumstances, BLURRED)]
 
 
-@countermeasures.register
+@countermeasures_against.register
 def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """SPN, whose private loss acts on the public model through one vector of features an example.
 
@@ -231,7 +231,7 @@ def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[
     ]
 
 
-@countermeasures.register
+@countermeasures_against.register
 def _against_split(effect: PrivateLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Private layers, of which only stand-ins are known; model inversion also finds them with the image."""
     return _prefer_smooth(circumstances, BLURRED)

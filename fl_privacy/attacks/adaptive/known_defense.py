@@ -14,7 +14,7 @@ from fl_privacy.attacks.adaptive.assumed_transform import Transform
 from fl_privacy.attacks.adaptive.bounds import Bounds, widest
 from fl_privacy.attacks.adaptive.clip import Clips
 from fl_privacy.attacks.adaptive.constraints import HiddenGradient, UpdateConstraints
-from fl_privacy.attacks.adaptive.countermeasures import Circumstances, Countermeasure, countermeasures
+from fl_privacy.attacks.adaptive.countermeasures import Circumstances, Countermeasure, countermeasures_against
 from fl_privacy.types import Observation, Tensors
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class KnownDefense:
         """That which ``observation`` knows of; a line in the log on what there is no countermeasure for."""
         found: list[Countermeasure] = []
         for part in observation.knowledge.defense or ():
-            if (taken := countermeasures(part.effect, circumstances)) is None:
+            if (taken := countermeasures_against(part.effect, circumstances)) is None:
                 logger.info("No countermeasure is known against %s, which is attacked as if unknown.", part.name)
             else:
                 found += taken

@@ -163,7 +163,9 @@ class ModelInversion:
         shape = (observations[0].upload.num_examples, *seen_shape(front, observations[0]))
         needed = [o for o, f in zip(observations, told, strict=True) if f is None or self.features == "recovered"]
         if needed and self.features == "known":
-            return ["The attack is expected to be told the features, but was not; set knows_features=true."] * len(told)
+            return [
+                "The attack is expected to be told the features, but was not; set threat_model.knows_features=true."
+            ] * len(told)
         recovered = iter(
             self.recovery(needed, front, seed=seed, progress=lambda done, total: report(0.5 * done / max(1, total)))
             if needed

@@ -1,1 +1,17 @@
 """Inputs whose gradient is the one observed."""
+
+from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
+from fl_privacy.attacks.gradient_inversion.initialization import Projection, Space
+from fl_privacy.attacks.gradient_inversion.settings import Compile, DType, LabelPolicy, Settings
+from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
+
+__all__ = [
+    "Compile",
+    "DType",
+    "GradientInversion",
+    "LabelPolicy",
+    "LocalSteps",
+    "Projection",
+    "Settings",
+    "Space",
+]

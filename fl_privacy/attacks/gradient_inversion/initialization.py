@@ -133,7 +133,7 @@ class PublicMean:
         if known.public_images is None:
             raise UserError(
                 "The public-mean start is expected to be told public images, but got none;"
-                " set public_images=1000, or use start=uniform."
+                " set threat_model.public_images=1000, or use start=uniform."
             )
         images = known.public_images.cpu()
         mean = images.mean(0).expand(blank.shape)

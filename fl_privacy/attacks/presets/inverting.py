@@ -1,39 +1,43 @@
-"""Inverting gradients."""
+"""Attacks that know what natural images look like, by Adam on a penalized distance of gradients."""
 
 from collections.abc import Mapping
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, Unpack, get_args
 
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.initialization import Projection, Space, named_start
-from fl_privacy.attacks.gradient_inversion.objectives import Cosine
-from fl_privacy.attacks.gradient_inversion.priors import ColorRange, Prior, TotalVariation
-from fl_privacy.attacks.gradient_inversion.settings import Compile, LabelPolicy
-from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
-from fl_privacy.attacks.optimizers import Adam, StepDecay
+from fl_privacy.attacks.gradient_inversion import GradientInversion, Space
+from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine
+from fl_privacy.attacks.gradient_inversion.priors import (
+    BatchNormStatistics,
+    ColorRange,
+    GroupConsistency,
+    ImageNorm,
+    TotalVariation,
+)
+from fl_privacy.attacks.optimizers import LBFGS, Adam, CosineRate, GradientDescent, Optimizer, StepDecay
 from fl_privacy.attacks.optimizers.first_order import Sign
+from fl_privacy.attacks.presets.options import GradientOptions, takes, vary
+from fl_privacy.errors import UserError
+
+Variant = Literal["paper", "code"]
+"""Where paper and program differ."""
+
+_STD = 0.25
+_SPACE = Space(mean=0.5, std=_STD)
+"""Of images normalized by values that stand for those of natural images."""
 
 
+@takes(GradientOptions)
 def inverting_gradients(
     *,
-    iterations: int = 4800,
     lr: float = 0.1,
     total_variation: float = 1e-4,
     per_layer: bool = False,
     sign: Sign = "hard",
-    noise: float = 0.0,
     isotropic: bool = False,
     color_range: float = 0.0,
-    projection: Projection = "clamp",
-    mean: float = 0.5,
-    std: float = 0.25,
-    restarts: int = 1,
-    labels: LabelPolicy = "auto",
-    start: str = "normal",
-    layers: Mapping[str, float] | None = None,
-    local_steps: LocalSteps = "unroll",
-    compile: Compile = "auto",
-    dtype: Literal["float32", "float64"] = "float32",
-    device: str | None = None,
+    mean: float = _SPACE.mean,
+    std: float = _SPACE.std,
+    **options: Unpack[GradientOptions],
 ) -> GradientInversion:
     """Inverting gradients (Geiping et al. 2020): cosine and total variation, signed Adam with step decay, clamped.
 
@@ -45,22 +49,114 @@ def inverting_gradients(
     deviation of noise on the pixels' gradient), ``isotropic`` (total variation by Euclidean lengths), and instead of
     clamping ``projection="minmax"``, or ``"none"`` with the penalty ``color_range`` on pixels outside [0, 1].
     """
-    priors: tuple[Prior, ...] = (TotalVariation(weight=total_variation / std, isotropic=isotropic),)
-    if color_range:
-        priors = (*priors, ColorRange(weight=color_range))
-    return GradientInversion(
-        objective=Cosine(per_layer=per_layer, layers=layers or {}),
+    smooth = TotalVariation(weight=total_variation / std, isotropic=isotropic)
+    published = GradientInversion(
+        objective=Cosine(per_layer=per_layer),
         optimizer=Adam(lr=lr, sign=sign, schedule=StepDecay()),
-        priors=priors,
+        priors=(smooth, ColorRange(weight=color_range)) if color_range else (smooth,),
         space=Space(mean=mean, std=std),
-        projection=projection,
-        noise=noise,
-        iterations=iterations,
-        restarts=restarts,
-        labels=labels,
-        start=named_start(start),
-        local_steps=local_steps,
-        compile=compile,
-        dtype=dtype,
-        device=device,
+        projection="clamp",
+        iterations=4800,
     )
+    return vary(published, options)
+
+
+@takes(GradientOptions)
+def grad_inversion(
+    *,
+    lr: float = 0.1,
+    warmup: int = 50,
+    total_variation: float = 1e-4,
+    isotropic: bool = False,
+    image_norm: float = 1e-6,
+    batch_norm: float = 0.1,
+    first_layer: float = 10.0,
+    consistency: float = 1e-2,
+    color_range: float = 0.0,
+    **options: Unpack[GradientOptions],
+) -> GradientInversion:
+    """See through gradients (Yin et al. 2021): L2 with total variation, norm, batch-norm and group priors, Adam.
+
+    With ``restarts`` above 1 the attempts run side by side and are held together by ``consistency``. ``first_layer`` is
+    the factor of public implementations on the batch-norm term of the first layer (1 in the paper). ``noise`` is the
+    standard deviation of noise on the pixels' gradient: the paper adds 0.2 of the learning rate, public implementations
+    0.01 of it or none. ``isotropic``, ``color_range`` and ``projection`` are those of :func:`inverting_gradients`.
+    Refiner's comparison uses ``lr=0.01, iterations=4000``.
+    """
+    published = GradientInversion(
+        objective=L2(),
+        optimizer=Adam(lr=lr, schedule=CosineRate(warmup=warmup)),
+        priors=(
+            TotalVariation(weight=total_variation, isotropic=isotropic),
+            ImageNorm(weight=image_norm),
+            BatchNormStatistics(weight=batch_norm, first=first_layer),
+            *([ColorRange(weight=color_range)] if color_range else []),
+        ),
+        projection="clamp",
+        iterations=20_000,
+    )
+    attack = vary(published, options)
+    if attack.restarts == 1:
+        return attack
+    return replace(attack, priors=(*attack.priors, GroupConsistency(weight=consistency)))
+
+
+_DISTANCES: Mapping[str, type[L1] | type[L2] | type[Cosine]] = {"l1": L1, "l2": L2, "cosine": Cosine}
+_SIGNED: Mapping[str, Optimizer] = {
+    "adam": Adam(lr=0.1, sign="hard", schedule=StepDecay()),
+    "sgd": GradientDescent(lr=0.01, nesterov=True, sign="hard", schedule=StepDecay()),
+}
+
+
+@takes(GradientOptions, depending=("iterations", "restarts", "projection"))
+def ats(
+    *,
+    variant: Variant = "paper",
+    optimizer: Literal["lbfgs", "adam", "sgd"] = "adam",
+    distance: Literal["l1", "l2", "cosine"] = "cosine",
+    total_variation: float | None = None,
+    **options: Unpack[GradientOptions],
+) -> GradientInversion:
+    """An attack "optimizer + distance" of ATS (Gao et al. 2021, Table 4; 2023, Section 5.1).
+
+    Adam and SGD are as "Inverting Gradients" has them: signed, 4800 iterations with step decay, total variation 1e-4,
+    clamped. SGD is that of its code, learning rate 0.01 with Nesterov momentum, in both variants.
+
+    L-BFGS differs. ``paper``: "the same setting" as DLG (learning rate 1, neither total variation nor clamping), 300
+    iterations, the best of 16 by its own loss. ``code`` is the authors' program: learning rate 1e-4 on normalized
+    images; with the cosine signed and clamped, total variation 1e-4, 300 iterations, 16 restarts; with L2 total
+    variation 1e-3, 50 iterations, 2 restarts. So small a rate hardly leaves the noise that it starts from.
+
+    Args:
+        variant: of L-BFGS.
+        optimizer: of the images.
+        distance: of gradients.
+        total_variation: weight, of images normalized by mean 0.5 and standard deviation 0.25; ``None`` is the
+            variant's.
+        options: as for all attacks.
+
+    Raises:
+        UserError: there is no such optimizer, distance or variant.
+    """
+    if optimizer not in ("lbfgs", *_SIGNED) or distance not in _DISTANCES or variant not in get_args(Variant):
+        raise UserError(
+            f"ATS's attacks combine lbfgs, {', '.join(_SIGNED)} with {', '.join(_DISTANCES)} as in the paper or code,"
+            f" but got {optimizer!r}, {distance!r} and {variant!r}."
+        )
+    published = inverting_gradients()
+    if optimizer in _SIGNED:
+        published = replace(published, optimizer=_SIGNED[optimizer])
+    elif variant == "paper":
+        published = GradientInversion(optimizer=LBFGS(), iterations=300, restarts=16)
+    elif distance == "l2":
+        blurred = TotalVariation(weight=1e-3 / _STD)
+        published = GradientInversion(
+            optimizer=LBFGS(lr=1e-4), space=_SPACE, priors=(blurred,), iterations=50, restarts=2
+        )
+    else:
+        published = replace(published, optimizer=LBFGS(lr=1e-4, sign="hard"), iterations=300, restarts=16)
+    published = replace(published, objective=_DISTANCES[distance]())
+    if total_variation is not None:
+        weight = total_variation / _STD
+        published = replace(published, priors=(TotalVariation(weight=weight),) if weight else ())
+    return vary(published, options)

@@ -28,9 +28,7 @@ def quantization(
         error_feedback: add what rounding changed to the next round's update; of ``nearest`` only, since random
             rounding to few bits changes more than it keeps and the residual would grow.
     """
-    if not isinstance(bits, int) or isinstance(bits, bool):
-        raise UserError(f"defense.bits is expected to be a whole number from 1 to 28, but got {bits!r}; try 8.")
-    checks.number("defense.bits", bits, at_least=1, at_most=28, example=8)
+    checks.whole("defense.bits", bits, at_least=1, at_most=28, example=8)
     checks.one_of("defense.rounding", rounding, ("nearest", "stochastic"))
     checks.one_of("defense.error_feedback", error_feedback, (True, False))
     if error_feedback and rounding == "stochastic":

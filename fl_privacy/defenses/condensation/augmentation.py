@@ -25,7 +25,7 @@ def siamese_by_class(classes: int, rng: torch.Generator) -> Augmentation:
     return lambda images: torch.stack([change(of_class) for change, of_class in zip(changes, images, strict=True)])
 
 
-def plain(images: Tensor) -> Tensor:
+def unaugmented(images: Tensor) -> Tensor:
     """No change."""
     return images
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy import checks
-from fl_privacy.defenses.condensation.augmentation import plain, siamese_by_class
+from fl_privacy.defenses.condensation.augmentation import siamese_by_class, unaugmented
 from fl_privacy.defenses.condensation.classes import Classes, Start, exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
 from fl_privacy.defenses.defense import Defense, LocalData
@@ -41,6 +41,7 @@ def dm(
         augment: siamese augmentation of both, drawn for each class.
         start: of the condensed images: ``real`` ones of the client, as published, or ``noise``.
     """
+    settings = dict(locals())
     for name, value in (("images_per_class", images_per_class), ("real_batch", real_batch), ("width", width)):
         checks.number(f"defense.{name}", value, at_least=1, example=50)
     checks.number("defense.iterations", iterations, at_least=0, example=200)
@@ -54,7 +55,7 @@ def dm(
         optimizer = torch.optim.SGD([images], lr=lr, momentum=0.5)
         for _ in counted("condensing images", range(iterations)):
             network = fresh_network(images, data.num_classes, width, rng).requires_grad_(False)
-            change = siamese_by_class(len(images), rng) if augment else plain
+            change = siamese_by_class(len(images), rng) if augment else unaugmented
             real, made = change(classes.draw(real_batch, rng)), change(images)
             with torch.no_grad():
                 wanted = mean_features(network, real)
@@ -63,15 +64,6 @@ def dm(
             optimizer.step()
         return classes.finished(images)
 
-    settings = {
-        "images_per_class": images_per_class,
-        "iterations": iterations,
-        "lr": lr,
-        "real_batch": real_batch,
-        "width": width,
-        "augment": augment,
-        "start": start,
-    }
     effect = OtherImages()
     return exchanging(Part("dm", settings, effect), make, outcome=of_each_present(images_per_class))
 

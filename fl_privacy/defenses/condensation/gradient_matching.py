@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fl_privacy import checks
-from fl_privacy.defenses.condensation.augmentation import Augmentation, plain, siamese_by_class
+from fl_privacy.defenses.condensation.augmentation import Augmentation, siamese_by_class, unaugmented
 from fl_privacy.defenses.condensation.classes import Classes, Start, exchanging, of_each_present
 from fl_privacy.defenses.condensation.network import CondensationNet, fresh_network
 from fl_privacy.defenses.defense import Defense, LocalData
@@ -49,20 +49,7 @@ def dc(
         width: of the networks.
         start: of the condensed images: ``noise``, as published, or ``real`` ones of the client.
     """
-    return _matching(
-        "dc",
-        _Plan(
-            augment=False,
-            images_per_class=images_per_class,
-            networks=networks,
-            outer_steps=outer_steps,
-            inner_steps=inner_steps,
-            lr=lr,
-            real_batch=real_batch,
-            width=width,
-            start=start,
-        ),
-    )
+    return _matching("dc", _Plan(**locals(), augment=False))
 
 
 def dsa(
@@ -82,20 +69,7 @@ def dsa(
     class's images are augmented by one draw at each step, where the authors' code draws for each image that the network
     is trained on.
     """
-    return _matching(
-        "dsa",
-        _Plan(
-            augment=True,
-            images_per_class=images_per_class,
-            networks=networks,
-            outer_steps=outer_steps,
-            inner_steps=inner_steps,
-            lr=lr,
-            real_batch=real_batch,
-            width=width,
-            start=start,
-        ),
-    )
+    return _matching("dsa", _Plan(**locals(), augment=True))
 
 
 def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
@@ -151,7 +125,7 @@ def _matching(name: str, plan: _Plan) -> Defense:
         optimizer = torch.optim.SGD([images], lr=plan.lr, momentum=0.5)
 
         def draw() -> Augmentation:
-            return siamese_by_class(len(images), rng) if plan.augment else plain
+            return siamese_by_class(len(images), rng) if plan.augment else unaugmented
 
         for _ in counted("network", range(plan.networks)):
             network = fresh_network(images, data.num_classes, plan.width, rng)

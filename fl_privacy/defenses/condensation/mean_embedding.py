@@ -47,6 +47,7 @@ def dp_merf(
         batch_size: generated images in an iteration.
         width: of the generator.
     """
+    settings = dict(locals())
     for name, value in (("images_per_class", images_per_class), ("batch_size", batch_size), ("features", features)):
         checks.number(f"defense.{name}", value, at_least=2 if name == "features" else 1, example=100)
     checks.number("defense.bandwidth", bandwidth, above=0, example=0.35)
@@ -74,20 +75,8 @@ def dp_merf(
             optimizer.step()
         return drawn_set(network, images_per_class, rng)
 
-    settings = {
-        "images_per_class": images_per_class,
-        "epsilon": epsilon,
-        "delta": delta,
-        "noise_multiplier": multiplier,
-        "features": features,
-        "bandwidth": bandwidth,
-        "iterations": iterations,
-        "lr": lr,
-        "batch_size": batch_size,
-        "width": width,
-    }
     effect = PrivateRelease(epsilon=epsilon, delta=delta, noise_multiplier=multiplier)
-    part = Part("dp_merf", settings, effect, strength="epsilon")
+    part = Part("dp_merf", {**settings, "noise_multiplier": multiplier}, effect, strength="epsilon")
     return exchanging(part, make, outcome=of_every_class(images_per_class))
 
 

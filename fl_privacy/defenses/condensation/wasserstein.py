@@ -49,11 +49,9 @@ def gs_wgan(
         batch_size: images of a step.
         width: of generator and critics.
     """
-    for name, value in (
-        ("images_per_class", images_per_class), ("critics", critics), ("iterations", iterations),
-        ("critic_steps", critic_steps), ("batch_size", batch_size),
-    ):  # fmt: skip
-        checks.number(f"defense.{name}", value, at_least=1, example=50)
+    settings = dict(locals())
+    for name in ("images_per_class", "critics", "iterations", "critic_steps", "batch_size"):
+        checks.number(f"defense.{name}", settings[name], at_least=1, example=50)
     checks.number("defense.lr", lr, above=0, example=1e-3)
     checks.number("defense.width", width, at_least=2, example=16)
     multiplier = mixture_noise_multiplier(epsilon=epsilon, share=1 / critics, steps=iterations, delta=delta)
@@ -79,20 +77,8 @@ def gs_wgan(
             optimizer.step()
         return drawn_set(generator, images_per_class, rng)
 
-    settings = {
-        "images_per_class": images_per_class,
-        "epsilon": epsilon,
-        "delta": delta,
-        "noise_multiplier": multiplier,
-        "critics": critics,
-        "iterations": iterations,
-        "critic_steps": critic_steps,
-        "lr": lr,
-        "batch_size": batch_size,
-        "width": width,
-    }
     effect = PrivateRelease(epsilon=epsilon, delta=delta, noise_multiplier=multiplier)
-    part = Part("gs_wgan", settings, effect, strength="epsilon")
+    part = Part("gs_wgan", {**settings, "noise_multiplier": multiplier}, effect, strength="epsilon")
     return exchanging(part, make, outcome=of_every_class(images_per_class))
 
 

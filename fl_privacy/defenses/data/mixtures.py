@@ -55,9 +55,7 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
                 f"instahide expects a client with at least {private} examples to mix, but it has {len(batch)}; lower"
                 " defense.k or federation.clients."
             )
-        data.state.tensors[_IMAGES] = levels(batch.inputs)
-        data.state.tensors[_MARKS] = _marks(batch.inputs)
-        data.state.tensors[_LABELS] = one_hot(batch.labels, data.num_classes)
+        _keep_examples(batch, data)
         return batch
 
     def on_batch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
@@ -82,12 +80,14 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
         weights = shares[:, :private] / shares[:, :private].sum(1, keepdim=True)
         return Batch(torch.where(flips, 1 - mixed, mixed), torch.einsum("bk,bkc->bc", weights, targets))
 
-    return Defense(
-        parts=(Part("instahide", {"k": k, "largest": largest, "public": public}, OtherImages(), strength="k"),),
-        examples=(on_examples,),
-        data=(on_batch,),
-        prepare=(on_prepare,),
-    )
+    part = Part("instahide", {"k": k, "largest": largest, "public": public}, OtherImages(), strength="k")
+    return Defense(parts=(part,), examples=(on_examples,), data=(on_batch,), prepare=(on_prepare,))
+
+
+def _keep_examples(batch: Batch, data: LocalData) -> None:
+    data.state.tensors[_IMAGES] = levels(batch.inputs)
+    data.state.tensors[_MARKS] = _marks(batch.inputs)
+    data.state.tensors[_LABELS] = one_hot(batch.labels, data.num_classes)
 
 
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:

@@ -19,7 +19,7 @@ from fl_privacy.defenses.data.robust_data import (
     importance,
     layer_depths,
     own_gradients,
-    project,
+    pull_within,
 )
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
 from fl_privacy.effects import Part, RobustGradient
@@ -78,21 +78,7 @@ def refiner(
             halve the iterations. Only then do the same images meet an attacker with the same noise again.
         evaluator: file of ``fl-privacy train-evaluator``; ``None`` takes a small one, for grey images only.
     """
-    made = _Refinement(
-        epsilon=epsilon,
-        alpha=alpha,
-        beta=beta,
-        iterations=iterations,
-        lr=lr,
-        decay=decay,
-        weights=weights,
-        utility=utility,
-        privacy=privacy,
-        match=match,
-        per=per,
-        warm_start=warm_start,
-        evaluator=evaluator,
-    )
+    made = _Refinement(**locals())
     return Defense(
         parts=(Part("refiner", made.settings, RobustGradient(), strength="epsilon"),),
         prepare=(made.prepare,),
@@ -158,7 +144,7 @@ class _Refinement:
             loss_scale=step.plan.loss_scale,
             changes=step.changes,
         ).gradients
-        return project({name: robust[name].detach() for name in tensors}, tensors, self.epsilon)
+        return pull_within({name: robust[name].detach() for name in tensors}, tensors, self.epsilon)
 
     def on_upload(self, tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
         """End the round."""

@@ -113,7 +113,7 @@ def descend(
         yield images
 
 
-def project(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
+def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
     """The point nearest to ``gradient`` within the l2 distance ``radius`` of ``center`` (appendix J).
 
     Also after rounding: the distance in float64 is at most ``radius``.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense
 from fl_privacy.defenses.private_layers.passports import PassportConv2d, passport_penalty, replace_module
-from fl_privacy.defenses.private_layers.split import Start, draw_own, keep_private, private_modules, split_fed
+from fl_privacy.defenses.private_layers.split import Start, draw_own, keep_with_clients, private_modules, split_fed
 from fl_privacy.effects import Part, PrivateLayers
 from fl_privacy.errors import UserError
 from fl_privacy.models import Front
@@ -56,7 +56,7 @@ def fdl_pp(
         checks.whole("defense.hidden", hidden, at_least=1, example=32)
     split = split_fed(private=private, start=start, private_passes=private_passes)
     choose = partial(_chosen, private=private)
-    hook = keep_private(choose)
+    hook = keep_with_clients(choose)
     draw = draw_own(hook)
 
     def install(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
@@ -64,18 +64,10 @@ def fdl_pp(
             raise UserError(
                 "FDL-PP expects a client that knows the shape of its images, but got none; use ClientState.of_images."
             )
-        installed = draw(model, state, rng) if start == "own" else copy.deepcopy(model)
-        convolutions = _private_convolutions(installed, choose(installed))
-        shapes = _input_shapes(installed, convolutions, state.input_shape)
+        own = draw(model, state, rng) if start == "own" else copy.deepcopy(model)
         with global_stream(rng):
-            for name, convolution in convolutions.items():
-                width = hidden or max(1, convolution.out_channels // 2)
-                layer = PassportConv2d(convolution, shapes[name], hidden=width, stored=form == "penalized")
-                replace_module(installed, name, layer.to(convolution.weight.device))
-        for name, module in _below(installed, choose(model)):
-            if isinstance(module, NORMS):
-                replace_module(installed, name, nn.Identity())
-        return installed
+            _install_passports(own, choose(own), state.input_shape, hidden=hidden, stored=form == "penalized")
+        return own
 
     @contextmanager
     def tie(model: nn.Module, values: Tensors, batch: Batch) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -88,6 +80,20 @@ def fdl_pp(
         model=(install,),
         loss=(tie,) if form == "penalized" else (),
     )
+
+
+def _install_passports(
+    model: nn.Module, private: Sequence[str], input_shape: tuple[int, ...], *, hidden: int | None, stored: bool
+) -> None:
+    convolutions = _private_convolutions(model, private)
+    shapes = _input_shapes(model, convolutions, input_shape)
+    for name, convolution in convolutions.items():
+        width = hidden or max(1, convolution.out_channels // 2)
+        layer = PassportConv2d(convolution, shapes[name], hidden=width, stored=stored)
+        replace_module(model, name, layer.to(convolution.weight.device))
+    for name, module in _below(model, private):
+        if isinstance(module, NORMS):
+            replace_module(model, name, nn.Identity())
 
 
 def _chosen(model: nn.Module, *, private: Sequence[str] | None) -> list[str]:

@@ -52,20 +52,13 @@ def spn(
     """
     checks.number("defense.alpha1", alpha1, above=0, example=1.0)
     checks.number("defense.alpha2", alpha2, at_least=0, example=0.1)
-    if not isinstance(bits, int) or isinstance(bits, bool):
-        raise UserError(f"defense.bits is expected to be a whole number from 1, but got {bits!r}; try 64.")
-    checks.number("defense.bits", bits, at_least=1, example=64)
+    checks.whole("defense.bits", bits, at_least=1, example=64)
     if bound is not None:
         checks.number("defense.bound", bound, above=0, example=0.3)
     checks.number("defense.margin", margin, at_least=1, example=1.0)
 
     def on_model(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
-        private = copy.deepcopy(model)
-        last, host = _linear_layers(private, layer)
-        spread = bound or math.sqrt(3) * float(host.weight.detach().square().mean().sqrt())
-        head = PolarizationHead(features=host.in_features, bits=bits, classes=last.out_features, bound=spread, rng=rng)
-        host.add_module(HEAD, head.to(host.weight))
-        return private
+        return _with_private_head(model, rng, layer=layer, bits=bits, bound=bound)
 
     @contextmanager
     def on_loss(model: nn.Module, values: Tensors, batch: Batch) -> Iterator[Callable[[Tensor], Tensor]]:
@@ -88,11 +81,18 @@ def spn(
 
     settings = {"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer, "bound": bound}
     effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound)
-    return Defense(
-        parts=(Part("spn", settings, effect, strength="alpha2"),),
-        model=(on_model,),
-        loss=(on_loss,),
-    )
+    return Defense(parts=(Part("spn", settings, effect, strength="alpha2"),), model=(on_model,), loss=(on_loss,))
+
+
+def _with_private_head(
+    model: nn.Module, rng: torch.Generator, *, layer: str | None, bits: int, bound: float | None
+) -> nn.Module:
+    private = copy.deepcopy(model)
+    last, host = _linear_layers(private, layer)
+    spread = bound or math.sqrt(3) * float(host.weight.detach().square().mean().sqrt())
+    head = PolarizationHead(features=host.in_features, bits=bits, classes=last.out_features, bound=spread, rng=rng)
+    host.add_module(HEAD, head.to(host.weight))
+    return private
 
 
 def _linear_layers(model: nn.Module, name: str | None) -> tuple[nn.Linear, nn.Linear]:

@@ -18,14 +18,14 @@ Start = Literal["own", "shared"]
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """``names`` if ``model`` has such modules; ``None`` is ``first_layer``.
+    """``names`` if ``model`` has such modules; ``None`` is ``default_private``.
 
     Raises:
         UserError: a module is missing, or nothing would be left to share.
     """
     modules = dict(model.named_modules())
     if names is None:
-        return first_layer(model)
+        return default_private(model)
     owners = [name for name, module in modules.items() if name and any(True for _ in module.parameters())]
     if missing := [name for name in names if name not in owners]:
         raise UserError(
@@ -35,7 +35,7 @@ def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
     return _leaving_some(model, names)
 
 
-def first_layer(model: nn.Module) -> list[str]:
+def default_private(model: nn.Module) -> list[str]:
     """The first convolution or linear layer.
 
     Raises:
@@ -50,7 +50,7 @@ def first_layer(model: nn.Module) -> list[str]:
     return _leaving_some(model, layers[:1])
 
 
-def keep_private(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHook:
+def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHook:
     """The hook that keeps the parameters and buffers of the modules that ``choose`` names with the clients."""
 
     def kept(model: nn.Module) -> list[str]:
@@ -104,7 +104,7 @@ def split_fed(*, private: Sequence[str] | None = None, start: Start = "own", pri
     """
     checks.one_of("defense.start", start, ("own", "shared"))
     checks.whole("defense.private_passes", private_passes, at_least=0, example=1)
-    hook = keep_private(partial(private_modules, names=private))
+    hook = keep_with_clients(partial(private_modules, names=private))
     settings = {"private": "first layer" if private is None else list(private), "start": start}
     return Defense(
         parts=(Part("split_fed", settings, PrivateLayers()),),

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fl_privacy import checks
@@ -106,9 +105,3 @@ def published_mask(scores: Tensor, rate: float) -> Tensor:
     """(D,) booleans, false where the magnitude of ``scores`` is below their percentile ``rate``, in [0, 1)."""
     mask: Tensor = scores.abs() >= scores.quantile(rate)
     return mask
-
-
-def mask_agreement(exact: Tensor, estimated: Tensor, rate: float) -> float:
-    """Share of the features that the masks of two (D,) scores treat alike, in [0, 1]."""
-    same = feature_mask(exact, rate) == feature_mask(estimated, rate)
-    return float(same.to(torch.float64).mean())

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fl_privacy.data.examples import Examples
 from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.errors import UserError
-from fl_privacy.federation.client.examples import OwnExamples, augment, local_batches
+from fl_privacy.federation.client.examples import LocalWork, OwnExamples, augment, local_batches
 from fl_privacy.federation.client.private_part import join_private, private_names, private_values
 from fl_privacy.federation.client.training import LocalResult, local_update, train_private
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model
@@ -32,27 +32,6 @@ class Personalized:
 
     seconds: float
     evaluation: Evaluation | None = None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LocalWork:
-    """The local steps behind an upload.
-
-    Attributes:
-        order: which examples each step takes.
-        batches: these, augmented, as they are before a defense of the data.
-        plan: of the round.
-        purpose: names the random streams.
-        num_examples: that the upload says it is of; ``None`` are all that ``order`` visits.
-        seconds: that the defense took to make the examples.
-    """
-
-    order: Sequence[Tensor]
-    batches: Sequence[Batch]
-    plan: LocalPlan
-    purpose: str
-    num_examples: int | None = None
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,27 @@ class OwnExamples:
         for hook in defense.examples:
             batch = hook(batch, data)
         return cls(len(batch), lambda i: Batch(batch.inputs[i], batch.labels[i]), time.perf_counter() - started)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalWork:
+    """The local steps behind an upload.
+
+    Attributes:
+        order: which examples each step takes.
+        batches: these, augmented, as they are before a defense of the data.
+        plan: of the round.
+        purpose: names the random streams.
+        num_examples: that the upload says it is of; ``None`` are all that ``order`` visits.
+        seconds: that the defense took to make the examples.
+    """
+
+    order: Sequence[Tensor]
+    batches: Sequence[Batch]
+    plan: LocalPlan
+    purpose: str
+    num_examples: int | None = None
+    seconds: float = 0.0
 
 
 def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.errors import UserError
-from fl_privacy.federation.client.client import Client, LocalWork
+from fl_privacy.federation.client.client import Client
+from fl_privacy.federation.client.examples import LocalWork
 from fl_privacy.rng import Secret
 from fl_privacy.types import Batch, ModelState, Upload, VictimId
 
@@ -40,7 +41,7 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """The making of one upload again, computed where it is asked for and once.
+    """The making of one upload again, as far as it is asked for; images are kept.
 
     Attributes:
         client: who made it; a simulation, whose draws can be repeated.
@@ -73,9 +74,11 @@ class Replay:
         first = [visited.index(row) for row in _rows(self.victim, work, self.batch_size)]
         return Batch(inputs[first], labels[first])
 
-    @cached_property
     def undefended(self) -> Upload:
-        """What the client would have uploaded without its defense, of the same examples in the same order."""
+        """What the client would have uploaded without its defense, of the same examples in the same order.
+
+        Trained at each call: an update is larger than what else is kept.
+        """
         plain = replace(self.client, defense=Defense(examples=self.client.defense.examples))
         return plain.do(self._work(), self.sent, ClientState(dict(self.state.tensors))).upload
 

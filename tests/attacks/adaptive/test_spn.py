@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import GradientInversion, dlg
-from fl_privacy.attacks.adaptive import Circumstances, countermeasures
+from fl_privacy.attacks.adaptive import Circumstances, countermeasures_against
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, compose, pruning, spn
 from fl_privacy.defenses.private_layers.polarization import PolarizationHead
@@ -128,7 +128,7 @@ def circumstances(**changes):
 
 def test_the_unit_of_what_is_sent_back_is_relative_to_the_cross_entropy():
     plain, scaled = (
-        countermeasures(PrivateLoss(alpha1=alpha1, alpha2=0.2 * alpha1, bits=16), circumstances())[0]
+        countermeasures_against(PrivateLoss(alpha1=alpha1, alpha2=0.2 * alpha1, bits=16), circumstances())[0]
         for alpha1 in (1.0, 0.25)
     )
     assert plain.hidden.strength == pytest.approx(scaled.hidden.strength) == pytest.approx(0.2 * 4)

@@ -232,7 +232,7 @@ def test_an_attacker_that_knows_of_the_split_finds_front_and_image_together() ->
 def test_who_is_told_nothing_says_so() -> None:
     observed, _ = victims(1, known=False)
     (told_nothing,) = model_inversion(**FAST, features="known")(observed, seed=0)
-    assert "knows_features=true" in told_nothing.failure
+    assert "threat_model=shown_features" in told_nothing.failure
     bare = replace(observed[0], knowledge=replace(observed[0].knowledge, private=None))
     (without,) = model_inversion(**FAST)([bare], seed=0)
     assert "0.weight is missing; stand in for private ones" in without.failure

@@ -1,14 +1,16 @@
 """Every configuration of an attack builds the preset that it names, with the preset's own defaults."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import hydra.utils
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy import attacks
-from fl_privacy.attacks.gradient_inversion.objectives import Cosine
+from fl_privacy.attacks.gradient_inversion.initialization import Uniform
+from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import (
     BatchNormStatistics,
     ColorRange,
@@ -17,6 +19,7 @@ from fl_privacy.attacks.gradient_inversion.priors import (
 )
 from fl_privacy.attacks.optimizers import LBFGS, Adam, GradientDescent, StepDecay
 from fl_privacy.config import compose
+from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_attack
 
 FILES = sorted((Path(__file__).parents[3] / "conf/attack").glob("*.yaml"))
@@ -44,6 +47,35 @@ def test_configurations_are_complete(name: str) -> None:
     )
     if not name.startswith("ats") and name not in VARIANTS:
         assert built == (preset(device="cpu") if "device" in settings else preset())
+
+
+@pytest.mark.parametrize("name", [f.stem for f in FILES if f.stem not in ("none", "custom")])
+def test_files_hold_only_what_differs_from_the_preset(name: str) -> None:
+    written = OmegaConf.load(FILES[0].with_name(f"{name}.yaml"))
+    assert isinstance(written, DictConfig)
+    target = compose([f"attack={name}"]).attack._target_
+    parameters = inspect.signature(hydra.utils.get_object(target)).parameters
+    settings = {str(key): value for key, value in written.items() if key not in ("_target_", "defaults")}
+    assert [key for key, value in settings.items() if parameters[key].default == value] == []
+
+
+def test_what_files_leave_out_can_be_set_and_is_recorded() -> None:
+    config = compose(["attack=dlg", "attack.lr=0.5", "attack.shards=2"])
+    assert (config.attack.lr, config.attack.shards, config.attack.iterations) == (0.5, 2, 300)
+    own = compose(["device=cpu", "attack=custom", "attack._target_=fl_privacy.attacks.idlg", "attack.enough=0"])
+    assert build_attack(own) == attacks.idlg(enough=0, device="cpu")
+    with pytest.raises(UserError, match=r"Unknown key attack\.lrr \(did you mean lr\?\)"):
+        compose(["attack=dlg", "attack.lrr=0.5"])
+
+
+def test_presets_are_varied_by_what_all_attacks_have() -> None:
+    plain = attacks.idlg()
+    assert attacks.idlg(iterations=7, start="uniform") == replace(plain, iterations=7, start=Uniform())
+    assert attacks.idlg(layers={"fc*": 0}).objective == L2(layers={"fc*": 0})
+    assert attacks.sapag(optimizer="adamw").projection == "clamp"
+    assert attacks.sapag(optimizer="adamw", projection="minmax").projection == "minmax"
+    with pytest.raises(TypeError, match="iteration"):
+        attacks.idlg(iteration=7)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", [f.stem for f in FILES if f.stem.startswith("ats")])

@@ -10,7 +10,7 @@ from fl_privacy.attacks import refiner_aware
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import Guess
 from fl_privacy.attacks.gradient_inversion.statistics import Explicit, Target
-from fl_privacy.attacks.presets.against_refiner import NoiseRatio, Sphere
+from fl_privacy.attacks.presets.refiner import NoiseRatio, Sphere
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import EvaluationNetwork, find_evaluator, save_evaluator, store, uniform_noise
 from tests.attacks.victims import SHAPE, observations, smooth_net

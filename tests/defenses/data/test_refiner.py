@@ -15,7 +15,7 @@ from fl_privacy.defenses.data.robust_data import (
     importance,
     layer_depths,
     own_gradients,
-    project,
+    pull_within,
 )
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import load_evaluator, store
@@ -159,9 +159,9 @@ def test_upload_is_within_epsilon_of_the_true_gradient(epsilon, options):
 def test_projection_goes_straight_towards_the_center():
     center = {"a": torch.zeros(3), "b": torch.ones(2)}
     far = {"a": torch.tensor([3.0, 0, 0]), "b": torch.tensor([1.0, 5.0])}
-    near = project(far, center, 2.5)
+    near = pull_within(far, center, 2.5)
     torch.testing.assert_close(near, {"a": torch.tensor([1.5, 0, 0]), "b": torch.tensor([1.0, 3.0])})
-    assert project(far, center, 5.1) == far
+    assert pull_within(far, center, 5.1) == far
 
 
 def test_far_epsilon_uploads_the_gradient_of_robust_data_and_the_start_is_blended():

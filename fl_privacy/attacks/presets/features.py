@@ -1,37 +1,28 @@
-"""Model inversion of a private front."""
+"""Inversion of what private layers put out."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
-from fl_privacy.attacks.feature_inversion import ModelInversion
-from fl_privacy.attacks.feature_inversion.attack import FeatureSource, FrontPolicy
-from fl_privacy.attacks.feature_inversion.features import Recovery
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.initialization import Projection, Uniform, named_start
+from fl_privacy.attacks.feature_inversion import ModelInversion, Recovery
+from fl_privacy.attacks.gradient_inversion import GradientInversion
+from fl_privacy.attacks.gradient_inversion.initialization import Uniform
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
-from fl_privacy.attacks.gradient_inversion.priors import Prior, TotalVariation
+from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.attacks.optimizers import LBFGS, Adam, StepDecay
 from fl_privacy.attacks.optimizers.lbfgs import LineSearch
+from fl_privacy.attacks.presets.options import FeatureOptions, takes, vary
 
 
+@takes(FeatureOptions)
 def model_inversion(
     *,
-    features: FeatureSource = "auto",
-    recover_at: str | None = None,
-    front: FrontPolicy = "auto",
-    anchor: float = 1e-2,
-    iterations: int = 1500,
     lr: float = 0.01,
     line_search: LineSearch = "none",
     total_variation: float = 1e-3,
     isotropic: bool = False,
-    projection: Projection = "none",
     matching: Literal["l2", "cosine"] = "cosine",
     matching_iterations: int = 2000,
     matching_lr: float = 0.01,
-    restarts: int = 10,
-    start: str = "uniform",
-    dtype: Literal["float32", "float64"] = "float32",
-    device: str | None = None,
+    **options: Unpack[FeatureOptions],
 ) -> ModelInversion:
     """Model inversion by server and colluding client (FDL-PP, Gu et al. 2021, Algorithm 3): L-BFGS, total variation.
 
@@ -54,21 +45,11 @@ def model_inversion(
             iterations=matching_iterations,
         )
     )
-    priors: tuple[Prior, ...] = (
-        (TotalVariation(weight=total_variation, isotropic=isotropic),) if total_variation else ()
-    )
-    return ModelInversion(
-        features=features,
-        recover_at=recover_at,
+    published = ModelInversion(
         recovery=Recovery(matching=found),
-        front=front,
-        anchor=anchor,
         optimizer=LBFGS(lr=lr, line_search=line_search),
-        priors=priors,
-        start=named_start(start),
-        projection=projection,
-        iterations=iterations,
-        restarts=restarts,
-        dtype=dtype,
-        device=device,
+        priors=(TotalVariation(weight=total_variation, isotropic=isotropic),) if total_variation else (),
+        iterations=1500,
+        restarts=10,
     )
+    return vary(published, options)

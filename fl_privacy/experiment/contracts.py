@@ -1,10 +1,45 @@
-"""Who is told how a run goes on."""
+"""What a run is given: who carries its messages, and who is told how it goes on."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 from fl_privacy.attacks import Progress, no_progress
-from fl_privacy.federation import Evaluation, RoundReport
+from fl_privacy.federation import ClientSource, Evaluation, RoundReport, Server, run_rounds
+from fl_privacy.interception import Audit, Interceptor
+
+
+class Backend(Protocol):
+    """Runs ``rounds`` rounds on ``server``, telling ``interceptor`` and ``on_round`` of what happens.
+
+    A plain loop here, Flower elsewhere; all give the same numbers.
+    """
+
+    def __call__(
+        self,
+        server: Server,
+        source: ClientSource,
+        *,
+        rounds: int,
+        audit: Audit,
+        interceptor: Interceptor,
+        on_round: Callable[[RoundReport], None],
+    ) -> object:
+        """Train ``server.state``."""
+        ...
+
+
+def plain_loop(
+    server: Server,
+    source: ClientSource,
+    *,
+    rounds: int,
+    audit: Audit,
+    interceptor: Interceptor,
+    on_round: Callable[[RoundReport], None],
+) -> None:
+    """Every client in this process, one after the other."""
+    run_rounds(server, source(), rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)
 
 
 class Monitor:

@@ -1,0 +1,172 @@
+"""The parts of an experiment, put together in one way for runs, attacks and measurements."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.config import RunSettings
+from fl_privacy.data import Dataset, Examples
+from fl_privacy.defenses import Defense
+from fl_privacy.experiment.attack_stage import AttackStage
+from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, insider_of, public_examples
+from fl_privacy.experiment.build import Federation, build_metrics, positive
+from fl_privacy.experiment.contracts import Monitor
+from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, trains_on_others
+from fl_privacy.experiment.judge import Judge
+from fl_privacy.experiment.threat_model import threat_model
+from fl_privacy.experiment.tracing import tracer_of
+from fl_privacy.federation import Client, private_names
+from fl_privacy.interception import Audit, Interceptor
+from fl_privacy.interception.interceptor import Sink
+from fl_privacy.progress import counted
+from fl_privacy.results import RunFolder
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, VictimId
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Experiment:
+    """Who is attacked, how they train and defend themselves, and what is intercepted of them.
+
+    Attributes:
+        config: of the experiment.
+        dataset: what the clients share.
+        model: the architecture, holding the initial values.
+        clients: by id; those attacked and those that collude.
+        audit: what is intercepted.
+        unattacked: examples without victims, which the attacker may be given some of.
+        states: what the clients keep for themselves by the time that they are attacked.
+    """
+
+    config: RunSettings
+    dataset: Dataset
+    model: nn.Module
+    clients: Mapping[int, Client]
+    audit: Audit
+    unattacked: Examples
+    states: ClientStates = field(default_factory=fresh_states)
+
+    @classmethod
+    def of_federation(cls, federation: Federation) -> "Experiment":
+        """The clients of ``federation``, attacked while they train, or in what was captured of that."""
+        return cls(
+            config=federation.config,
+            dataset=federation.dataset,
+            model=federation.model,
+            clients=federation.clients,
+            audit=federation.audit,
+            unattacked=federation.dataset.test,
+        )
+
+    @property
+    def defense(self) -> Defense:
+        """Of every client."""
+        return next(iter(self.clients.values())).defense
+
+    @property
+    def plan(self) -> LocalPlan:
+        """Of every client."""
+        return next(iter(self.clients.values())).plan
+
+    def interceptor(self, sink: Sink) -> Interceptor:
+        """Turns uploads into observations, with what helpers inside tell, for ``sink``."""
+        shape = next(iter(self.clients.values())).examples
+        return Interceptor(
+            model=self.model,
+            plan=self.plan,
+            input_shape=shape.input_shape,
+            num_classes=shape.num_classes,
+            sink=sink,
+            insider=insider_of(self.config, self.clients),
+        )
+
+    def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
+        """What is intercepted of the audit's probes where the clients are sent ``sent``, without a training."""
+        found: list[Observation] = []
+        interceptor = self.interceptor(found.append)
+        for probe in counted("victim", self.audit.probes):
+            upload = (
+                self.clients[probe.client]
+                .probe(
+                    sent,
+                    self.states[probe.client],
+                    round=round,
+                    victim=probe.victim,
+                    batch_size=self.audit.batch_size,
+                )
+                .upload
+            )
+            victim = VictimId(round, probe.client, probe.victim)
+            interceptor.capture(victim, sent=sent, upload=upload, states=self.states.__getitem__)
+        return found
+
+    def ground_truth(self) -> GroundTruth:
+        """What was behind the updates."""
+        return GroundTruth(clients=self.clients, batch_size=self.config.batch_size, states=self.states)
+
+    def knowledge(self, truth: GroundTruth) -> AttackerKnowledge:
+        """What the attackers are told; the labels are those of ``truth``."""
+        transforms = trains_on_others(self.defense, self.plan, self.audit.target)
+
+        def labels(observation: Observation) -> Tensor:
+            return (truth.replay(observation).transformed if transforms else truth.batch(observation.id)).labels
+
+        return AttackerKnowledge(
+            same_data=data_names(self.clients),
+            labels=labels if self.config.threat_model.knows_labels else None,
+            public=public_examples(self.config.threat_model.public_images, self.unattacked),
+            defense=(self.defense.parts or None) if self.config.threat_model.knows_defense else None,
+            remembers=self.config.attack.get("start") == "previous",
+        )
+
+    def judge(self, truth: GroundTruth) -> Judge:
+        """Scores by ``truth``."""
+        return Judge(
+            truth=truth,
+            transforms=trains_on_others(self.defense, self.plan, self.audit.target),
+            distorts=bool(self.defense.parts) and not private_names(self.model, self.defense),
+            functions=build_metrics(self.config, self.dataset),
+            tracer=tracer_of(self.config, self.clients),
+        )
+
+    def stage(self, attack: ReconstructionAttack, folder: RunFolder, monitor: Monitor) -> AttackStage:
+        """Attacks what is intercepted by ``attack`` and records it in ``folder``."""
+        truth = self.ground_truth()
+        return AttackStage(
+            attack=attack,
+            seed=self.config.seed,
+            threads=positive(self.config.attack_threads, "attack_threads"),
+            knowledge=self.knowledge(truth),
+            judge=self.judge(truth),
+            folder=folder,
+            monitor=monitor,
+        )
+
+    def threat_model(self) -> list[str]:
+        """Who attacks, what is seen and known, in sentences."""
+        return threat_model(
+            self.model,
+            self.plan,
+            self.audit,
+            self.defense,
+            self._assumed_knowledge(),
+            secure_aggregation=self.config.secure_aggregation.name,
+        )
+
+    def _assumed_knowledge(self) -> Knowledge:
+        """Of the attacker that knows most, before there is an update: its tensors are empty."""
+        given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
+        adaptive = given.knows_defense and bool(defense.parts)
+        return Knowledge(
+            labels=nothing if given.knows_labels else None,
+            defense=defense.parts if adaptive else None,
+            same_data="" if adaptive and not defense.changes_images else None,
+            public_images=torch.empty(given.public_images) if given.public_images else None,
+            guess=nothing if self.config.attack.get("start") == "previous" else None,
+            private=ModelState({}, {}) if defense.private else None,
+            colluder=given.colluder if defense.private else None,
+            features=nothing if given.knows_features else None,
+            features_at=given.features_at,
+        )

@@ -1,0 +1,82 @@
+"""Compares what was attacked with what was there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from torch import nn
+
+from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, first_layer
+from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
+from fl_privacy.experiment.ground_truth import GroundTruth
+from fl_privacy.experiment.tracing import Tracer
+from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all
+from fl_privacy.metrics.distortion import UpdateDistortion, distortion_of, linear_system
+from fl_privacy.progress import counted
+from fl_privacy.types import ModelState, Observation, Reconstruction, Tensors
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Judge:
+    """Scores reconstructions, and what the defense did to the updates.
+
+    Attributes:
+        truth: what was behind an observation; asked only after the attack.
+        transforms: whether the model sees other images than the truth, so that both are compared with.
+        distorts: whether a defense changes updates, so that they are compared with undefended ones.
+        functions: of metrics that have none of their own.
+        tracer: runs the tracing attack on what was reconstructed.
+    """
+
+    truth: GroundTruth
+    transforms: bool = False
+    distorts: bool = False
+    functions: Mapping[str, MetricFunction] = field(default_factory=dict)
+    tracer: Tracer = field(default_factory=Tracer)
+
+    def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
+        """Of what was made of each of ``observations``."""
+        transformed = None
+        if self.transforms:
+            transformed = [
+                self.truth.replay(o).transformed for o in counted("what the model saw of victim", observations)
+            ]
+        originals = [self.truth.batch(result.id) for result in counted("victim", found)]
+        return evaluate_all(found, originals, functions=self.functions, transformed=transformed)
+
+
+def update_distortion(truth: GroundTruth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
+    """How far the defense moved an intercepted update from the one its client would have uploaded without.
+
+    Where the model's first layer is fully connected and the update is of one example, also figures of the equations
+    for its input: ``condition`` of them all, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row
+    whose uploaded bias gradient is largest, which an attacker would trust most.
+    """
+    clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
+    alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
+    names = _fully_connected(observation.model, observation.input_shape) if alone else None
+    return distortion_of(clean, seen), _solving(clean, seen, names) if names else {}
+
+
+@lru_cache(maxsize=1)
+def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
+    """Weight and bias of the first layer; ``None`` where that is another one."""
+    try:
+        found = first_layer(model, ModelState.of(model), input_shape)
+    except NotFullyConnectedError:
+        return None
+    return found.weight, found.bias
+
+
+def _solving(clean: Tensors, seen: Tensors, names: tuple[str, str]) -> dict[str, float]:
+    weight, bias = names
+    if weight not in seen or bias not in seen:
+        return {}
+    tensors = (clean[weight], clean[bias]), (seen[weight], seen[bias])
+    trusted = linear_system(*tensors, rows=1)
+    return {
+        "condition": linear_system(*tensors).condition,
+        "contraction": trusted.contraction,
+        "error_bound": trusted.error_bound,
+        "solvable": float(trusted.solvable),
+    }
