@@ -149,7 +149,9 @@ def trained(
         federation.clients,
         rounds=options.rounds,
         audit=watched if federation.server.personal else Audit(),
-        interceptor=replace(Experiment.of_federation(federation).interceptor(lambda observation: None), insider=course),
+        interceptor=replace(
+            Experiment.of_federation(federation).interceptor(lambda observation: None), side_information=course
+        ),
         on_round=reports.append,
     )
     if federation.server.personal:

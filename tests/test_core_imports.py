@@ -59,8 +59,7 @@ print(psnr(guess.batch.inputs.clamp(0, 1), examples(1).inputs).item())
 
 EVALUATE = """
 import torch
-from fl_privacy.metrics import evaluate
-from fl_privacy.types import Batch, Reconstruction, VictimId
+from fl_privacy import Batch, Reconstruction, VictimId, evaluate
 
 batch = Batch(torch.rand(1, 1, 16, 16), torch.tensor([0]))
 score = evaluate(Reconstruction(id=VictimId(0, 0), batch=batch), batch)

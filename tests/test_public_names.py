@@ -22,6 +22,7 @@ def test_a_name_that_is_none_says_so() -> None:
 
 
 def test_nothing_is_imported_before_it_is_asked_for() -> None:
-    program = "import fl_privacy, sys; print('torch' in sys.modules); fl_privacy.VictimId; print('flwr' in sys.modules)"
+    """That a name of the core brings no Flower along is seen by ``test_core_imports``."""
+    program = "import fl_privacy, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    assert done.stdout.strip() == "False"

@@ -1,12 +1,12 @@
 """Attacks on intercepted updates."""
 
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
-from fl_privacy.attacks.exact import AnalyticInversion, ExactInversion, analytic, exact
+from fl_privacy.attacks.exact import AnalyticInversion, ExactInversion
 from fl_privacy.attacks.feature_inversion import ModelInversion
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.presets import (
     adam_dlg,
-    ats,
+    ats_attack,
     dlg,
     grad_inversion,
     idlg,
@@ -24,10 +24,8 @@ __all__ = [
     "Progress",
     "ReconstructionAttack",
     "adam_dlg",
-    "analytic",
-    "ats",
+    "ats_attack",
     "dlg",
-    "exact",
     "grad_inversion",
     "idlg",
     "inverting_gradients",

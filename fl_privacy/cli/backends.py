@@ -1,12 +1,15 @@
-"""The ways to run a federation, by the name in ``backend=``; Flower and Ray are imported when asked for."""
+"""The ways to run a federation, by the names in ``backend=`` and ``secure_aggregation=``; what they need is imported
+when asked for."""
 
 from functools import partial
+from typing import Any
 
-from fl_privacy.cli.secure_aggregation import secure_backend_of
 from fl_privacy.config import RunSettings
-from fl_privacy.config.instantiate import check_arguments, plain_settings
+from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.contracts import Backend, plain_loop
+from fl_privacy.federation import ClientSource, Server
+from fl_privacy.interception import Audit, Interceptor
 from fl_privacy.parallel.cluster import expect_answer
 
 
@@ -31,3 +34,39 @@ def backend_of(config: RunSettings) -> Backend:
     if name == "loop":
         return plain_loop
     raise UserError(f"backend.name is expected to be loop, flower or ray, but got {name!r}.")
+
+
+def secure_backend_of(config: RunSettings) -> Backend | None:
+    """The backend of ``config.secure_aggregation``, in this process; ``None`` where the server reads every update.
+
+    Raises:
+        UserError: the run asks for what it can't give.
+    """
+    settings = plain_settings(config.secure_aggregation)
+    name = settings.pop("name", None)
+    if name == "none":
+        return None
+    if config.backend.name != "loop":
+        raise UserError(
+            f"secure_aggregation={name} is expected to run in this process, but got backend={config.backend.name};"
+            " use backend=loop."
+        )
+    if "_target_" in config.attack or config.intercept.save:
+        raise UserError(
+            f"With secure_aggregation={name} the server sees no single update that could be attacked;"
+            " use attack=none and intercept.save=false."
+        )
+    run: Any
+    if name == "secagg":
+        from fl_privacy.flower.secure_aggregation import run_secure_aggregation as run  # noqa: PLC0415
+    else:
+        from fl_privacy.federation.secure.encrypted import run_encrypted as run  # noqa: PLC0415
+    check_arguments(run, settings, "secure_aggregation")
+    return partial(_unattacked, partial(run, **settings))
+
+
+def _unattacked(
+    run: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
+) -> None:
+    """``run`` as a backend; there is nothing to intercept."""
+    run(server, source(), **settings)

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from fl_privacy.config import options
 from fl_privacy.config.grid import GRIDS, grid_names
-from fl_privacy.config.instantiate import locate_target
+from fl_privacy.config.targets import locate_target
 from fl_privacy.metrics import METRICS
 
 GROUPS = (
@@ -29,7 +29,7 @@ def catalog() -> list[Table]:
     for group in GROUPS:
         table = Table(title=f"{group}=", title_justify="left", box=None, show_header=False)
         for name in options(group):
-            table.add_row(f"  [bold]{name}[/bold]", describe(group, name))
+            table.add_row(f"  [bold]{name}[/bold]", describe_option(group, name))
         tables.append(table)
     grids = Table(title="trade-off", title_justify="left", box=None, show_header=False)
     for name in grid_names():
@@ -40,7 +40,7 @@ def catalog() -> list[Table]:
     return [*tables, grids, metrics]
 
 
-def describe(group: str, name: str) -> str:
+def describe_option(group: str, name: str) -> str:
     """The comment that opens the option's file, or the first line of what it builds."""
     path = options(group)[name]
     if comment := comment_of(path):

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fl_privacy.attacks import Progress as AttackProgress
-from fl_privacy.cli.lines import Lines
-from fl_privacy.cli.timing import Remaining, in_words
+from fl_privacy.cli.lines import Lines, Remaining, time_left
 from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.progress import Stage, listening, share_done
@@ -122,7 +121,7 @@ class RichMonitor(Monitor):
             tenth, seconds = 10 * done // max(total, 1), left(title, done / max(total, 1))
             if tenth > last and time.monotonic() - told_at >= SECONDS_BETWEEN_LINES:
                 last, told_at = tenth, time.monotonic()
-                self.say(f"{title}: {10 * tenth} %{in_words(seconds) if tenth < 10 else ''}")
+                self.say(f"{title}: {10 * tenth} %{time_left(seconds) if tenth < 10 else ''}")
 
         return tell
 
@@ -161,4 +160,4 @@ def describe(stages: tuple[Stage, ...]) -> str:
 
 
 def _left(left: Remaining, stages: tuple[Stage, ...], *within: str) -> str:
-    return in_words(left((*within, stages[0].what), share_done(stages)))
+    return time_left(left((*within, stages[0].what), share_done(stages)))

@@ -41,7 +41,7 @@ server_app = ServerApp()
 
 
 @server_app.main()
-def main(grid: Grid, context: Context) -> None:
+def run_on_nodes(grid: Grid, context: Context) -> None:
     """Run the experiment that the run config's ``overrides`` describe, training with the clients behind ``grid``."""
     config, monitor = _config(context), RichMonitor(Console(soft_wrap=True))
     expect_readable_updates(config, "The Flower app")

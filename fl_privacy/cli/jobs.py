@@ -16,7 +16,7 @@ from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.run import run_experiment
 from fl_privacy.experiment.run_folder import Command
 from fl_privacy.report import write_report
-from fl_privacy.results.failures import failed_attackers
+from fl_privacy.results.read import failed_attackers
 
 
 def run_jobs(

@@ -14,8 +14,16 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from fl_privacy.cli.faults import FAULTS, end_quietly, fail, nobody_listens, recognized
-from fl_privacy.cli.signals import Interrupted, exit_status, interruptible
+from fl_privacy.cli.faults import (
+    FAULTS,
+    Interrupted,
+    end_quietly,
+    exit_status,
+    fail,
+    interruptible,
+    nobody_listens,
+    recognized,
+)
 from fl_privacy.errors import UserError
 
 DEBUG = "--debug"
@@ -52,7 +60,7 @@ PsnrBelow = Annotated[
 
 
 @app.callback()
-def options(
+def common_options(
     debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error; anywhere in the line.")] = False,
 ) -> None:
     """What goes for all commands."""
@@ -109,7 +117,7 @@ def trade_off(
 
 
 @app.command("train-evaluator")
-def train_evaluator(overrides: Overrides = None) -> None:
+def train_evaluator_command(overrides: Overrides = None) -> None:
     """Train the evaluation network that defense=refiner needs, on public images.
 
     `data=cifar10 out=evaluator.safetensors`, then `run defense=refiner defense.evaluator=evaluator.safetensors`. Take
@@ -123,7 +131,7 @@ def train_evaluator(overrides: Overrides = None) -> None:
 
 
 @app.command("search-policies")
-def search_policies(overrides: Overrides = None, cfg: ShowConfig = False) -> None:
+def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False) -> None:
     """Search the transformation policies that defense=ats draws from (ATS).
 
     `data=fashion_mnist model=resnet20 policies=1500`, then `run defense=ats defense.policies=FOLDER`. Scores are kept
@@ -131,10 +139,12 @@ def search_policies(overrides: Overrides = None, cfg: ShowConfig = False) -> Non
     conf/policy_search.yaml, which `--cfg` shows.
     """
     _say_at_once(silent=cfg)
-    from fl_privacy.cli.policy_search import search  # noqa: PLC0415
+    from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
+    from fl_privacy.config import compose_file, to_yaml  # noqa: PLC0415
+    from fl_privacy.experiment.policy_search import search_policies  # noqa: PLC0415
 
-    if (folder := search(overrides or [], show_config=cfg, console=_console())) is not None:
-        print(folder)
+    config = compose_file("policy_search", overrides or [])
+    print(to_yaml(config) if cfg else search_policies(config, RichMonitor(_console())))
 
 
 @app.command()

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fl_privacy.cli.jobs import expect_reconstructions
-from fl_privacy.cli.timing import Remaining, in_words
+from fl_privacy.cli.lines import Remaining, time_left
 from fl_privacy.cli.workers import run_in_processes
 from fl_privacy.config.grid import load_grid
 from fl_privacy.errors import UserError
@@ -56,7 +56,7 @@ def _do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -
                 failed.append(f"{job.folder.name}: {problem}")
                 console.print(f"[red]error: {escape(failed[-1])}[/red]", highlight=False)
             elif not console.is_terminal:
-                seconds = in_words(left(title, number / len(jobs)) if number < len(jobs) else None)
+                seconds = time_left(left(title, number / len(jobs)) if number < len(jobs) else None)
                 console.print(f"{number}/{len(jobs)} finished: {escape(job.folder.name)}{seconds}", highlight=False)
 
         run_in_processes(jobs, processes, on_done=on_done)

@@ -12,8 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
-from fl_privacy.cli.faults import FAULTS, in_a_line, recognized
-from fl_privacy.cli.signals import ENDING, Interrupted
+from fl_privacy.cli.faults import ENDING, FAULTS, Interrupted, in_a_line, recognized
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.trade_off import Job
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from fl_privacy.config.instantiate import locate_target
+from fl_privacy.config.targets import locate_target
 
-COMPLETED: Mapping[str, Mapping[str, Any]] = {"attack": {"shards": 1}}
+COMPLETED: Mapping[str, Mapping[str, Any]] = {"attack": {"shards": 1}, "defense": {}}
 """Section -> settings of it that its ``_target_`` does not take."""
 
 
@@ -36,4 +36,11 @@ def _defaults(target: str, name: str) -> Mapping[str, Any]:
         parameters = inspect.signature(locate_target(DictConfig({"_target_": target}), name)).parameters
     except (TypeError, ValueError):
         return {}
-    return {name: p.default for name, p in parameters.items() if isinstance(p.default, str | int | float | None)}
+    defaults = {key: list(p.default) if isinstance(p.default, tuple) else p.default for key, p in parameters.items()}
+    return {key: value for key, value in defaults.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_plain, value))
+    return isinstance(value, str | int | float | None)

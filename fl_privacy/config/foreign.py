@@ -15,8 +15,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fl_privacy.config.compose import compose_file, expand_sweep, parse_overrides
 from fl_privacy.config.groups import options, suggest
+from fl_privacy.config.overrides import compose_file, expand_sweep, parse_overrides
 from fl_privacy.config.settings import RunSettings, captured_groups, captured_keys, select, settings
 from fl_privacy.errors import UserError
 

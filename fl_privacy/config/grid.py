@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fl_privacy.checks import fits, in_words
-from fl_privacy.config.compose import expand_sweep, merge_overrides, override_keys, swept_key
 from fl_privacy.config.foreign import expect_plain, read_settings, trust_in
 from fl_privacy.config.groups import suggest
+from fl_privacy.config.overrides import expand_sweep, merge_overrides, override_keys, swept_key
 from fl_privacy.errors import UserError
 
 GRIDS = Path(__file__).resolve().parent.parent / "grids"
@@ -27,7 +27,7 @@ UNDEFENDED = "Undefended"
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """A defense at one strength.
 
     Attributes:
@@ -59,14 +59,14 @@ class Grid:
     attack: tuple[str, ...]
     attacks: Mapping[str, tuple[str, ...]]
     weights: Literal["initial", "final"]
-    points: tuple[Point, ...]
+    points: tuple[GridPoint, ...]
 
-    def training(self, point: Point) -> list[str]:
+    def training(self, point: GridPoint) -> list[str]:
         """Overrides of the training of ``point``, which nobody attacks; accuracies are compared in the end."""
         own = ("attack=none", "baseline=false")
         return merge_overrides(self.settings, self.train, point.overrides, own)
 
-    def attacking(self, point: Point, attack: str, weights: Path | None) -> list[str]:
+    def attacking(self, point: GridPoint, attack: str, weights: Path | None) -> list[str]:
         """Overrides of the attack called ``attack`` on ``point``, whose training is in ``weights`` if it matters."""
         own = (f"weights={weights}",) if weights else ()
         return merge_overrides(self.settings, self.attack, self.attacks[attack], point.overrides, own)
@@ -102,7 +102,7 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
         attacks={attack: (*own, *to_all, *to_attacks) for attack, own in raw["attacks"].items()},
         weights=raw["weights"],
         points=(
-            Point(UNDEFENDED, "", ("defense=none",)),
+            GridPoint(UNDEFENDED, "", ("defense=none",)),
             *(point for family, own in raw["defenses"].items() for point in _points(family, own)),
         ),
     )
@@ -113,11 +113,11 @@ def grid_names() -> list[str]:
     return sorted(path.stem for path in GRIDS.glob("*.yaml"))
 
 
-def _points(family: str, overrides: Sequence[str]) -> Iterable[Point]:
+def _points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
     key = swept_key(overrides)
     for point in expand_sweep(overrides):
         value = next((o.partition("=")[2] for o in point if o.partition("=")[0] == key), "")
-        yield Point(family, f"{key.rpartition('.')[2].replace('_', ' ')} {value}".strip(), tuple(point))
+        yield GridPoint(family, f"{key.rpartition('.')[2].replace('_', ' ')} {value}".strip(), tuple(point))
 
 
 def _read(name: str) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.config.compose import compose
+from fl_privacy.config.overrides import compose
 from fl_privacy.config.settings import select, settings
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole

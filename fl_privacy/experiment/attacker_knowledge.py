@@ -12,7 +12,7 @@ from fl_privacy.effects import Description
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.client.examples import local_batches
-from fl_privacy.interception import Insider
+from fl_privacy.interception import InsiderInformation
 from fl_privacy.results import Attacker
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, VictimId
@@ -91,11 +91,11 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
     return same_data
 
 
-def insider_of(config: RunSettings, clients: Mapping[int, Client]) -> Insider | None:
+def side_information_of(config: RunSettings, clients: Mapping[int, Client]) -> InsiderInformation | None:
     """What help from inside ``config`` gives the attacker; ``None`` where no layer is private and nothing is shown."""
     if not config.threat_model.knows_features and not any(client.keeps_private() for client in clients.values()):
         return None
-    return Insider(
+    return InsiderInformation(
         clients=clients,
         colluder=config.threat_model.colluder,
         knows_features=config.threat_model.knows_features,

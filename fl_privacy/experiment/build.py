@@ -11,8 +11,8 @@ from torch import nn
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings
-from fl_privacy.config.compose import to_yaml
-from fl_privacy.config.instantiate import check_arguments, instantiate, locate_target, plain_settings
+from fl_privacy.config.overrides import to_yaml
+from fl_privacy.config.targets import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, blamed_on

@@ -9,16 +9,16 @@ from fl_privacy.experiment.privacy import guarantees, rounds_taken_part
 
 
 def calibrated(config: RunSettings) -> RunSettings:
-    """``config`` with what ``calibration`` changes; ``privacy.epsilon`` is ``null`` in it.
+    """``config`` with what ``noise_for_budget`` changes; ``privacy.epsilon`` is ``null`` in it.
 
     Raises:
         UserError: the defense gives no guarantee that noise could change.
     """
-    changes = calibration(config)
+    changes = noise_for_budget(config)
     return config.changed(changes) if changes else config
 
 
-def calibration(config: RunSettings) -> dict[str, float | None]:
+def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
     """Settings by which the worst-off client spends ``privacy.epsilon`` by the last round, if set: those of the noise.
 
     An undefended run stays undefended, so that it can stand beside the others of a sweep.

@@ -11,12 +11,12 @@ from fl_privacy.config import RunSettings
 from fl_privacy.data import Dataset, Examples
 from fl_privacy.defenses import Defense
 from fl_privacy.experiment.attack_stage import AttackStage
-from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, insider_of, public_examples
+from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, public_examples, side_information_of
 from fl_privacy.experiment.build import Federation, build_metrics, positive
 from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, trains_on_others
 from fl_privacy.experiment.judge import Judge
-from fl_privacy.experiment.threat_model import threat_model
+from fl_privacy.experiment.threat_model import describe_threats
 from fl_privacy.experiment.tracing import tracer_of
 from fl_privacy.federation import Client, private_names
 from fl_privacy.interception import Audit, Interceptor
@@ -79,7 +79,7 @@ class Experiment:
             input_shape=shape.input_shape,
             num_classes=shape.num_classes,
             sink=sink,
-            insider=insider_of(self.config, self.clients),
+            side_information=side_information_of(self.config, self.clients),
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
@@ -146,7 +146,7 @@ class Experiment:
 
     def threat_model(self) -> list[str]:
         """Who attacks, what is seen and known, in sentences."""
-        return threat_model(
+        return describe_threats(
             self.model,
             self.plan,
             self.audit,

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from torch import nn
 
-from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, first_layer
+from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
 from fl_privacy.experiment.ground_truth import GroundTruth
 from fl_privacy.experiment.tracing import Tracer
@@ -62,7 +62,7 @@ def update_distortion(truth: GroundTruth, observation: Observation) -> tuple[Upd
 def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
     """Weight and bias of the first layer; ``None`` where that is another one."""
     try:
-        found = first_layer(model, ModelState.of(model), input_shape)
+        found = find_first_layer(model, ModelState.of(model), input_shape)
     except NotFullyConnectedError:
         return None
     return found.weight, found.bias

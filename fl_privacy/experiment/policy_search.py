@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.checks import whole
 from fl_privacy.config import to_yaml
-from fl_privacy.config.instantiate import check_arguments, plain_settings
 from fl_privacy.config.settings import expect_type
+from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import positive
 from fl_privacy.experiment.contracts import Monitor

@@ -14,7 +14,7 @@ from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.composition import Experiment
 from fl_privacy.experiment.contracts import Backend, Monitor
 from fl_privacy.experiment.privacy import Privacy, privacy_of
-from fl_privacy.experiment.run_folder import as_plain, finished_before, open_folder
+from fl_privacy.experiment.run_folder import finished_before, identified, open_folder
 from fl_privacy.experiment.threat_model import who_draws
 from fl_privacy.experiment.weights import MODEL, write_weights
 from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
@@ -84,7 +84,7 @@ def baseline_config(config: RunSettings) -> RunSettings:
 
 def undefended_accuracy(config: RunSettings) -> float | None:
     """Final accuracy of a finished run in ``config.out`` that trained alike without defense."""
-    baseline = find_baseline(Path(config.out), as_plain(config, "run"))
+    baseline = find_baseline(Path(config.out), identified(config, "run"))
     return baseline.accuracy if baseline else None
 
 

@@ -12,14 +12,14 @@ from fl_privacy.results import RunFolder, folder_name, is_finished
 Command = Literal["run", "attack"]
 
 
-def as_plain(config: RunSettings, command: Command) -> dict[str, object]:
+def identified(config: RunSettings, command: Command) -> dict[str, object]:
     """``config`` as plain values, with the command that it was given to."""
     return {"command": command, **config.plain()}
 
 
 def folder_of(config: RunSettings, command: Command) -> Path:
     """Where ``open_folder`` records ``config``."""
-    return Path(config.out) / folder_name(_label(config, command), as_plain(config, command))
+    return Path(config.out) / folder_name(_label(config, command), identified(config, command))
 
 
 def finished_before(config: RunSettings, command: Command, monitor: Monitor) -> Path | None:
@@ -42,7 +42,7 @@ def open_folder(config: RunSettings, command: Command) -> RunFolder:
         return RunFolder.open_or_create(
             Path(config.out),
             label=_label(config, command),
-            config=as_plain(config, command),
+            config=identified(config, command),
             config_text=f"command: {command}\n{to_yaml(config)}",
             undefended=config.choices.defense == "none" and command == "run",
             overwrite=config.overwrite,

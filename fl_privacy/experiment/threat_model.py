@@ -26,7 +26,7 @@ _SECURE = {
 }
 
 
-def threat_model(
+def describe_threats(
     model: nn.Module, plan: LocalPlan, audit: Audit, defense: Defense, knowledge: Knowledge, *, secure_aggregation: str
 ) -> list[str]:
     """Who attacks, what is seen, what is known, what is defended.

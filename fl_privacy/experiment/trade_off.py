@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl_privacy.config import compose
-from fl_privacy.config.compose import merge_overrides
-from fl_privacy.config.grid import Grid, Point
-from fl_privacy.experiment.calibration import calibrated, calibration
+from fl_privacy.config.grid import Grid, GridPoint
+from fl_privacy.config.overrides import merge_overrides
+from fl_privacy.experiment.calibration import calibrated, noise_for_budget
 from fl_privacy.experiment.run_folder import Command, folder_of
 from fl_privacy.report.trade_off import Outcome
 from fl_privacy.results import is_finished
@@ -81,10 +81,10 @@ def plan_sweep(grid: Grid) -> Sweep:
     return Sweep(out=trainings[0].folder.parent, trainings=trainings, attacks=attacks, grid=grid)
 
 
-def _attacking(grid: Grid, point: Point, training: Job, attack: str) -> list[str]:
+def _attacking(grid: Grid, point: GridPoint, training: Job, attack: str) -> list[str]:
     """The attack faces the noise that the training was calibrated to, whatever its own data are."""
     weights = training.folder if grid.weights == "final" else None
-    noise = calibration(compose(training.overrides))
+    noise = noise_for_budget(compose(training.overrides))
     overrides = [f"{key}={'null' if value is None else repr(value)}" for key, value in noise.items()]
     return merge_overrides(grid.attacking(point, attack, weights), overrides)
 

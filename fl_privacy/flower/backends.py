@@ -99,7 +99,7 @@ def run_ray(
     Raises:
         UserError: no process fits into the machine; besides what ``run_on_grid`` raises.
     """
-    from fl_privacy.flower.ray_grid import ray_grid  # noqa: PLC0415
+    from fl_privacy.flower.ray_nodes import ray_grid  # noqa: PLC0415
 
     with ray_grid(server.clients, source, num_cpus=num_cpus, num_gpus=num_gpus, actors=actors, timeout=timeout) as grid:
         run_on_grid(grid, server, rounds=rounds, audit=audit, interceptor=interceptor, on_round=on_round)

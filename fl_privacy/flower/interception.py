@@ -32,7 +32,7 @@ class HonestButCurious(Strategy):
     Attributes:
         strategy: does the training.
         interceptor: makes observations of what is captured.
-        states: what a simulated client keeps for itself, for an interceptor with an insider.
+        states: what a simulated client keeps for itself, for an interceptor with side information.
         audit: the rounds, and with target ``update`` the clients. A client is known by the partition that it reports,
             else by the rank of its node's id among all nodes. A partition is the first node's to report it until that
             node leaves; what another one claims as its own is not captured.
@@ -111,10 +111,10 @@ class HonestButCurious(Strategy):
 
     def _held(self, round: int) -> States:
         """``states`` as they are now, before the clients train."""
-        insider = self.interceptor.insider
-        if insider is None or self.states is no_states or round not in self.audit.rounds:
+        helpers = self.interceptor.side_information
+        if helpers is None or self.states is no_states or round not in self.audit.rounds:
             return self.states
-        held = {client: self.states(client) for client in insider.clients}
+        held = {client: self.states(client) for client in helpers.clients}
         return held.__getitem__
 
     def _client(self, message: Message, reply: Message) -> int:

@@ -4,15 +4,15 @@ from fl_privacy.interception.audit import Audit, Probe, audited_rounds, spread_p
 from fl_privacy.interception.capture_reader import load_observations
 from fl_privacy.interception.capture_writer import CaptureWriter, save_observation
 from fl_privacy.interception.interceptor import Interceptor
-from fl_privacy.interception.side_information import Informant, Insider, States, no_states
+from fl_privacy.interception.side_information import InsiderInformation, SideInformation, States, no_states
 
 __all__ = [
     "Audit",
     "CaptureWriter",
-    "Informant",
-    "Insider",
+    "InsiderInformation",
     "Interceptor",
     "Probe",
+    "SideInformation",
     "States",
     "audited_rounds",
     "load_observations",

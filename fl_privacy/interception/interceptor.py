@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from fl_privacy.interception.side_information import Informant, States, no_states
+from fl_privacy.interception.side_information import SideInformation, States, no_states
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 Sink = Callable[[Observation], None]
@@ -23,7 +23,8 @@ class Interceptor:
         num_classes: K.
         sink: where observations go.
         knowledge: what the attacker knows beyond the protocol.
-        insider: tells what private layers there are to stand in for the victims'; ``None`` where none are private.
+        side_information: tells what private layers there are to stand in for the victims'; ``None`` where there are
+            none.
     """
 
     model: nn.Module
@@ -32,7 +33,7 @@ class Interceptor:
     num_classes: int
     sink: Sink
     knowledge: Knowledge = field(default_factory=Knowledge)
-    insider: Informant | None = None
+    side_information: SideInformation | None = None
 
     def capture(self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states) -> None:
         """Make the observation of one upload and hand it to the sink; ``states`` are what the clients held before."""
@@ -46,6 +47,6 @@ class Interceptor:
             num_classes=self.num_classes,
             knowledge=self.knowledge,
         )
-        if self.insider:
-            observation = self.insider(observation, states=states)
+        if self.side_information:
+            observation = self.side_information(observation, states=states)
         self.sink(observation)

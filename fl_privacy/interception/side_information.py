@@ -22,7 +22,7 @@ States = Callable[[int], ClientState]
 """Client id -> what it keeps for itself at the moment; only a simulation can look."""
 
 
-class Informant(Protocol):
+class SideInformation(Protocol):
     """Adds to an observation what the attacker knows from inside the federation."""
 
     @property
@@ -44,7 +44,7 @@ def no_states(client: int) -> ClientState:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Insider:
+class InsiderInformation:
     """Completes observations where clients keep a part of the model.
 
     Private layers of a colluding client stand in for those of the victims; without one, values of the attacker's own

@@ -4,7 +4,7 @@ from fl_privacy.models.block_networks import VGG16, AlexNet
 from fl_privacy.models.build import build_model, check_model
 from fl_privacy.models.convnet import ConvNet
 from fl_privacy.models.cut import Front, Rest, cut_layer
-from fl_privacy.models.initialize import INITIALIZERS, initialize
+from fl_privacy.models.initialization import INITIALIZERS, initialize
 from fl_privacy.models.layers import ACTIVATIONS, InputNormalization, has_batch_norm
 from fl_privacy.models.lenet import DLNet, LeNet, LeNet5
 from fl_privacy.models.mlp import MLP

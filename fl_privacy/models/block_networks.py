@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.initialize import initialize
+from fl_privacy.models.initialization import initialize
 from fl_privacy.models.layers import activation as new_activation
 from fl_privacy.models.layers import input_normalization, norm_2d, require_positive
 from fl_privacy.models.layers import pooling as new_pooling
@@ -28,7 +28,7 @@ class BlockNetwork(nn.Module):
         pooling: ``max`` as published, or ``avg``.
         norm: before each activation of a convolution: ``batch``, ``group`` or ``none``.
         mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialize.INITIALIZERS``.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
 
     Raises:
         UserError: the images are too small, or a number is not positive.

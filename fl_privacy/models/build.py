@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fl_privacy.errors import UserError, blamed_on
-from fl_privacy.models.initialize import initialize
+from fl_privacy.models.initialization import initialize
 
 
 def build_model(

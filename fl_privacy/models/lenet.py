@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.initialize import initialize
+from fl_privacy.models.initialization import initialize
 from fl_privacy.models.layers import activation as new_activation
 from fl_privacy.models.layers import input_normalization, require_positive, resolve_strides
 from fl_privacy.models.layers import pooling as new_pooling
@@ -27,7 +27,7 @@ class LeNet(nn.Module):
         width: channels of each convolution.
         strides: of the convolutions, one for each; the class's own if ``None``.
         mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialize.INITIALIZERS``.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
     """
 
     default_strides: ClassVar[tuple[int, ...]] = (2, 2, 1)
@@ -86,7 +86,7 @@ class LeNet5(nn.Module):
         activation: after each layer but the last, one of ``layers.ACTIVATIONS``.
         pooling: ``max`` as published, or ``avg``.
         mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialize.INITIALIZERS``.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
     """
 
     def __init__(

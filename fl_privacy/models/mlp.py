@@ -6,7 +6,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.initialize import initialize
+from fl_privacy.models.initialization import initialize
 from fl_privacy.models.layers import activation as new_activation
 from fl_privacy.models.layers import input_normalization, require_positive
 
@@ -21,7 +21,7 @@ class MLP(nn.Module):
         widths: of the hidden layers.
         activation: after each hidden layer, one of ``layers.ACTIVATIONS``.
         mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialize.INITIALIZERS``.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.initialize import initialize
+from fl_privacy.models.initialization import initialize
 from fl_privacy.models.layers import activation as new_activation
 from fl_privacy.models.layers import input_normalization, norm_2d, require_positive, resolve_strides
 
@@ -50,7 +50,7 @@ class ResNet18(nn.Module):
         activation: one of ``layers.ACTIVATIONS``.
         strides: of the stages, one for each; the class's own if ``None``.
         mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialize.INITIALIZERS``.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
     """
 
     blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)

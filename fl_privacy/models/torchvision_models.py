@@ -7,7 +7,7 @@ from torchvision.models import MobileNetV2 as TorchvisionMobileNetV2
 from torchvision.models import VisionTransformer
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.initialize import initialize
+from fl_privacy.models.initialization import initialize
 from fl_privacy.models.layers import input_normalization, require_positive
 
 
@@ -27,7 +27,7 @@ class ViT(nn.Module):
         mlp_width: of the hidden layer in a block.
         dropout: in [0, 1).
         mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialize.INITIALIZERS``.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class MobileNetV2(nn.Module):
         width_multiplier: factor of the channels.
         dropout: in front of the classifier, in [0, 1).
         mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
-        init: weight initialization, one of ``initialize.INITIALIZERS``.
+        init: weight initialization, one of ``initialization.INITIALIZERS``.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class ChartPoint:
     """A run in a plane, with half-open error bars (low, high) where they are known."""
 
     x: float
@@ -119,7 +119,7 @@ def line_chart(
 
 
 def scatter_chart(
-    points: Sequence[Point], *, x: str, y: str, alt: str, bound: float | None = None, bound_label: str = ""
+    points: Sequence[ChartPoint], *, x: str, y: str, alt: str, bound: float | None = None, bound_label: str = ""
 ) -> Markup:
     """Runs as labelled points with error bars; ``bound`` draws a dashed line across.
 

@@ -8,7 +8,7 @@ from string import ascii_uppercase
 from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS, Statistic, aggregate, pmm
-from fl_privacy.report.charts import Curve, Point, line_chart, scatter_chart
+from fl_privacy.report.charts import ChartPoint, Curve, line_chart, scatter_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import link_to, render
@@ -23,7 +23,7 @@ TRADE_OFFS = ("psnr", "ssim", "lpips")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Row:
+class RunRow:
     """A run in the table.
 
     Attributes:
@@ -46,7 +46,6 @@ class Row:
 
     @property
     def summary(self) -> Summary:
-        """Of the run."""
         return self.run.summary
 
     @property
@@ -97,7 +96,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
     """
     own, shared = names(runs)
     rows = [
-        Row(
+        RunRow(
             letter=letter,
             run=run,
             name=name,
@@ -142,7 +141,7 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
     return None
 
 
-def _charts(rows: Sequence[Row]) -> dict[str, Markup]:
+def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
     charts = {}
     tested = [row for row in rows if row.summary.rounds]
     if tested:
@@ -176,9 +175,9 @@ def _charts(rows: Sequence[Row]) -> dict[str, Markup]:
     return charts
 
 
-def _points(rows: Sequence[Row], name: str, *, use_pmm: bool) -> list[Point]:
+def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
     """A point for each run, of who read most; runs that differ in the seed alone make one, with intervals over them."""
-    groups: dict[str, list[tuple[Row, Statistic]]] = {}
+    groups: dict[str, list[tuple[RunRow, Statistic]]] = {}
     for row in rows:
         worst = row.worst(name)
         if worst is not None and (statistic := worst.statistic(name)) is not None:
@@ -191,7 +190,7 @@ def _points(rows: Sequence[Row], name: str, *, use_pmm: bool) -> list[Point]:
         own = group[0][1].ci95
         if x is not None and y is not None:
             points.append(
-                Point(
+                ChartPoint(
                     x=x.mean,
                     y=y.mean,
                     label=", ".join(row.letter for row, _ in group),
@@ -202,14 +201,14 @@ def _points(rows: Sequence[Row], name: str, *, use_pmm: bool) -> list[Point]:
     return points
 
 
-def _utility(row: Row, *, use_pmm: bool) -> float:
+def _utility(row: RunRow, *, use_pmm: bool) -> float:
     """In percent."""
     if use_pmm:
         return 100.0 if row.pmm is None else row.pmm
     return 100 * (row.summary.final_accuracy or 0.0)
 
 
-def _lede(rows: Sequence[Row], psnr_below: float) -> str:
+def _lede(rows: Sequence[RunRow], psnr_below: float) -> str:
     attacked = [(row, mean) for row in rows if (mean := row.mean("psnr")) is not None]
     trained = [row for row in rows if row.summary.final_accuracy is not None]
     sentences = []
@@ -229,7 +228,7 @@ def _lede(rows: Sequence[Row], psnr_below: float) -> str:
     return " ".join([*sentences, answer(_candidates(rows), psnr_below)]).strip()
 
 
-def _leaks(row: Row) -> tuple[float, int, float, float]:
+def _leaks(row: RunRow) -> tuple[float, int, float, float]:
     """Larger where more leaks: the share recognizable, how often an attack failed, the interval's end, the mean."""
     statistics = [s for reading in row.readings if (s := reading.statistic("psnr")) is not None]
     return (
@@ -240,9 +239,9 @@ def _leaks(row: Row) -> tuple[float, int, float, float]:
     )
 
 
-def _candidates(rows: Sequence[Row]) -> list[Candidate]:
+def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
     """One for each training: runs that differ in the attack alone are judged by all of them together."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[RunRow]] = {}
     for row in rows:
         groups.setdefault(attacked_hash(row.run.identity.config), []).append(row)
     found = []

@@ -12,14 +12,10 @@ class HasCost(Protocol):
     """A run's summary, or the parts of it on what the defense did to the updates and took."""
 
     @property
-    def perturbation(self) -> Mapping[str, Statistic]:
-        """By figure."""
-        ...
+    def perturbation(self) -> Mapping[str, Statistic]: ...
 
     @property
-    def upload(self) -> Mapping[str, Statistic]:
-        """By figure."""
-        ...
+    def upload(self) -> Mapping[str, Statistic]: ...
 
 
 @dataclass(frozen=True, kw_only=True)

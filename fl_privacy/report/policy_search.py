@@ -58,14 +58,14 @@ def render_search(found: Findings, *, data: str, model: str, seed: int) -> str:
         idle=", ".join(str(s.policy) for s in found.without_effect if len(s.policy.indices) == 1),
         scatter=_scatter(found),
         ranking=_ranking(found),
-        in_words=in_words,
+        policy_in_words=policy_in_words,
         data=data,
         model=model,
         seed=seed,
     )
 
 
-def in_words(policy: Policy) -> str:
+def policy_in_words(policy: Policy) -> str:
     """The operations of ``policy``, with their levels."""
     return ", ".join(f"{operation.name.replace('_', ' ')} {operation.level}" for operation in policy.operations)
 

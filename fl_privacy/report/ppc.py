@@ -7,7 +7,7 @@ from typing import Any
 
 from fl_privacy.metrics import Statistic
 from fl_privacy.metrics.tradeoff import PpcPoint, cap
-from fl_privacy.report.trade_off import Row, Versus
+from fl_privacy.report.trade_off import DefenseRow, Versus
 from fl_privacy.results import Leakage
 
 DISTANCES: Mapping[str, str] = {
@@ -66,7 +66,7 @@ class Cap:
     points: int
 
 
-def samples_of_rows(rows: Sequence[Row]) -> list[Sample]:
+def samples_of_rows(rows: Sequence[DefenseRow]) -> list[Sample]:
     """Of a trade-off sweep, in its order; those of jobs that did not finish are left out."""
     found = []
     for row in rows:
@@ -158,7 +158,7 @@ def caps(samples: Sequence[Sample]) -> list[Cap]:
     ]
 
 
-def as_plain(found: Cap) -> dict[str, Any]:
+def cap_as_plain(found: Cap) -> dict[str, Any]:
     """For JSON."""
     return {
         "mechanism": found.mechanism,

@@ -9,10 +9,10 @@ from fl_privacy.metrics import METRICS
 from fl_privacy.report.attacked import assumptions
 from fl_privacy.report.charts import Curve, line_chart, partition_chart
 from fl_privacy.report.cost import figures_of
+from fl_privacy.report.headline import bound_in_words, verdict
 from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, in_round, readings, tone, tone_of, worst_by
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
-from fl_privacy.report.verdict import bound_in_words, verdict
 from fl_privacy.report.victims import SHOWN, gallery_title, view_all, view_extremes
 from fl_privacy.results import Pair, Run
 from fl_privacy.types import Certainty

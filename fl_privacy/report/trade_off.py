@@ -40,7 +40,7 @@ class Versus:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Row:
+class DefenseRow:
     """What came out of it.
 
     Attributes:
@@ -98,7 +98,7 @@ class Row:
         return candidate_of(self.readings, name=self.name, accuracy=self.accuracy, pmm=self.pmm)
 
 
-def read_rows(outcomes: Sequence[Outcome]) -> list[Row]:
+def read_rows(outcomes: Sequence[Outcome]) -> list[DefenseRow]:
     """A row for each outcome, in order."""
     trained = {outcome.training: read_summary(outcome.training) for outcome in outcomes}
     summaries = [trained[outcome.training] for outcome in outcomes if not outcome.strength]
@@ -106,7 +106,7 @@ def read_rows(outcomes: Sequence[Outcome]) -> list[Row]:
     return [_row(outcome, trained[outcome.training], undefended) for outcome in outcomes]
 
 
-def as_plain(row: Row) -> dict[str, Any]:
+def row_as_plain(row: DefenseRow) -> dict[str, Any]:
     """For ``trade_off.json``; the same whatever the clock showed."""
     return {
         "family": row.outcome.family,
@@ -124,7 +124,7 @@ def _figures(leakage: Leakage) -> dict[str, Any]:
     return {name: content[name] for name in ("images", "failures", "metrics", "thresholds")}
 
 
-def _row(outcome: Outcome, training: Summary | None, undefended: float | None) -> Row:
+def _row(outcome: Outcome, training: Summary | None, undefended: float | None) -> DefenseRow:
     attacks = {name: found for name, path in outcome.attacks.items() if (found := read_summary(path))}
     leakage = {
         Versus(name, attacker): last
@@ -133,7 +133,7 @@ def _row(outcome: Outcome, training: Summary | None, undefended: float | None) -
         if (last := found.last_by(attacker))
     }
     accuracy = training.final_accuracy if training else None
-    return Row(
+    return DefenseRow(
         outcome=outcome,
         training=training,
         pmm=pmm(accuracy, undefended) if accuracy is not None and undefended else None,

@@ -1,11 +1,16 @@
-"""The page of a sweep over defenses."""
+"""The page of a sweep over defenses, and its charts."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
+from matplotlib.axes import Axes
 
 from fl_privacy.metrics import METRICS
+from fl_privacy.report.charts import EXACT, INK, MUTED, SERIES, draw_svg, reach, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric
 from fl_privacy.report.page import link_to, render
@@ -14,12 +19,35 @@ from fl_privacy.report.ppc_view import ppc_view
 from fl_privacy.report.readings import worst_by
 from fl_privacy.report.recommendation import answer, best_below
 from fl_privacy.report.settings import batch_norm_in_words
-from fl_privacy.report.trade_off import SHOWN, Row, Versus
-from fl_privacy.report.trade_off_chart import CurvePoint, FamilyCurve, trade_off_chart
+from fl_privacy.report.trade_off import SHOWN, DefenseRow, Versus
 from fl_privacy.results import Attacker
 
 
-def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> str:
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """A defense at one strength: utility, leakage and its 95 % interval."""
+
+    x: float
+    y: float
+    y_range: tuple[float, float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyCurve:
+    """The points of one family and attacker, by strength.
+
+    Attributes:
+        points: joined in order.
+        series: number of the family's color; ``None`` for the undefended point.
+        adaptive: drawn dashed with open marks.
+    """
+
+    points: Sequence[CurvePoint]
+    series: int | None
+    adaptive: bool
+
+
+def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float) -> str:
     """The HTML over ``rows``, with links relative to the file ``out``."""
     candidates = [candidate for row in rows if (candidate := row.candidate())]
     best = best_below(candidates, psnr_below)
@@ -45,18 +73,18 @@ def render_trade_off(rows: Sequence[Row], out: Path, *, psnr_below: float) -> st
     )
 
 
-def _series(rows: Sequence[Row]) -> dict[str, int]:
+def _series(rows: Sequence[DefenseRow]) -> dict[str, int]:
     """Family -> number of its color."""
     families = dict.fromkeys(row.outcome.family for row in rows if row.outcome.strength)
     return {family: number for number, family in enumerate(families)}
 
 
-def _charts(rows: Sequence[Row], attack: str, best: Row | None) -> dict[str, Markup]:
+def _charts(rows: Sequence[DefenseRow], attack: str, best: DefenseRow | None) -> dict[str, Markup]:
     """A chart for each metric of the attack called ``attack``; the choice is ringed in that of PSNR."""
     return {METRICS[name].title: chart for name in SHOWN if (chart := _chart(rows, attack, name, best)) is not None}
 
 
-def _chart(rows: Sequence[Row], attack: str, name: str, best: Row | None) -> Markup | None:
+def _chart(rows: Sequence[DefenseRow], attack: str, name: str, best: DefenseRow | None) -> Markup | None:
     use_pmm = all(row.pmm is not None for row in rows if row.accuracy is not None)
     curves = []
     for attacker in Attacker:
@@ -89,7 +117,7 @@ def _chart(rows: Sequence[Row], attack: str, name: str, best: Row | None) -> Mar
     )
 
 
-def _point(row: Row, versus: Versus, name: str, *, use_pmm: bool) -> CurvePoint | None:
+def _point(row: DefenseRow, versus: Versus, name: str, *, use_pmm: bool) -> CurvePoint | None:
     statistic = row.statistic(versus, name)
     utility = row.pmm if use_pmm else None if row.accuracy is None else 100 * row.accuracy
     if statistic is None or utility is None:
@@ -97,7 +125,7 @@ def _point(row: Row, versus: Versus, name: str, *, use_pmm: bool) -> CurvePoint 
     return CurvePoint(x=utility, y=statistic.mean, y_range=statistic.ci95)
 
 
-def _in_words(rows: Sequence[Row], attack: str, name: str) -> str:
+def _in_words(rows: Sequence[DefenseRow], attack: str, name: str) -> str:
     """Each row by the attacker that read most."""
     shown = []
     for row in rows:
@@ -108,3 +136,67 @@ def _in_words(rows: Sequence[Row], attack: str, name: str) -> str:
             by = worst.among(found)
             shown.append(f"{row.name} {metric(statistic.mean, name)}{f' ({by})' if by else ''}")
     return "; ".join(shown)
+
+
+def trade_off_chart(
+    curves: Sequence[FamilyCurve],
+    *,
+    x: str,
+    y: str,
+    alt: str,
+    bound: float | None,
+    bound_label: str,
+    ring: tuple[float, float] | None,
+) -> Markup:
+    """Curves with error bars; infinite values stand above all others, and are named.
+
+    Args:
+        curves: drawn in order.
+        x: what the horizontal axis shows.
+        y: what the vertical axis shows.
+        alt: the chart in words.
+        bound: a dashed line across.
+        bound_label: what it means.
+        ring: around which point of the plane a circle is drawn.
+    """
+
+    top = top_of([p.y for curve in curves for p in curve.points], bound)
+
+    def draw(axes: Axes) -> None:
+        for curve in curves:
+            color = INK if curve.series is None else SERIES[curve.series % len(SERIES)]
+            axes.errorbar(
+                [p.x for p in curve.points],
+                [min(p.y, top) for p in curve.points],
+                yerr=_reaches(curve.points),
+                fmt="*" if curve.series is None else "--o" if curve.adaptive else "-o",
+                markersize=10 if curve.series is None else 4.5,
+                markerfacecolor="none" if curve.adaptive else color,
+                color=color,
+                linewidth=1.4,
+                elinewidth=0.8,
+                capsize=1.5,
+                zorder=4 if curve.series is None else 3,
+            )
+            for point in curve.points:
+                if math.isinf(point.y):
+                    axes.annotate(EXACT, (point.x, top), xytext=(6, 5), textcoords="offset points", fontsize=9)
+        if ring is not None:
+            circle: dict[str, Any] = {"markersize": 13, "markerfacecolor": "none", "markeredgecolor": INK}
+            axes.plot(ring[0], min(ring[1], top), "o", markeredgewidth=1.3, **circle)
+        axes.margins(0.06)
+        if bound is not None:
+            axes.axhline(bound, color=MUTED, linestyle=":", linewidth=1.2)
+            axes.annotate(
+                bound_label, (0.0, bound), xycoords=("axes fraction", "data"), xytext=(2, 3),
+                textcoords="offset points", color=MUTED, fontsize=9,
+            )  # fmt: skip
+        axes.set(xlabel=x, ylabel=y)
+
+    return draw_svg(draw, alt)
+
+
+def _reaches(points: Sequence[CurvePoint]) -> list[list[float]]:
+    """(2, n) half-lengths of the error bars, zero where there is none."""
+    ends = [reach(p.y, p.y_range) or [[0.0], [0.0]] for p in points]
+    return [[low[0] for low, _ in ends], [high[0] for _, high in ends]]

@@ -13,7 +13,7 @@ from fl_privacy.report.ppc import Sample, samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view
 from fl_privacy.report.recommendation import RECOGNIZABLE
 from fl_privacy.report.single import render_run
-from fl_privacy.report.trade_off import Outcome, as_plain, read_rows
+from fl_privacy.report.trade_off import Outcome, read_rows, row_as_plain
 from fl_privacy.report.trade_off_page import render_trade_off
 from fl_privacy.report.victims import caption, rank_by_psnr
 from fl_privacy.results import Run, read_run
@@ -83,7 +83,7 @@ def write_trade_off(outcomes: Sequence[Outcome], page: Path, *, psnr_below: floa
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         write_whole(page, render_trade_off(rows, page, psnr_below=psnr_below))
-        write_whole(page.with_suffix(".json"), dump_json([as_plain(row) for row in rows], indent=1))
+        write_whole(page.with_suffix(".json"), dump_json([row_as_plain(row) for row in rows], indent=1))
         _write_caps(page, samples_of_rows(rows))
     except OSError as error:
         raise UserError(f"{page} can't be written ({error.strerror}); choose another place with out=FOLDER.") from error
@@ -92,7 +92,7 @@ def write_trade_off(outcomes: Sequence[Outcome], page: Path, *, psnr_below: floa
 
 def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
     if samples:
-        found = [ppc.as_plain(entry) for entry in ppc.caps(samples)]
+        found = [ppc.cap_as_plain(entry) for entry in ppc.caps(samples)]
         write_whole(page.with_name(f"{page.stem}_cap.json"), dump_json(found, indent=1))
 
 

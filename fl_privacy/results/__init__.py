@@ -1,10 +1,9 @@
 """The folder of a run: what is recorded while it goes on, and how it is read back."""
 
-from fl_privacy.results.baseline import Baseline, find_baseline
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.folder import Identity, RunFolder, folder_name, is_finished
 from fl_privacy.results.pictures import Pair
-from fl_privacy.results.read import Partition, Run, read_run, read_summary
+from fl_privacy.results.read import Baseline, PartitionTable, Run, find_baseline, read_run, read_summary
 from fl_privacy.results.records import Attacker
 from fl_privacy.results.summary import Leakage, Recognized, Summary, Traced
 
@@ -14,7 +13,7 @@ __all__ = [
     "Identity",
     "Leakage",
     "Pair",
-    "Partition",
+    "PartitionTable",
     "Recognized",
     "Run",
     "RunFolder",

@@ -1,5 +1,6 @@
-"""A run's folder read back, finished or not."""
+"""Runs' folders read back, finished or not: one, what an attack came to, and a baseline among many."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 from fl_privacy.results.folder import FORMAT, Identity
+from fl_privacy.results.identity import training_hash
 from fl_privacy.results.pictures import Pair, read_pairs
 from fl_privacy.results.records import Attacker, parse_json, read_records, records_of
 from fl_privacy.results.schema import ENVIRONMENT, PARTS, SENTENCES, wrong_field, wrong_identity, wrong_partition
@@ -21,7 +23,7 @@ _FIGURES = list[float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Partition:
+class PartitionTable:
     """Who has what: ``counts[client][class]`` examples."""
 
     class_names: tuple[str, ...]
@@ -53,7 +55,7 @@ class Run:
     environment: Mapping[str, Any]
     threat_model: tuple[str, ...]
     strengths: tuple[str, ...]
-    partition: Partition | None
+    partition: PartitionTable | None
     records: tuple[Mapping[str, Any], ...]
     summary: Summary
     finished: bool
@@ -178,5 +180,46 @@ def _damaged(path: Path, what: str) -> UserError:
     return UserError(f"{path} is expected to be as `fl-privacy` wrote it, but is damaged: {what}; remove it.")
 
 
-def _partition(content: Mapping[str, Any]) -> Partition:
-    return Partition(class_names=tuple(content["class_names"]), counts=tuple(tuple(row) for row in content["counts"]))
+def _partition(content: Mapping[str, Any]) -> PartitionTable:
+    return PartitionTable(
+        class_names=tuple(content["class_names"]), counts=tuple(tuple(row) for row in content["counts"])
+    )
+
+
+def failed_attackers(path: Path) -> dict[Attacker, str]:
+    """Those that failed on every image in the run in folder ``path``, with their most common reason."""
+    records, _ = read_records(path / "metrics.jsonl")
+    found: dict[Attacker, str] = {}
+    for attacker in Attacker:
+        reasons = [record.get("failure") for record in records_of(records, "victim", attacker)]
+        if reasons and all(reasons):
+            found[attacker] = Counter(map(str, reasons)).most_common(1)[0][0]
+    return found
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A finished undefended run: its folder and its final test accuracy in [0, 1]."""
+
+    path: Path
+    accuracy: float
+
+
+def find_baseline(out: Path, config: Mapping[str, Any]) -> Baseline | None:
+    """The finished undefended run in folder ``out`` whose training differs from ``config`` in the defense alone."""
+    wanted = training_hash(config)
+    for summary in sorted(out.glob("*/summary.json")):
+        try:
+            identity = read_identity(summary.with_name("run.json"))
+            accuracy = parse_json(summary.read_text())["final_accuracy"]
+        except (
+            UserError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ):  # no use as a baseline, and no reason to stop another run
+            continue
+        if identity.undefended and identity.training == wanted and isinstance(accuracy, float | int):
+            return Baseline(summary.parent, accuracy)
+    return None

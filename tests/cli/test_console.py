@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fl_privacy.cli import console
-from fl_privacy.cli.timing import Remaining, in_words
+from fl_privacy.cli.lines import Remaining, time_left
 from fl_privacy.progress import counted
 
 
@@ -28,7 +28,7 @@ def test_a_long_attack_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, pause
 def test_long_work_of_clients_says_which_client_is_at_which_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
     clock = iter(range(10**6))
-    monkeypatch.setattr("fl_privacy.cli.timing.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("fl_privacy.cli.lines.time.monotonic", lambda: float(next(clock)))
     written = io.StringIO()
 
     with console.RichMonitor(Console(file=written, width=200)).training(2):
@@ -71,12 +71,12 @@ def test_a_terminal_sees_the_table_and_the_step(monkeypatch: pytest.MonkeyPatch)
     [(None, ""), (0.2, "1 s"), (59, "59 s"), (80, "1:20 min"), (3599.4, "59:59 min"), (3600, "1:00 h")],
 )
 def test_time_left_in_words(seconds: float | None, expected: str) -> None:
-    assert in_words(seconds) == (f", about {expected} left" if expected else "")
+    assert time_left(seconds) == (f", about {expected} left" if expected else "")
 
 
 def test_time_left_is_that_of_the_work_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("fl_privacy.cli.timing.time.monotonic", lambda: now)
+    monkeypatch.setattr("fl_privacy.cli.lines.time.monotonic", lambda: now)
     left = Remaining()
     assert left("round 1", 0.0) is None
     now = 10.0

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
-from fl_privacy import defenses
+from fl_privacy.config.overrides import compose_file
 from fl_privacy.defenses import (
     Defense,
     ats,
@@ -248,12 +248,13 @@ SHIPPED = [path for path in sorted(CONF.glob("*.yaml")) if path.stem != "custom"
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
-def test_configuration_builds_and_states_every_option(path):
-    config = OmegaConf.load(path)
+def test_configuration_builds_and_holds_only_what_differs(path):
     assert path.read_text().startswith("# "), "the first line says what the defense does"
-    target = config._target_.removeprefix("fl_privacy.defenses.")
-    if "." not in target and target != "compose":
-        assert set(config) - {"_target_"} == set(getattr(defenses, target).__kwdefaults__ or {})
+    config = compose_file("config", [f"defense={path.stem}"]).defense
+    defaults = get_object(config._target_).__kwdefaults__ or {}
+    assert set(config) - {"_target_"} == set(defaults)
+    written = OmegaConf.load(path)
+    assert not [key for key in set(written) & set(defaults) if written[key] == defaults[key]]
     defense = instantiate(config, _convert_="all")
     assert isinstance(defense, Defense)
     assert bool(defense.parts) == (path.stem != "none")

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.config import RunSettings, compose, expand_sweep, options
+from fl_privacy.config.defaults import complete
 from fl_privacy.config.settings import settings
 from fl_privacy.experiment.build import build_attack, build_defense, build_plan
 from tests.fuzz.judge import SECONDS, Case, cases, refused, wrong_for
@@ -74,8 +75,9 @@ def settings_of_options() -> Iterator[tuple[str, tuple[str, str, Any]]]:
     """Each setting of each attack and defense, with values of other types than its default."""
     for group in BUILDERS:
         for option, path in options(group).items():
-            section = OmegaConf.load(path)
-            assert isinstance(section, DictConfig)
+            config = DictConfig({group: OmegaConf.load(path)})
+            complete(config)
+            section = config[group]
             for key, value in section.items():
                 if key in ("_target_", "defaults", "name") or value is None:
                     continue

@@ -8,10 +8,10 @@ import pytest
 from fl_privacy.federation import Evaluation
 from fl_privacy.metrics import Statistic
 from fl_privacy.report import write_report, write_trade_off
+from fl_privacy.report.headline import verdict
 from fl_privacy.report.readings import few, most_recognized, readings, tone, tone_of, worst_by
 from fl_privacy.report.recommendation import candidate_of
 from fl_privacy.report.trade_off import Outcome
-from fl_privacy.report.verdict import verdict
 from fl_privacy.results import Attacker, Recognized, RunFolder, read_run
 from tests.results.runs import config, defended, record, round_report, score
 

@@ -1,18 +1,18 @@
 """The pixels that entered a fully connected layer, from the ratio of its gradients."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, no_progress
-from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, first_layer
+from fl_privacy.attacks.exact.first_layer import FirstLayer, find_first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.gradient_inversion import labels as labeling
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Victim, failure, group_victims
+from fl_privacy.attacks.gradient_inversion.grouping import Group, NotAttackableError, attack_in_groups, failed, one_each
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.errors import UserError
+from fl_privacy.checks import number
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.types import Batch, Observation, Reconstruction
 
@@ -42,45 +42,29 @@ class AnalyticInversion:
     alike: float = 1e-2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.smallest < 1:
-            raise UserError(f"attack.smallest is expected in [0, 1), but got {self.smallest}; try 1e-4.")
-        if not self.alike >= 1e-6:
-            raise UserError(f"attack.alike is expected to be at least 1e-6, but got {self.alike}; try 1e-2.")
+        number("attack.smallest", self.smallest, at_least=0, below=1, example=1e-4)
+        number("attack.alike", self.alike, at_least=1e-6, example=1e-2)
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; nothing is drawn from ``seed``."""
-        reasons = [failure(observation) for observation in observations]
-        results = {
-            position: Reconstruction(id=observation.id, batch=None, failure=reason)
-            for position, (observation, reason) in enumerate(zip(observations, reasons, strict=True))
-            if reason is not None
-        }
-        victims = [Victim(k, o, (), (k,)) for k, o in enumerate(observations) if k not in results]
-        for group in group_victims(victims):
-            for some in self._attack(group):
-                results |= some
-                progress(len(results), len(observations))
-        return [results[position] for position in range(len(observations))]
+        return attack_in_groups(observations, self._attack, progress=progress, victims_of=one_each)
 
-    def _attack(self, group: Group) -> Iterator[dict[int, Reconstruction]]:
-        """The results of some victims after the other, as many at a time as memory is meant for."""
+    def _attack(self, group: Group, report: Callable[[float], None]) -> dict[int, Reconstruction]:
+        """As many victims at a time as memory is meant for."""
         first = group.first
         if first.plan.shares != "gradient" and first.plan.optimizer == "adam":
-            yield _failures(group.members, "A gradient or steps of SGD are expected, but the clients' are of Adam.")
-            return
-        try:
-            layer = first_layer(first.model, first.sent, first.input_shape)
-        except NotFullyConnectedError as reason:
-            yield _failures(group.members, str(reason))
-            return
+            raise NotAttackableError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
+        layer = find_first_layer(first.model, first.sent, first.input_shape)
         if missing := {layer.weight, layer.bias} - first.upload.tensors.keys():
-            yield _failures(group.members, f"The gradient of {min(missing)} is expected, but was withheld.")
-            return
+            raise NotAttackableError(f"The gradient of {min(missing)} is expected, but was withheld.")
+        results: dict[int, Reconstruction] = {}
         at_once = max(1, _CHUNK_ELEMENTS // first.upload.tensors[layer.weight].numel())
         for start in range(0, len(group.members), at_once):
-            yield self._solve(group.members[start : start + at_once], layer)
+            results |= self._solve(group.members[start : start + at_once], layer)
+            report(len(results) / len(group.members))
+        return results
 
     def _solve(self, members: Sequence[Member], layer: FirstLayer) -> dict[int, Reconstruction]:
         gradients = {position: as_gradient(observation) for position, observation in members}
@@ -104,13 +88,8 @@ class AnalyticInversion:
         }
 
 
-def analytic(*, smallest: float = 1e-4, alike: float = 1e-2) -> AnalyticInversion:
-    """The linear system of a fully connected first layer (SPN); see :class:`AnalyticInversion`."""
-    return AnalyticInversion(smallest=smallest, alike=alike)
-
-
 def _failures(members: Sequence[Member], reason: str) -> dict[int, Reconstruction]:
-    return {p: Reconstruction(id=o.id, batch=None, failure=reason) for p, o in members}
+    return {p: failed(o, reason) for p, o in members}
 
 
 def _reconstruction(observation: Observation, layer: FirstLayer, inputs: Tensor, loss: float) -> Reconstruction:
@@ -121,7 +100,7 @@ def _reconstruction(observation: Observation, layer: FirstLayer, inputs: Tensor,
         labels, source = _inferred_labels(observation, images), "inferred"
     if labels is None:
         reason = "The output layer's gradient is expected, to infer labels from, but there is none."
-        return Reconstruction(id=observation.id, batch=None, failure=reason)
+        return failed(observation, reason)
     batch = Batch(images.cpu(), labels.cpu())
     return Reconstruction(id=observation.id, batch=batch, loss=loss, history=(loss,), label_source=source)
 

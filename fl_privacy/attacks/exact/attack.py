@@ -1,6 +1,6 @@
 """Images that are read from an update without any search among images, and whether that is proven."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
-from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, first_layer
+from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.exact.sparse_factors import column_space, sparse_factors
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Victim, failure, group_victims
+from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.checks import whole
+from fl_privacy.checks import number, whole
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
@@ -49,36 +49,33 @@ class ExactInversion:
     def __post_init__(self) -> None:
         whole("attack.rounds", self.rounds, at_least=1, example=400)
         whole("attack.starts", self.starts, at_least=1, example=64)
+        number("attack.smallest", self.smallest, at_least=0, below=1, example=1e-4)
+        number("attack.alike", self.alike, at_least=1e-6, example=1e-2)
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-        results: dict[int, Reconstruction] = {}
-        for position, observation in enumerate(observations):
-            if (reason := failure(observation)) is not None:
-                results[position] = _failed(observation, reason)
-        victims = [Victim(k, o, (), (k,)) for k, o in enumerate(observations) if k not in results]
-        for group in group_victims(victims):
-            for position, result in self._attack(group, seed):
-                results[position] = result
-                progress(len(results), len(observations))
-        return [results[position] for position in range(len(observations))]
+        return attack_in_groups(
+            observations,
+            lambda group, report: self._attack(group, seed, report),
+            progress=progress,
+            victims_of=one_each,
+        )
 
-    def _attack(self, group: Group, seed: int) -> Iterator[tuple[int, Reconstruction]]:
-        try:
-            layer = _layer(group.first)
-        except NotFullyConnectedError as reason:
-            yield from ((position, _failed(observation, str(reason))) for position, observation in group.members)
-            return
+    def _attack(self, group: Group, seed: int, report: Callable[[float], None]) -> dict[int, Reconstruction]:
+        layer, results = _layer(group.first), {}
         for position, observation in group.members:
-            yield position, self._read(observation, layer, derive_generator(seed, "exact", str(observation.id)))
+            rng = derive_generator(seed, "exact", str(observation.id))
+            results[position] = self._read(observation, layer, rng)
+            report(len(results) / len(group.members))
+        return results
 
     def _read(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> Reconstruction:
         gradient = as_gradient(observation)
         weight, bias = gradient[layer.weight], gradient[layer.bias]
         if not bias.any():
-            return _failed(observation, f"A gradient of {layer.bias} is expected, but all of it is zero.")
+            return failed(observation, f"A gradient of {layer.bias} is expected, but all of it is zero.")
         inputs, unique = self._inputs(observation, layer, rng)
         images = layer.pixels(inputs).reshape(len(inputs), *observation.input_shape)
         reproduction, source = Reproduction(observation), "known"
@@ -87,7 +84,7 @@ class ExactInversion:
             labels, source = reproduction.labels(images), "inferred"
         if labels is None:
             reason = "The output layer's gradient is expected, to infer labels from, but there is none."
-            return _failed(observation, reason)
+            return failed(observation, reason)
         certainty = Certainty.APPROXIMATE
         if reproduction.distance(Batch(images, labels)) < ROUNDING:
             certainty = Certainty.PROVEN if unique else Certainty.CONSISTENT
@@ -118,20 +115,11 @@ class ExactInversion:
         return alone[0], False
 
 
-def exact(*, rounds: int = 400, starts: int = 64) -> ExactInversion:
-    """What a fully connected first layer gives away exactly; see :class:`ExactInversion`."""
-    return ExactInversion(rounds=rounds, starts=starts)
-
-
 def _layer(observation: Observation) -> FirstLayer:
     """The first layer, where the update is one gradient of it."""
     if observation.plan.shares != "gradient" and observation.plan.optimizer == "adam":
         raise NotFullyConnectedError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
-    layer = first_layer(observation.model, observation.sent, observation.input_shape)
+    layer = find_first_layer(observation.model, observation.sent, observation.input_shape)
     if missing := {layer.weight, layer.bias} - observation.upload.tensors.keys():
         raise NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")
     return layer
-
-
-def _failed(observation: Observation, reason: str) -> Reconstruction:
-    return Reconstruction(id=observation.id, batch=None, failure=reason)

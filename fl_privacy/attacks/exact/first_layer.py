@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.gradient_inversion.grouping import NotAttackableError
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.gradients.watch import entering, owners
 from fl_privacy.types import LocalPlan, ModelState
 
 
-class NotFullyConnectedError(Exception):
+class NotFullyConnectedError(NotAttackableError):
     """Why a model's first layer gives no linear system for its pixels, in one line."""
 
 
@@ -33,7 +34,7 @@ class FirstLayer:
         return (inputs - self.shift) / self.scale
 
 
-def first_layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> FirstLayer:
+def find_first_layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> FirstLayer:
     """The first layer of ``model`` at ``state``, found by watching where test images go.
 
     Args:

@@ -10,9 +10,16 @@ from torch import Tensor
 from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
 from fl_privacy.attacks.feature_inversion.problem import InversionProblem
-from fl_privacy.attacks.feature_inversion.reconstruction import failed, reconstruction
+from fl_privacy.attacks.feature_inversion.reconstruction import reconstruction
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.grouping import Group, failure, group_victims, victims_of
+from fl_privacy.attacks.gradient_inversion.grouping import (
+    Group,
+    NotAttackableError,
+    attack_in_groups,
+    failed,
+    failure,
+    victims_of,
+)
 from fl_privacy.attacks.gradient_inversion.initialization import Blank, Projection, Space, Start, Uniform
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Prior, TotalVariation
@@ -99,29 +106,18 @@ class ModelInversion:
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`."""
-        results: dict[int, Reconstruction] = {}
-        sound = []
-        for position, observation in enumerate(observations):
+
+        def wrong(observation: Observation) -> str | None:
             recovers = self.features == "recovered" or observation.knowledge.features is None
-            if wrong := failure(observation, telling=recovers):
-                results[position] = failed(observation, wrong)
-            else:
-                sound.append((position, observation))
-        victims = victims_of(sound)
-        total, done = 1000 * len(victims), 0
-        for group in group_victims([replace(victim, earlier=()) for victim in victims]):
-            size = 1000 * len(group.members)
+            return failure(observation, telling=recovers)
 
-            def report(share: float, before: int = done, size: int = size) -> None:
-                progress(before + int(share * size), total)
-
-            results |= self._attack(group, seed, report)
-            done += size
-        for victim in victims:
-            for position in victim.positions:
-                results[position] = replace(results[victim.position], id=observations[position].id)
-        progress(total, total)
-        return [results[position] for position in range(len(observations))]
+        return attack_in_groups(
+            observations,
+            lambda group, report: self._attack(group, seed, report),
+            progress=progress,
+            wrong=wrong,
+            victims_of=lambda sound: [replace(victim, earlier=()) for victim in victims_of(sound)],
+        )
 
     def _attack(self, group: Group, seed: int, report: Callable[[float], None]) -> dict[int, Reconstruction]:
         first = group.first
@@ -130,7 +126,7 @@ class ModelInversion:
         try:
             layer = self._layer(first)
         except UserError as error:
-            return {position: failed(o, str(error)) for position, o in group.members}
+            raise NotAttackableError(str(error)) from error
         evaluating = replace(first.plan, batch_norm="eval")  # an image's features are its own
         front = Front(frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=dtype), layer)
         told = self._features([o for _, o in group.members], front, seed=seed, report=report)
@@ -147,7 +143,6 @@ class ModelInversion:
 
             found = self._invert([o for _, o in members], front, features, seed, meter)
             results |= {position: r for (position, _), r in zip(members, found, strict=True)}
-        report(1.0)
         return results
 
     def _layer(self, observation: Observation) -> str:
@@ -164,7 +159,7 @@ class ModelInversion:
         needed = [o for o, f in zip(observations, told, strict=True) if f is None or self.features == "recovered"]
         if needed and self.features == "known":
             return [
-                "The attack is expected to be told the features, but was not; set threat_model.knows_features=true."
+                "The attack is expected to be told the features, but was not; set threat_model=shown_features."
             ] * len(told)
         recovered = iter(
             self.recovery(needed, front, seed=seed, progress=lambda done, total: report(0.5 * done / max(1, total)))

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs, infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.minimization import Minimum
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
@@ -10,11 +11,6 @@ from fl_privacy.types import Batch, Observation, Reconstruction
 
 UNKNOWN = -1
 """Label of an image whose label the update does not tell."""
-
-
-def failed(observation: Observation, why: str) -> Reconstruction:
-    """No guess, and the reason."""
-    return Reconstruction(id=observation.id, batch=None, failure=why)
 
 
 def reconstruction(

@@ -1,12 +1,12 @@
 """Gradient inversion: find inputs whose gradient is the one observed, for many victims at once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.gradient_inversion.compile import check_compiler
-from fl_privacy.attacks.gradient_inversion.grouping import Group, NotAttackableError, failure, group_victims, victims_of
-from fl_privacy.attacks.gradient_inversion.prepare import prepare
+from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
+from fl_privacy.attacks.gradient_inversion.preparation import prepare
 from fl_privacy.attacks.gradient_inversion.restarts import attack_members
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.types import Observation, Reconstruction
@@ -36,47 +36,11 @@ class GradientInversion(Settings):
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`."""
-        results: dict[int, Reconstruction] = {}
-        sound = []
-        for position, observation in enumerate(observations):
-            wrong = failure(observation)
-            if wrong is None:
-                sound.append((position, observation))
-            else:
-                results[position] = Reconstruction(id=observation.id, batch=None, failure=wrong)
-        victims = victims_of(sound)
-        total = 1000 * len(victims)
-        done = 0
-        for group in group_victims(victims):
-            meter = _Meter(progress, done, 1000 * len(group.members), total)
-            results |= self._attack(group, seed, meter)
-            done = meter.end()
-        for victim in victims:
-            for position in victim.positions:
-                results[position] = replace(results[victim.position], id=observations[position].id)
-        return [results[position] for position in range(len(observations))]
+        return attack_in_groups(
+            observations, lambda group, report: self._attack(group, seed, report), progress=progress
+        )
 
-    def _attack(self, group: Group, seed: int, meter: "_Meter") -> dict[int, Reconstruction]:
-        try:
-            prepared = prepare(self, group, seed)
-        except NotAttackableError as reason:
-            return {p: Reconstruction(id=o.id, batch=None, failure=str(reason)) for p, o in group.members}
-        ids = {position: observation.id for position, observation in group.members}
-        results = {p: Reconstruction(id=ids[p], batch=None, failure=why) for p, why in prepared.failures.items()}
-        if prepared.members:
-            results |= attack_members(prepared, meter)
-        return results
-
-
-class _Meter:
-    """Progress of one group within the whole."""
-
-    def __init__(self, progress: Progress, before: int, size: int, total: int) -> None:
-        self._progress, self._before, self._size, self._total = progress, before, size, total
-
-    def __call__(self, share: float) -> None:
-        self._progress(self._before + int(share * self._size), self._total)
-
-    def end(self) -> int:
-        self(1.0)
-        return self._before + self._size
+    def _attack(self, group: Group, seed: int, report: Callable[[float], None]) -> dict[int, Reconstruction]:
+        prepared, observations = prepare(self, group, seed), dict(group.members)
+        results = {position: failed(observations[position], why) for position, why in prepared.failures.items()}
+        return results | attack_members(prepared, report) if prepared.members else results

@@ -1,4 +1,4 @@
-"""The evaluation of a problem as one compiled program, where that pays."""
+"""The evaluation of a problem as one compiled program, where that compiling_pays."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ def check_compiler() -> None:
         )
 
 
-def pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
+def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
     """Whether a compiled program wins back the time that compiling takes.
 
     All is counted and nothing measured, so that the answer is the same each time. On a CPU fused operations save a

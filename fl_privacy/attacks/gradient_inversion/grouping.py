@@ -1,12 +1,13 @@
-"""Which observations can be attacked, which of them make one victim, and which victims go together."""
+"""Which observations can be attacked, which make one victim, which victims go together, and attacking them so."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fl_privacy.types import ModelState, Observation
+from fl_privacy.attacks.attack import Progress
+from fl_privacy.types import ModelState, Observation, Reconstruction
 
 
 class NotAttackableError(Exception):
@@ -168,6 +169,59 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
             groups.append(group)
         group.add(victim)
     return groups
+
+
+GroupAttack = Callable[[Group, Callable[[float], None]], Mapping[int, Reconstruction]]
+"""(group, report of the share of the work that is done) -> the reconstruction of each member, by its position."""
+
+
+def attack_in_groups(
+    observations: Sequence[Observation],
+    attack: GroupAttack,
+    *,
+    progress: Progress,
+    wrong: Callable[[Observation], str | None] = failure,
+    victims_of: Callable[[Iterable[tuple[int, Observation]]], list[Victim]] = victims_of,
+) -> list[Reconstruction]:
+    """The reconstruction of each observation, in their order.
+
+    Args:
+        observations: whose ``wrong`` ones fail, and the others go on.
+        attack: a group that it raises ``NotAttackableError`` for fails.
+        progress: told of a thousand parts of each victim.
+        wrong: why an observation can't be attacked.
+        victims_of: which observations make one victim.
+    """
+    reasons = {position: wrong(observation) for position, observation in enumerate(observations)}
+    results = {p: failed(observations[p], reason) for p, reason in reasons.items() if reason is not None}
+    victims = victims_of([(p, o) for p, o in enumerate(observations) if p not in results])
+    total, done = 1000 * len(victims), 0
+    for group in group_victims(victims):
+        size = 1000 * len(group.members)
+
+        def report(share: float, before: int = done, size: int = size) -> None:
+            progress(before + int(share * size), total)
+
+        try:
+            results |= attack(group, report)
+        except NotAttackableError as reason:
+            results |= {position: failed(o, str(reason)) for position, o in group.members}
+        report(1.0)
+        done += size
+    for victim in victims:
+        for position in victim.positions:
+            results[position] = replace(results[victim.position], id=observations[position].id)
+    return [results[position] for position in range(len(observations))]
+
+
+def failed(observation: Observation, reason: str) -> Reconstruction:
+    """No guess, and the reason."""
+    return Reconstruction(id=observation.id, batch=None, failure=reason)
+
+
+def one_each(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
+    """Every observation a victim of its own."""
+    return [Victim(position, observation, (), (position,)) for position, observation in observations]
 
 
 def _key(observation: Observation) -> tuple[object, ...]:

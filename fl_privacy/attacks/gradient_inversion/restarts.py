@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
-from fl_privacy.attacks.gradient_inversion.prepare import Member, Prepared
+from fl_privacy.attacks.gradient_inversion.preparation import Member, Prepared
 from fl_privacy.types import Batch, Reconstruction
 
 
@@ -92,9 +93,7 @@ def _reconstruction(member: Member, attempts: Sequence[_Attempt], prepared: Prep
     in_order = sorted(attempts, key=lambda attempt: attempt.restart)
     chosen = next((a for a in in_order if a.accepted), min(in_order, key=lambda a: a.loss))
     if chosen.loss == float("inf"):
-        return Reconstruction(
-            id=member.observation.id, batch=None, failure="The objective is not finite at any start; check the update."
-        )
+        return failed(member.observation, "The objective is not finite at any start; check the update.")
     return Reconstruction(
         id=member.observation.id,
         batch=Batch(chosen.images, chosen.labels),

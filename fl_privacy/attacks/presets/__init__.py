@@ -5,7 +5,7 @@ Each takes what its paper varies, and the options of :class:`GradientOptions` or
 
 from fl_privacy.attacks.presets.deep_leakage import adam_dlg, dlg, idlg, sapag
 from fl_privacy.attacks.presets.features import model_inversion
-from fl_privacy.attacks.presets.inverting import ats, grad_inversion, inverting_gradients
+from fl_privacy.attacks.presets.inverting import ats_attack, grad_inversion, inverting_gradients
 from fl_privacy.attacks.presets.options import FeatureOptions, GradientOptions, vary
 from fl_privacy.attacks.presets.refiner import refiner_aware
 
@@ -13,7 +13,7 @@ __all__ = [
     "FeatureOptions",
     "GradientOptions",
     "adam_dlg",
-    "ats",
+    "ats_attack",
     "dlg",
     "grad_inversion",
     "idlg",

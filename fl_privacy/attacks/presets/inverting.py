@@ -109,7 +109,7 @@ _SIGNED: Mapping[str, Optimizer] = {
 
 
 @takes(GradientOptions, depending=("iterations", "restarts", "projection"))
-def ats(
+def ats_attack(
     *,
     variant: Variant = "paper",
     optimizer: Literal["lbfgs", "adam", "sgd"] = "adam",

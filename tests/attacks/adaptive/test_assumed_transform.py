@@ -10,7 +10,7 @@ from torch import nn
 from fl_privacy.attacks import GradientInversion
 from fl_privacy.attacks.adaptive.assumed_transform import AssumedTransform, choose_transforms, outcomes
 from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
-from fl_privacy.attacks.gradient_inversion.prepare import prepare
+from fl_privacy.attacks.gradient_inversion.preparation import prepare
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, ats, compose, dp_noise

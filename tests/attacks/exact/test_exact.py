@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from fl_privacy.attacks.exact import exact
+from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.sparse_factors import column_space
 from fl_privacy.errors import UserError
 from fl_privacy.models import MLP, LeNet
@@ -47,7 +47,7 @@ def worst(found: Reconstruction, truth: Batch) -> float:
 @pytest.mark.parametrize("count", [1, 2, 5, 10])
 def test_batches_in_front_of_a_relu_are_read_and_proven(count):
     seen, truths = victims(mlp(), count, 4)
-    for found, truth in zip(exact()(seen, seed=0), truths, strict=True):
+    for found, truth in zip(ExactInversion()(seen, seed=0), truths, strict=True):
         assert found.certainty is Certainty.PROVEN
         assert worst(found, truth) < 1e-3
 
@@ -61,7 +61,7 @@ def test_what_is_shared_does_not_matter(plan):
     seen, (truth,) = victims(mlp().double(), 4, 1, plan=plan)
     if plan.shares != "gradient":
         seen = [as_update(each, plan) for each in seen]
-    (found,) = exact()(seen, seed=0)
+    (found,) = ExactInversion()(seen, seed=0)
     assert found.certainty is Certainty.PROVEN
     assert worst(found, truth) < 1e-3
 
@@ -76,12 +76,12 @@ def as_update(observation: Observation, plan: LocalPlan) -> Observation:
 
 def test_without_relu_a_batch_is_not_called_proven():
     seen, _ = victims(mlp(activation="sigmoid"), 3, 2)
-    assert {found.certainty for found in exact()(seen, seed=0)} == {Certainty.APPROXIMATE}
+    assert {found.certainty for found in ExactInversion()(seen, seed=0)} == {Certainty.APPROXIMATE}
 
 
 def test_one_image_is_proven_behind_any_activation():
     seen, (truth,) = victims(mlp(activation="sigmoid"), 1, 1)
-    (found,) = exact()(seen, seed=0)
+    (found,) = ExactInversion()(seen, seed=0)
     assert found.certainty is Certainty.PROVEN
     assert worst(found, truth) < 1e-4
 
@@ -92,14 +92,16 @@ def test_other_local_work_than_one_step_is_not_called_proven():
     (seen,), _ = victims(model, 4, 1)
     second, _ = victims(model, 4, 2)
     mixed = {name: -plan.lr * (g + second[1].upload.tensors[name]) / 2 for name, g in seen.upload.tensors.items()}
-    (found,) = exact(rounds=3)([replace(seen, plan=plan, upload=Upload(tensors=mixed, num_examples=4))], seed=0)
+    (found,) = ExactInversion(rounds=3)(
+        [replace(seen, plan=plan, upload=Upload(tensors=mixed, num_examples=4))], seed=0
+    )
     assert found.certainty is Certainty.APPROXIMATE
 
 
 def test_the_same_whatever_else_is_attacked():
     seen, _ = victims(mlp(), 5, 3)
-    together = exact()(seen, seed=3)
-    for alone, found in zip([exact()([each], seed=3)[0] for each in seen], together, strict=True):
+    together = ExactInversion()(seen, seed=3)
+    for alone, found in zip([ExactInversion()([each], seed=3)[0] for each in seen], together, strict=True):
         assert torch.equal(alone.batch.inputs, found.batch.inputs)
         assert torch.equal(alone.batch.labels, found.batch.labels)
 
@@ -107,7 +109,7 @@ def test_the_same_whatever_else_is_attacked():
 def test_mixed_labels_are_read_as_probabilities():
     model, truth = mlp(), batch(3, 0)
     mixed = torch.nn.functional.one_hot(truth.labels, CLASSES).float() * 0.6 + 0.4 / CLASSES
-    (found,) = exact()([observe(model, Batch(truth.inputs, mixed))], seed=0)
+    (found,) = ExactInversion()([observe(model, Batch(truth.inputs, mixed))], seed=0)
     assert found.certainty is Certainty.PROVEN
     assert found.batch.labels.is_floating_point()
     apart = (found.batch.inputs[:, None] - truth.inputs[None]).abs().flatten(2).amax(2)
@@ -118,7 +120,7 @@ def test_mixed_labels_are_read_as_probabilities():
 def test_convolutions_first_are_refused_with_the_reason():
     model = LeNet(in_channels=2, image_size=8, num_classes=CLASSES)
     seen, _ = victims(model, 1, 1)
-    (found,) = exact()(seen, seed=0)
+    (found,) = ExactInversion()(seen, seed=0)
     assert found.batch is None
     assert "fully connected" in found.failure
 
@@ -126,14 +128,14 @@ def test_convolutions_first_are_refused_with_the_reason():
 def test_a_withheld_layer_is_named():
     (seen,), _ = victims(mlp(), 2, 1)
     tensors = {name: t for name, t in seen.upload.tensors.items() if name != "features.0.bias"}
-    (found,) = exact()([replace(seen, upload=replace(seen.upload, tensors=tensors))], seed=0)
+    (found,) = ExactInversion()([replace(seen, upload=replace(seen.upload, tensors=tensors))], seed=0)
     assert found.failure == "The gradient of features.0.bias is expected, but was withheld."
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"starts": 0}, {"starts": 2.5}])
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(UserError, match="whole number of at least 1"):
-        exact(**wrong)
+        ExactInversion(**wrong)
 
 
 def test_the_rank_is_the_number_of_different_images():
@@ -208,7 +210,9 @@ def test_proven_is_never_wrong():
         truth = batch(1 + number % 6, number)
         seen = observe(model, truth, id=VictimId(0, 0, number))
         tensors = CHANGES[kind](dict(seen.upload.tensors), rng)
-        (found,) = exact(rounds=4, starts=16)([replace(seen, upload=replace(seen.upload, tensors=tensors))], seed=0)
+        (found,) = ExactInversion(rounds=4, starts=16)(
+            [replace(seen, upload=replace(seen.upload, tensors=tensors))], seed=0
+        )
         verdicts[kind, found.certainty] += 1
         if found.certainty is Certainty.PROVEN:
             assert worst(found, truth) < 1e-2, (number, kind)

@@ -10,9 +10,9 @@ from torch import nn
 
 from fl_privacy.attacks import GradientInversion, idlg, inverting_gradients
 from fl_privacy.attacks.gradient_inversion import compile as compiling
-from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, pays
+from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, compiling_pays
 from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
-from fl_privacy.attacks.gradient_inversion.prepare import prepare
+from fl_privacy.attacks.gradient_inversion.preparation import prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.errors import UserError
 from fl_privacy.types import Observation, Reconstruction
@@ -84,14 +84,14 @@ def test_what_does_not_compile_is_an_error_only_if_demanded(monkeypatch: pytest.
     victims = observations(smooth_net(), 2)
     with pytest.raises(UserError, match=r"got: no header; use attack\.compile=off"):
         replace(ATTACK, compile="on")(victims, seed=0)
-    monkeypatch.setattr("fl_privacy.attacks.gradient_inversion.prepare.pays", lambda *_, **__: True)
+    monkeypatch.setattr("fl_privacy.attacks.gradient_inversion.preparation.compiling_pays", lambda *_, **__: True)
     with pytest.warns(UserWarning, match="no header"):
         assert_same(ATTACK(victims, seed=0), replace(ATTACK, compile="off")(victims, seed=0))
 
 
 def test_without_a_compiler_it_is_off_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert not pays(CPU, runs=10**9, written=1e30, tensors=1)
+    assert not compiling_pays(CPU, runs=10**9, written=1e30, tensors=1)
     with pytest.raises(UserError, match="install g"):
         inverting_gradients(compile="on")
     with pytest.raises(UserError, match="compile is expected"):
@@ -106,8 +106,8 @@ def test_large_work_pays_and_small_does_not(monkeypatch: pytest.MonkeyPatch) -> 
     assert isinstance(prepare(long, group, 0).evaluate, CompiledEvaluation)
     assert prepare(replace(long, compile="off"), group, 0).evaluate is Problem.evaluate
     assert prepare(idlg(iterations=10**7), group, 0).evaluate is Problem.evaluate
-    assert pays(torch.device("cuda"), runs=20_000, written=1, tensors=1)
-    assert not pays(torch.device("cuda"), runs=4_800, written=1e15, tensors=1)
+    assert compiling_pays(torch.device("cuda"), runs=20_000, written=1, tensors=1)
+    assert not compiling_pays(torch.device("cuda"), runs=4_800, written=1e15, tensors=1)
 
 
 def near_the_truth(dtype: str) -> tuple[Problem, torch.Tensor]:

@@ -82,19 +82,19 @@ def test_presets_are_varied_by_what_all_attacks_have() -> None:
 def test_configurations_of_ats_are_the_settings_of_their_variant(name: str) -> None:
     config = compose([f"attack={name}", "device=cpu"])
     _, optimizer, distance, *variant = name.split("_")
-    expected = attacks.ats(optimizer=optimizer, distance=distance, variant=(*variant, "paper")[0], device="cpu")
+    expected = attacks.ats_attack(optimizer=optimizer, distance=distance, variant=(*variant, "paper")[0], device="cpu")
     assert build_attack(config) == expected
 
 
 def test_ats_as_its_authors_program_sets_it() -> None:
-    cosine, l2 = (attacks.ats(variant="code", optimizer="lbfgs", distance=d) for d in ("cosine", "l2"))
+    cosine, l2 = (attacks.ats_attack(variant="code", optimizer="lbfgs", distance=d) for d in ("cosine", "l2"))
     assert (cosine.optimizer, l2.optimizer) == (LBFGS(lr=1e-4, sign="hard"), LBFGS(lr=1e-4))
     assert (cosine.restarts, cosine.iterations, cosine.projection) == (16, 300, "clamp")
     assert (l2.restarts, l2.iterations, l2.projection) == (2, 50, "none")
     assert (cosine.priors, l2.priors) == ((TotalVariation(weight=4e-4),), (TotalVariation(weight=4e-3),))
-    paper = attacks.ats(optimizer="lbfgs", distance="l2")
+    paper = attacks.ats_attack(optimizer="lbfgs", distance="l2")
     assert (paper.optimizer, paper.priors, paper.restarts, paper.iterations) == (LBFGS(), (), 16, 300)
-    sgd = attacks.ats(optimizer="sgd").optimizer
+    sgd = attacks.ats_attack(optimizer="sgd").optimizer
     assert sgd == GradientDescent(lr=0.01, momentum=0.9, nesterov=True, sign="hard", schedule=StepDecay())
 
 

@@ -12,7 +12,7 @@ from fl_privacy.attacks import (
     GradientInversion,
     ModelInversion,
     adam_dlg,
-    ats,
+    ats_attack,
     dlg,
     grad_inversion,
     idlg,
@@ -42,13 +42,13 @@ PRESETS: dict[str, Callable[..., GradientInversion | ModelInversion]] = {
     "sapag": sapag,
     "sapag-adamw": lambda **options: sapag(optimizer="adamw", lr=0.05, projection="minmax", **options),
     **{
-        f"ats-{optimizer}-{distance}": partial(ats, optimizer=optimizer, distance=distance)
+        f"ats-{optimizer}-{distance}": partial(ats_attack, optimizer=optimizer, distance=distance)
         for optimizer, distance in (
             ("lbfgs", "l2"), ("lbfgs", "cosine"), ("adam", "cosine"), ("adam", "l1"), ("adam", "l2"), ("sgd", "cosine"),
         )
     },
-    "ats-lbfgs-cosine-code": partial(ats, variant="code", optimizer="lbfgs"),
-    "ats-lbfgs-l2-code": partial(ats, variant="code", optimizer="lbfgs", distance="l2"),
+    "ats-lbfgs-cosine-code": partial(ats_attack, variant="code", optimizer="lbfgs"),
+    "ats-lbfgs-l2-code": partial(ats_attack, variant="code", optimizer="lbfgs", distance="l2"),
 }  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_wrong_choices_are_refused() -> None:
     with pytest.raises(UserError, match="lbfgs"):
         sapag(optimizer="newton")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="newton"):
-        ats(optimizer="newton")  # type: ignore[arg-type]
+        ats_attack(optimizer="newton")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="public images"):
         idlg(start="public_mean", iterations=1, dtype="float64")(observations(smooth_net(), 1), seed=0)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import AssumedTransform, Constraints, choose_transforms
-from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, Evaluation, pays
+from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, Evaluation, compiling_pays
 from fl_privacy.attacks.gradient_inversion.grouping import Group, NotAttackableError
 from fl_privacy.attacks.gradient_inversion.initialization import Blank
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
@@ -163,7 +163,7 @@ class Prepared:
         shrinks = isinstance(settings.optimizer, LBFGS) or settings.enough > 0
         if shrinks:
             return Problem.evaluate
-        worthwhile = pays(
+        worthwhile = compiling_pays(
             self._like.device,
             runs=settings.iterations * math.ceil(len(self.members) / self.capacity),
             written=settings.iterations * len(self.members) * written_bytes(*self._trial()),
