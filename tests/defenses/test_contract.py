@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fl_privacy.config.compose import compose_file
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
+from fl_privacy.config.overrides import compose_file
 from fl_privacy.defenses import (
     Defense,
     ats,
