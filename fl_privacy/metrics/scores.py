@@ -10,7 +10,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.metrics.images import MetricFunction
 from fl_privacy.metrics.matching import Match, match
 from fl_privacy.metrics.registry import METRICS
-from fl_privacy.types import Batch, Reconstruction, VictimId
+from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
 
 CHUNK = 256
 """Images compared at a time; bounds the memory that the features of LPIPS take."""
@@ -46,6 +46,7 @@ class VictimScore:
         attack_loss: the attacker's own loss.
         history: the attacker's loss over its iterations.
         label_source: how the labels were found, as in the reconstruction.
+        certainty: the attacker's own, as in the reconstruction.
     """
 
     id: VictimId
@@ -55,6 +56,7 @@ class VictimScore:
     attack_loss: float
     history: tuple[float, ...] = ()
     label_source: str = "inferred"
+    certainty: Certainty = Certainty.APPROXIMATE
     transformed: Tensor | None = None
 
 
@@ -110,6 +112,7 @@ def evaluate_all(
             attack_loss=reconstruction.loss,
             history=reconstruction.history,
             label_source=reconstruction.label_source,
+            certainty=reconstruction.certainty,
             transformed=None if replaced is None else replaced[number].originals,
         )
         for number, (reconstruction, m) in enumerate(zip(reconstructions, matches, strict=True))

@@ -15,6 +15,7 @@ from fl_privacy.report.readings import Reading, in_round, readings, tone, tone_o
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.victims import SHOWN, gallery_title, view_all, view_extremes
 from fl_privacy.results import Pair, Run
+from fl_privacy.types import Certainty
 
 CURVES_SHOWN = 100
 
@@ -23,6 +24,7 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
     """The HTML of ``run`` with its pictures ``pairs``; ``problems`` are told in a banner."""
     found = readings(run.summary)
     last = in_round(found, max((reading.round for reading in found), default=0))
+    proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
     traced = [(reading, reading.leakage.tracing) for reading in found if reading.leakage.tracing]
     return render(
         "run.html.j2",
@@ -34,6 +36,7 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
         lede=_lede(run),
         psnr_tiles=_psnr_tiles(found),
         labels=worst_by("label_correct", last),
+        proven=max(proven, key=lambda reading: reading.leakage.certainties[Certainty.PROVEN], default=None),
         traced=min(traced, key=lambda pair: pair[1].mean)[0] if traced else None,
         several=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,

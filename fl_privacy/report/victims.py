@@ -7,6 +7,7 @@ from typing import Any
 from fl_privacy.report.images import data_uri
 from fl_privacy.report.numbers import metric, title
 from fl_privacy.results import Attacker, Pair, Run
+from fl_privacy.types import Certainty
 
 SHOWN = 300
 """A page with more images gets too heavy to open."""
@@ -21,7 +22,7 @@ class VictimView:
         rank: ``Best``, ``Median``, ``Worst`` read, or empty.
         where: round, client and image in words.
         figures: its metrics in words.
-        label: whether the class was found, in words.
+        label: whether the class was found, in words, and whether the attacker is sure of the image.
         failure: why there is no reconstruction.
         original: PNG as a data URI, empty if the picture was lost.
         transformed: likewise, what the defense put in place of the original; empty if it did not.
@@ -106,12 +107,12 @@ def _view(
 ) -> VictimView:
     pair = pairs.get((victim["id"], victim["image"]))
     adaptive = adaptive_victims.get((victim["id"], victim["image"]))
-    failed, right = victim.get("failure"), victim.get("label_correct")
+    failed = victim.get("failure")
     return VictimView(
         rank=rank,
         where=f"Round {victim['round']}, client {victim['client']}, {_victim_and_image(victim)}",
         figures=caption(victim),
-        label="" if failed or right is None else "label found" if right else "label wrong",
+        label="" if failed else ", ".join(filter(None, [_label(victim), _certainty(victim)])),
         failure=failed,
         original=data_uri(pair.original) if pair else "",
         transformed=data_uri(pair.transformed) if pair and pair.transformed is not None else "",
@@ -120,6 +121,15 @@ def _view(
         adaptive_figures=(adaptive["failure"] or caption(adaptive)) if adaptive else "",
         small=pair is not None and max(pair.original.shape[1:]) <= 96,
     )
+
+
+def _label(victim: Mapping[str, Any]) -> str:
+    right = victim.get("label_correct")
+    return "" if right is None else "label found" if right else "label wrong"
+
+
+def _certainty(victim: Mapping[str, Any]) -> str:
+    return "" if victim["certainty"] == Certainty.APPROXIMATE else str(victim["certainty"])
 
 
 def _victim_and_image(victim: Mapping[str, Any]) -> str:

@@ -178,6 +178,7 @@ class RunFolder:
                 image=image.image,
                 **image.values,
                 label_source=score.label_source,
+                certainty=score.certainty,
                 attack_loss=score.attack_loss,
                 failure=image.failure,
             )

@@ -31,6 +31,7 @@ RECORDS: dict[str, dict[str, Any]] = {
         "client": int,
         "image": int,
         "label_source": str | None,
+        "certainty": str,
         "attack_loss": Number,
         "failure": str | None,
     },

@@ -11,7 +11,7 @@ from fl_privacy.results.records import Attacker, records_of
 from fl_privacy.types import VictimId
 
 NOT_METRICS = frozenset(
-    {"kind", "attacker", "id", "round", "client", "image", "label_source", "attack_loss", "failure"}
+    {"kind", "attacker", "id", "round", "client", "image", "label_source", "certainty", "attack_loss", "failure"}
 )
 """Fields of a victim's record that are no metric; any other number is one."""
 
@@ -60,6 +60,7 @@ class Leakage:
         thresholds: of the metrics that have one.
         tracing: ``None`` where nothing was traced.
         label_sources: how labels were found -> on how many images.
+        certainties: how sure the attacker itself is -> of how many images, see :class:`fl_privacy.types.Certainty`.
         images: that were attacked.
         failures: of them.
     """
@@ -68,6 +69,7 @@ class Leakage:
     thresholds: tuple[Recognized, ...] = ()
     tracing: Traced | None = None
     label_sources: Mapping[str, int] = field(default_factory=dict)
+    certainties: Mapping[str, int] = field(default_factory=dict)
     images: int = 0
     failures: int = 0
 
@@ -277,6 +279,7 @@ def _leakage(victims: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str,
         ),
         tracing=_tracing(traced),
         label_sources=dict(sources),
+        certainties=dict(Counter(v["certainty"] for v in victims if v.get("failure") is None)),
         images=len(victims),
         failures=sum(r.get("failure") is not None for r in victims),
     )
