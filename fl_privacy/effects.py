@@ -142,7 +142,7 @@ class Sparse(PostProcessing):
         noise_std: of the noise on the elements that stay.
     """
 
-    largest: bool | None = None
+    largest: bool | None = False
     scope: Scope = "global"
     error_feedback: bool = False
     noise_std: float = 0.0

@@ -39,20 +39,20 @@ class Layered(VictimGradients):
         names = {id(parameters[separated.names[name]]): name for name in setting.names}
         self._layers = dict(_layers(self._model, names))
 
-    def __call__(self, inputs: Tensor, labels: Tensor, secrets: Tensor | None = None) -> Tensors:
-        """Gradients by name; ``secrets`` as in :meth:`calls`."""
-        return self.gradients_and_products(inputs, labels, (), secrets)[0]
+    def __call__(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> Tensors:
+        """Gradients by name; ``hidden`` as in :meth:`calls`."""
+        return self.gradients_and_products(inputs, labels, (), hidden)[0]
 
     def gradients_and_products(
-        self, inputs: Tensor, labels: Tensor, factored: Collection[str], secrets: Tensor | None = None
+        self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
         """Gradients by name, but for the weights ``factored``: output gradients (V, O, P) and inputs (V, D, P).
 
-        The names are among those of :meth:`ranks`; ``secrets`` as in :meth:`calls`.
+        The names are among those of :meth:`ranks`; ``hidden`` as in :meth:`calls`.
         """
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}
-        for call in self.calls(inputs, labels, secrets):
+        for call in self.calls(inputs, labels, hidden):
             own = call.names
             if own.get("weight") in factored and (factors := weight_factors(call)):
                 products[own["weight"]] = factors
@@ -91,11 +91,11 @@ class Layered(VictimGradients):
             ):
                 raise NotLayeredError(f"the factors of {call.names['weight']} do not give its gradient")
 
-    def calls(self, inputs: Tensor, labels: Tensor, secrets: Tensor | None = None) -> list[LayerCall]:
+    def calls(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> list[LayerCall]:
         """Inputs of each call of a layer and the loss's gradient by its outputs, (V, B, ...) each.
 
-        They can be differentiated unless gradients are switched off. With ``secrets`` (V, B, F), another loss sends
-        them back into what enters the layer ``setting.secret``.
+        They can be differentiated unless gradients are switched off. With ``hidden`` (V, B, F), another loss sends
+        them back into what enters the layer ``setting.hidden``.
         """
         count, size = inputs.shape[:2]
         create_graph = torch.is_grad_enabled()
@@ -104,8 +104,8 @@ class Layered(VictimGradients):
             self._victims.count = count
             logits = self._model(inputs.flatten(0, 1))
             loss = F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
-            if secrets is not None:
-                loss = loss + (secrets.flatten(0, 1) * self._features(tape)).sum()
+            if hidden is not None:
+                loss = loss + (hidden.flatten(0, 1) * self._features(tape)).sum()
             loss = self._setting.plan.loss_scale / size * loss
             seen = {name for call in tape for name in self._layers[call.name].names.values()}
             if unseen := set(self._setting.names) - seen:
@@ -125,9 +125,9 @@ class Layered(VictimGradients):
         ]
 
     def _features(self, tape: Sequence[Call]) -> Tensor:
-        """(V B, F) what enters the layer ``setting.secret``."""
-        secret = self._setting.secret
-        return next(call.inputs for call in tape if self._layers[call.name].names.get("weight") == secret)
+        """(V B, F) what enters the layer ``setting.hidden``."""
+        hidden = self._setting.hidden
+        return next(call.inputs for call in tape if self._layers[call.name].names.get("weight") == hidden)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,13 +23,13 @@ class Setting:
         model: frozen, in the mode of the plan, with the values sent.
         names: the tensors that were uploaded and are to be matched.
         plan: of the clients.
-        secret: weight of the linear layer into whose input a loss that nobody else knows sends gradients.
+        hidden: weight of the linear layer into whose input a loss that nobody else knows sends gradients.
     """
 
     model: nn.Module
     names: Sequence[str]
     plan: LocalPlan
-    secret: str | None = None
+    hidden: str | None = None
 
 
 class VictimGradients(ABC):

@@ -93,7 +93,7 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
     unknowns = None
     if known.hidden or known.loss_factor != 1:
         plan = replace(first.plan, loss_scale=first.plan.loss_scale * known.loss_factor)
-        setting = replace(setting, plan=plan, secret=known.hidden.weight if known.hidden else None)
+        setting = replace(setting, plan=plan, hidden=known.hidden.weight if known.hidden else None)
         unknowns = known.hidden.unknowns(model.get_parameter(known.hidden.weight)) if known.hidden else None
         gradients = gradients.under(setting)
     return PreparedRound(

@@ -47,7 +47,7 @@ def test_what_a_private_head_does_is_a_vector_of_features_an_example():
     names = list(seen.upload.tensors)
     plan = LocalPlan(loss_scale=0.6)
     frozen = smooth_net().requires_grad_(False)
-    layered = Layered(Setting(frozen, names, plan, secret="5.weight"))
+    layered = Layered(Setting(frozen, names, plan, hidden="5.weight"))
     found = layered(truth.inputs[None], truth.labels[None], sent_back[None] / 0.6)
     for name in names:
         torch.testing.assert_close(found[name][0], seen.upload.tensors[name])
