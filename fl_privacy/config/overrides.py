@@ -182,7 +182,7 @@ def _check_keys(overrides: Sequence[Override], base: str) -> list[str]:
             _check_key(key, config)
             section, _, setting = key.partition(".")
             if section in written and setting.partition(".")[0] not in written[section]:
-                text = f"+{text}"
+                text = f"++{text}"  # also where it is set twice, of which the last wins
         checked.append(text)
     return checked
 

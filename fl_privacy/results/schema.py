@@ -37,7 +37,13 @@ RECORDS: dict[str, dict[str, Any]] = {
     },
     "history": {"id": str, "round": int, "loss": list[float | None]},
     "perturbation": {"id": str, "round": int, "client": int},
-    "tracing": {"round": int, "distance": float, "participants": int, "queries": int},
+    "tracing": {
+        "round": int,
+        "distance": float,
+        "attacked_distance": float,
+        "participants": int,
+        "queries": int,
+    },
     "attack": {"round": int, "victims": int, "seconds": float, "countermeasures": list[str]},
     "policy": {"policy": str, "privacy": Number, "accuracy": Number, "fsim": Number},
     "privacy": {"delta": float, "accountant": str, "missing": str | None},
@@ -61,7 +67,7 @@ LARGEST = 10**12
 """Whole numbers beyond are no count of anything here."""
 
 _PLAIN = str | float | bool | None
-_OPTIONAL = frozenset({"epsilon", "packages", "gpus"})
+_OPTIONAL = frozenset({"packages", "gpus"})
 
 
 def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:

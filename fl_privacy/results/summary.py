@@ -292,7 +292,7 @@ def _tracing(traced: Sequence[Mapping[str, Any]]) -> Traced | None:
     participants = [r["participants"] for r in traced]
     return Traced(
         **asdict(distance),
-        attacked=sum(r.get("attacked_distance", r["distance"]) for r in traced) / len(traced),
+        attacked=sum(r["attacked_distance"] for r in traced) / len(traced),
         queries=sum(r["queries"] for r in traced),
         participants=max(participants),
         chance=sum(1 - 1 / number for number in participants) / len(participants),

@@ -53,3 +53,7 @@ def test_options_are_those_of_the_folder():
 def test_an_option_that_is_no_name_is_one_line(value):
     with pytest.raises(UserError, match="model has no option"):
         compose([f"model={value}"])
+
+
+def test_of_a_setting_that_is_given_twice_the_last_wins():
+    assert compose(["attack.iterations=3", "attack=idlg", "attack.iterations=30"]).attack.iterations == 30

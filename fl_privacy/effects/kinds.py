@@ -1,10 +1,7 @@
 """What a defense does to an update, as values: all that accountants, attackers and pages read of a defense."""
 
-import typing
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from types import UnionType
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
@@ -12,7 +9,8 @@ from fl_privacy.errors import UserError
 Scope = Literal["layer", "global"]
 """``layer``: each parameter tensor by itself (as in Opacus' per-layer clipping); ``global``: all as one vector."""
 
-_KNOWN: dict[str, type["Effect"]] = {}
+KNOWN: dict[str, type["Effect"]] = {}
+"""Effects by the names of their classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +23,13 @@ class Effect:
     """
 
     def __init_subclass__(cls) -> None:
-        known = _KNOWN.setdefault(cls.__name__, cls)
+        known = KNOWN.setdefault(cls.__name__, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise UserError(
                 f"{cls.__module__}.{cls.__qualname__} is expected to have a name of its own, but {known.__module__} has"
                 f" the effect {cls.__name__} already; rename it."
             )
-        _KNOWN[cls.__name__] = cls
+        KNOWN[cls.__name__] = cls
 
 
 class Undeclared(Effect):
@@ -142,7 +140,7 @@ class Sparse(PostProcessing):
         noise_std: of the noise on the elements that stay.
     """
 
-    largest: bool | None = None
+    largest: bool | None = False
     scope: Scope = "global"
     error_feedback: bool = False
     noise_std: float = 0.0
@@ -222,106 +220,3 @@ class PrivateLoss(Heuristic):
 
 class PrivateLayers(Heuristic):
     """Some layers stay with each client and are neither sent nor uploaded."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One of the defenses that a defense is composed of, as the public may know it.
-
-    Attributes:
-        name: as in the configuration.
-        settings: by name, for people to read: numbers, text, lists of them.
-        effect: what it does, for everything else.
-        strength: the setting that its strength follows, in pages that compare runs; the noise of a mechanism of
-            differential privacy is proportional to it. ``None`` where there is none.
-    """
-
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    effect: Effect = UNDECLARED
-    strength: str | None = None
-
-
-Description = tuple[Part, ...]
-"""The public description of a defense: its parts in order. Empty of a client that does not defend itself."""
-
-
-def settings_in_words(parts: Iterable[Part]) -> str:
-    """``NAME.SETTING=value`` of all parts with commas between; the second part of a name is ``NAME#2``."""
-    words, seen = [], list[str]()
-    for part in parts:
-        seen.append(part.name)
-        number = seen.count(part.name)
-        name = f"{part.name}#{number}" if number > 1 else part.name
-        words += [f"{name}.{key}={value}" for key, value in part.settings.items()]
-    return ", ".join(words)
-
-
-def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """``parts`` as lists, mappings, numbers and text."""
-    return [
-        {
-            "name": part.name,
-            "settings": dict(part.settings),
-            "strength": part.strength,
-            "effect": _effect_to_plain(part.effect),
-        }
-        for part in parts
-    ]
-
-
-def from_plain(plain: object) -> Description:
-    """What ``to_plain`` was given.
-
-    Raises:
-        UserError: it is something else, or an effect that no imported module declares.
-    """
-    if not isinstance(plain, list):
-        raise UserError(f"The description of a defense is expected to be a list of its parts, but got {plain!r}.")
-    return tuple(_part_from_plain(part) for part in plain)
-
-
-def _part_from_plain(plain: object) -> Part:
-    types = {"name": str, "settings": Mapping[str, Any], "strength": str | None, "effect": Mapping[str, Any]}
-    if not isinstance(plain, dict) or plain.keys() != types.keys():
-        raise UserError(f"A part of a defense is expected to be told by {', '.join(types)}, but got {plain!r}.")
-    for key, annotation in types.items():
-        if not checks.fits(plain[key], annotation):
-            raise UserError(
-                f"The {key} of a part of a defense is expected to be {checks.in_words(annotation)}, but got"
-                f" {plain[key]!r}."
-            )
-    return Part(**(plain | {"effect": _effect_from_plain(plain["effect"])}))
-
-
-def _effect_to_plain(effect: Effect) -> dict[str, Any]:
-    def told(value: Any) -> Any:
-        return _effect_to_plain(value) if isinstance(value, Effect) else value
-
-    return {"effect": type(effect).__name__, **{f.name: told(getattr(effect, f.name)) for f in fields(effect)}}
-
-
-def _effect_from_plain(plain: Mapping[str, Any], base: type[Effect] = Effect) -> Effect:
-    known = _KNOWN.get(name) if isinstance(name := plain.get("effect"), str) else None
-    if known is None or not issubclass(known, base):
-        allowed = ", ".join(sorted(key for key, effect in _KNOWN.items() if issubclass(effect, base)))
-        raise UserError(
-            f"The effect of a defense is expected to be one of {allowed}, but got {name!r}; import the module that"
-            " declares it."
-        )
-    types = typing.get_type_hints(known)
-    names = [f.name for f in fields(known)]
-    given = {key: value for key, value in plain.items() if key != "effect"}
-    if given.keys() != set(names):
-        raise UserError(f"{name} is expected to be told by {', '.join(names) or 'nothing'}, but got {sorted(given)}.")
-    return known(**{key: _value_from_plain(f"{name}.{key}", value, types[key]) for key, value in given.items()})
-
-
-def _value_from_plain(name: str, value: Any, annotation: Any) -> Any:
-    kinds = typing.get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    effects = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Effect)]
-    if effects and isinstance(value, Mapping):
-        return _effect_from_plain(value, effects[0])
-    if not any(checks.fits(value, kind) for kind in kinds if kind not in effects):
-        raise UserError(f"{name} is expected to be {checks.in_words(annotation)}, but got {value!r}.")
-    return tuple(value) if isinstance(value, list) else value
