@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
+from fl_privacy.attacks.exact.factorization import column_space, sparse_factors
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
-from fl_privacy.attacks.exact.sparse_factors import column_space, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, whole
@@ -26,7 +26,7 @@ class ExactInversion:
     """What a fully connected first layer gives away exactly, with a certificate that does not use the truth.
 
     One image is the quotient of the layer's gradients (Geiping et al. 2020, proposition 3.1). Of a batch in front of a
-    ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.sparse_factors`; SPEAR, Dimitrov et al. 2024);
+    ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.factorization`; SPEAR, Dimitrov et al. 2024);
     where that fails, the images are taken that neurons see alone, as ``attack=analytic`` does. With the images the
     labels follow from the output layer, in the images' order.
 

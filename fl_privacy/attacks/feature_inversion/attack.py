@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
 from fl_privacy.attacks.feature_inversion.problem import InversionProblem
-from fl_privacy.attacks.feature_inversion.reconstruction import reconstruction
+from fl_privacy.attacks.feature_inversion.reconstruction import best_reconstruction
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
@@ -211,7 +211,7 @@ class ModelInversion:
         images = problem.images(found.variables).clamp(0, 1).float().cpu()
         sentences = (JOINTLY,) if joint and first.knowledge.defense is not None else ()
         return [
-            reconstruction(
+            best_reconstruction(
                 o, front.model, found, images, rows=range(k * restarts, (k + 1) * restarts), sentences=sentences
             )
             for k, o in enumerate(observations)

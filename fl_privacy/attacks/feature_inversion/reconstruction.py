@@ -13,7 +13,7 @@ UNKNOWN = -1
 """Label of an image whose label the update does not tell."""
 
 
-def reconstruction(
+def best_reconstruction(
     observation: Observation,
     model: nn.Module,
     found: Minimum,
