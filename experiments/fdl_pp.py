@@ -35,11 +35,11 @@ from fl_privacy.defenses.private_layers.passports import passport_layers
 from fl_privacy.effects import Noise
 from fl_privacy.experiment.build import Federation, build_dataset, build_federation
 from fl_privacy.experiment.composition import Experiment
-from fl_privacy.federation import Client, RoundReport, evaluate_model, private_names, run_rounds
+from fl_privacy.federation import Audit, Client, Probe, RoundReport, evaluate_model, private_names, run_rounds
 from fl_privacy.federation.secure.encrypted import run_encrypted
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.secure_aggregation import run_secure_aggregation
-from fl_privacy.interception import Audit, Probe, States
+from fl_privacy.interception import States
 from fl_privacy.metrics.distortion import effective_rank, mean_squared_distance
 from fl_privacy.metrics.images import bpki, mse
 from fl_privacy.metrics.matching import match

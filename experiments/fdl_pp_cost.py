@@ -19,10 +19,9 @@ import torch
 from fl_privacy.config import compose
 from fl_privacy.experiment.build import Federation, build_federation
 from fl_privacy.experiment.composition import Experiment
-from fl_privacy.federation import RoundReport, run_rounds
+from fl_privacy.federation import Audit, RoundReport, run_rounds
 from fl_privacy.federation.secure.encrypted import run_encrypted
 from fl_privacy.flower.secure_aggregation import run_secure_aggregation
-from fl_privacy.interception import Audit
 
 METHODS = {"plain": "none", "SplitFed": "split_fed", "FDL-PP": "fdl_pp", "SecAgg+": "none", "CKKS": "none"}
 

@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fl_privacy.defenses import Defense, compose
-    from fl_privacy.federation import Client
+    from fl_privacy.federation import Audit, Client
     from fl_privacy.flower import HonestButCurious, PrivacyClient, defend
-    from fl_privacy.interception import Audit, Interceptor, load_observations
+    from fl_privacy.interception import Interceptor, load_observations
     from fl_privacy.metrics import evaluate
     from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
 _HOMES = {
     "fl_privacy.defenses": ("Defense", "compose"),
-    "fl_privacy.federation": ("Client",),
+    "fl_privacy.federation": (
+        "Audit",
+        "Client",
+    ),
     "fl_privacy.flower": ("HonestButCurious", "PrivacyClient", "defend"),
-    "fl_privacy.interception": ("Audit", "Interceptor", "load_observations"),
+    "fl_privacy.interception": ("Interceptor", "load_observations"),
     "fl_privacy.metrics": ("evaluate",),
     "fl_privacy.types": (
         "Batch",

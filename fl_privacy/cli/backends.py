@@ -8,8 +8,8 @@ from fl_privacy.config import RunSettings
 from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.contracts import Backend, plain_loop
-from fl_privacy.federation import ClientSource, Server
-from fl_privacy.interception import Audit, Interceptor
+from fl_privacy.federation import Audit, ClientSource, Server
+from fl_privacy.interception import Interceptor
 from fl_privacy.parallel.cluster import expect_answer
 
 

@@ -26,8 +26,8 @@ from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.run_folder import finished_before, open_folder
 from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.experiment.weights import load_weights
-from fl_privacy.federation import Client, public_state
-from fl_privacy.interception import Audit, Probe, load_observations
+from fl_privacy.federation import Audit, Client, Probe, public_state
+from fl_privacy.interception import load_observations
 from fl_privacy.report import write_report
 from fl_privacy.types import ModelState, Observation
 

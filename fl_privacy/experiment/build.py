@@ -16,8 +16,16 @@ from fl_privacy.config.targets import check_arguments, instantiate, locate_targe
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, blamed_on
-from fl_privacy.federation import Client, Server, ServerPlan, private_names, public_state
-from fl_privacy.interception import Audit, audited_rounds, spread_probes
+from fl_privacy.federation import (
+    Audit,
+    Client,
+    Server,
+    ServerPlan,
+    audited_rounds,
+    private_names,
+    public_state,
+    spread_probes,
+)
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
 from fl_privacy.models import build_model, check_model
 from fl_privacy.parallel.sharded import ShardedAttack

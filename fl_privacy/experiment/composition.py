@@ -18,8 +18,8 @@ from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_
 from fl_privacy.experiment.judge import Judge
 from fl_privacy.experiment.threat_model import describe_threats
 from fl_privacy.experiment.tracing import tracer_of
-from fl_privacy.federation import Client, private_names
-from fl_privacy.interception import Audit, Interceptor
+from fl_privacy.federation import Audit, Client, private_names
+from fl_privacy.interception import Interceptor
 from fl_privacy.interception.interceptor import Sink
 from fl_privacy.progress import counted
 from fl_privacy.results import RunFolder

@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from fl_privacy.attacks import Progress, no_progress
-from fl_privacy.federation import ClientSource, Evaluation, RoundReport, Server, run_rounds
-from fl_privacy.interception import Audit, Interceptor
+from fl_privacy.federation import Audit, ClientSource, Evaluation, RoundReport, Server, run_rounds
+from fl_privacy.interception import Interceptor
 
 
 class Backend(Protocol):

@@ -5,7 +5,7 @@ from torch import nn
 from fl_privacy.config import RunSettings
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
-from fl_privacy.interception import Audit
+from fl_privacy.federation import Audit
 from fl_privacy.models import has_batch_norm
 from fl_privacy.types import Knowledge, LocalPlan
 

@@ -1,5 +1,6 @@
 """A federated round without any framework: clients, server, and the plain loop over them."""
 
+from fl_privacy.federation.audit import Audit, Probe, audited_rounds, spread_probes
 from fl_privacy.federation.client import (
     Client,
     ClientSource,
@@ -17,17 +18,20 @@ from fl_privacy.federation.rounds import RoundReport, finish_round, run_rounds, 
 from fl_privacy.federation.server import Server, ServerPlan, upload_bytes
 
 __all__ = [
+    "Audit",
     "Client",
     "ClientSource",
     "Evaluation",
     "Failure",
     "LocalResult",
     "Personalized",
+    "Probe",
     "Replay",
     "RoundReport",
     "Server",
     "ServerPlan",
     "attempt",
+    "audited_rounds",
     "evaluate_model",
     "examples_behind",
     "finish_round",
@@ -37,6 +41,7 @@ __all__ = [
     "public_state",
     "run_rounds",
     "sort_out",
+    "spread_probes",
     "upload_bytes",
     "with_personalized",
 ]

@@ -1,15 +1,14 @@
 """A federated run as a plain loop in this process: the reference for every other backend."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from fl_privacy.defenses import ClientState
+from fl_privacy.federation.audit import Audit
 from fl_privacy.federation.client.client import Client, Personalized
 from fl_privacy.federation.client.training import LocalResult
 from fl_privacy.federation.evaluation import Evaluation, mean_evaluation
@@ -17,9 +16,6 @@ from fl_privacy.federation.guard import Failure, attempt
 from fl_privacy.federation.server import Server, upload_bytes
 from fl_privacy.progress import counted
 from fl_privacy.types import ModelState, Upload, VictimId
-
-if TYPE_CHECKING:
-    from fl_privacy.interception import Audit, Interceptor
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +45,22 @@ class RoundReport:
     evaluation: Evaluation | None = None
 
 
+class Captures(Protocol):
+    """Is shown intercepted uploads; see :class:`fl_privacy.interception.Interceptor`."""
+
+    def capture(
+        self, victim: VictimId, *, sent: ModelState, upload: Upload, states: Callable[[int], ClientState]
+    ) -> None:
+        """One upload, with the values sent and what each client held before."""
+
+
 def run_rounds(
     server: Server,
     clients: Mapping[int, Client],
     *,
     rounds: int,
     audit: Audit,
-    interceptor: Interceptor,
+    interceptor: Captures,
     on_round: Callable[[RoundReport], None],
 ) -> dict[int, ClientState]:
     """Train ``server.state`` for ``rounds`` rounds; returns what each client kept for itself."""
@@ -135,7 +140,7 @@ def personalize(
     return ends
 
 
-def _capture(interceptor: Interceptor, victim: VictimId, **seen: Any) -> None:
+def _capture(interceptor: Captures, victim: VictimId, **seen: Any) -> None:
     """Intercept; what fails here is the attacker's loss, not the federation's."""
     result = attempt(partial(interceptor.capture, victim, **seen))
     if isinstance(result, Failure):

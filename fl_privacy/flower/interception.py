@@ -10,12 +10,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Failure
+from fl_privacy.federation import Audit, Failure, Probe
 from fl_privacy.federation.guard import attempt
 from fl_privacy.flower.records import CLIENT, PARTITION, VICTIM, read_state, read_upload
 from fl_privacy.flower.strategy import PROBE
 from fl_privacy.flower.transport import pair
-from fl_privacy.interception import Audit, Interceptor, Probe
+from fl_privacy.interception import Interceptor
 from fl_privacy.interception.side_information import States, no_states
 from fl_privacy.types import ModelState, VictimId
 

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import (
+    Audit,
     Evaluation,
     Failure,
     LocalResult,
@@ -39,7 +40,6 @@ from fl_privacy.flower.records import (
     state_records,
 )
 from fl_privacy.flower.transport import pair
-from fl_privacy.interception import Audit
 from fl_privacy.types import ModelState, VictimId
 
 PROBE = "train.probe"

@@ -1,22 +1,17 @@
 """What an attacker gets hold of: which updates, with what else it knows, and their files."""
 
-from fl_privacy.interception.audit import Audit, Probe, audited_rounds, spread_probes
 from fl_privacy.interception.capture_reader import load_observations
 from fl_privacy.interception.capture_writer import CaptureWriter, save_observation
 from fl_privacy.interception.interceptor import Interceptor
 from fl_privacy.interception.side_information import InsiderInformation, SideInformation, States, no_states
 
 __all__ = [
-    "Audit",
     "CaptureWriter",
     "InsiderInformation",
     "Interceptor",
-    "Probe",
     "SideInformation",
     "States",
-    "audited_rounds",
     "load_observations",
     "no_states",
     "save_observation",
-    "spread_probes",
 ]

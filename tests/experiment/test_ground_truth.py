@@ -10,8 +10,8 @@ from fl_privacy.experiment.attacker_knowledge import data_names
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.ground_truth import GroundTruth, trains_on_others
 from fl_privacy.experiment.judge import update_distortion
+from fl_privacy.federation import Audit, Probe
 from fl_privacy.federation.client import training
-from fl_privacy.interception import Audit, Probe
 from tests.experiment.runs import TINY, run
 from tests.experiment.test_update_distortion import observations
 

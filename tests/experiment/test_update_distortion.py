@@ -7,7 +7,8 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.ground_truth import GroundTruth
 from fl_privacy.experiment.judge import update_distortion
-from fl_privacy.interception import Audit, Interceptor, Probe
+from fl_privacy.federation import Audit, Probe
+from fl_privacy.interception import Interceptor
 from fl_privacy.types import VictimId
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from fl_privacy.data.examples import Examples
 from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.effects import Part
-from fl_privacy.federation import Client, Replay, RoundReport, Server, ServerPlan
-from fl_privacy.interception import Audit, Interceptor, spread_probes
+from fl_privacy.federation import Audit, Client, Replay, RoundReport, Server, ServerPlan, spread_probes
+from fl_privacy.interception import Interceptor
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, VictimId
 
 CLASSES, SIDE, CLIENTS, EXAMPLES_EACH = 4, 6, 3, 12

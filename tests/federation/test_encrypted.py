@@ -8,8 +8,7 @@ import torch
 
 from fl_privacy.defenses import Defense, none, split_fed
 from fl_privacy.errors import UserError
-from fl_privacy.federation import private_names, public_state, run_rounds
-from fl_privacy.interception import Audit
+from fl_privacy.federation import Audit, private_names, public_state, run_rounds
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 

@@ -17,10 +17,9 @@ from fl_privacy.attacks.gradient_inversion.initialization import Space
 from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp, none, split_fed
 from fl_privacy.effects import Part
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client, Server, private_names, public_state, run_rounds
+from fl_privacy.federation import Audit, Client, Server, private_names, public_state, run_rounds
 from fl_privacy.flower import LocalGrid, run_in_process, run_on_grid, simulated_client_app
 from fl_privacy.gradients import frozen_copy
-from fl_privacy.interception import Audit
 from fl_privacy.interception.side_information import InsiderInformation
 from fl_privacy.models import Front
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, VictimId

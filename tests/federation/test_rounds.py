@@ -7,8 +7,8 @@ import torch
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Server, ServerPlan, evaluate_model, run_rounds
-from fl_privacy.interception import Audit, Interceptor
+from fl_privacy.federation import Audit, Server, ServerPlan, evaluate_model, run_rounds
+from fl_privacy.interception import Interceptor
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 from tests.federation import harness
 

@@ -9,9 +9,8 @@ import torch
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
-from fl_privacy.federation import ServerPlan, run_rounds
+from fl_privacy.federation import Audit, ServerPlan, run_rounds
 from fl_privacy.flower import run_in_process
-from fl_privacy.interception import Audit
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 

@@ -11,9 +11,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg, Strategy
 
+from fl_privacy.federation import Audit
 from fl_privacy.flower import Federated, HonestButCurious, LocalGrid, simulated_client_app
 from fl_privacy.flower.transport import FIRST_NODE
-from fl_privacy.interception import Audit, Interceptor
+from fl_privacy.interception import Interceptor
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 from tests.federation import harness
 

@@ -9,10 +9,9 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Server, ServerPlan, run_rounds
+from fl_privacy.federation import Audit, Server, ServerPlan, run_rounds
 from fl_privacy.flower import Federated, LocalGrid, run_on_grid, simulated_client_app
 from fl_privacy.flower.transport import FIRST_NODE
-from fl_privacy.interception import Audit
 from tests.federation import harness
 
 NODE_UNAVAILABLE = 5
