@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.data import Examples
 from fl_privacy.experiment.build import build_attack, build_dataset, build_network
 from fl_privacy.experiment.policy_search import SCORES, SEMI_TRAINED
@@ -86,7 +86,9 @@ class Attacked:
         self._classes = dataset.test.num_classes
         settings = {"iterations": arguments.iterations, "restarts": arguments.restarts}
         given = [f"attack.{key}={value}" for key, value in settings.items() if value is not None]
-        self._attack = build_attack(compose([f"attack={arguments.attack}", "attack.compile=off", "device=cpu", *given]))
+        self._attack = build_attack(
+            compose_run([f"attack={arguments.attack}", "attack.compile=off", "device=cpu", *given])
+        )
 
     def __call__(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """A record of each policy in ``names``, attacked together."""

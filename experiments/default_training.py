@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.data.sources import ROOT_VARIABLE
 from fl_privacy.experiment.contracts import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
@@ -108,7 +108,7 @@ def main() -> None:
         overrides = training.overrides(options.out)
         if options.only not in " ".join(overrides) or not at_hand(training.data):
             continue
-        config = compose(overrides)
+        config = compose_run(overrides)
         if not options.no_training:
             run_experiment(config, plain_loop, Monitor())
         if (summary := read_summary(folder_of(config, "run"))) is None:

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack, dlg, inverting_gradients, model_inversion
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.data import Examples
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.defenses.privacy.accountants import epsilon, noise_multiplier_for
@@ -125,7 +125,7 @@ def federation_of(options: argparse.Namespace, method: str) -> Federation:
         *options.override,
         *METHODS[method],
     ]
-    federation = build_federation(compose(settings))
+    federation = build_federation(compose_run(settings))
     each = None if options.examples is None else options.examples // CLIENTS
     test = federation.dataset.test.subset(some(len(federation.dataset.test), options.tested))
     clients = {
@@ -343,7 +343,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/fdl_pp"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    victims = build_dataset(compose([f"data={options.attacked or options.data}"])).test
+    victims = build_dataset(compose_run([f"data={options.attacked or options.data}"])).test
     options.out.mkdir(parents=True, exist_ok=True)
     for method in options.methods:
         row, pictures = measure(method, options, victims)

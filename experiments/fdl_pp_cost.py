@@ -16,7 +16,7 @@ from statistics import median, quantiles
 
 import torch
 
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.experiment.build import Federation, build_federation
 from fl_privacy.experiment.composition import Experiment
 from fl_privacy.federation import Audit, RoundReport, run_rounds
@@ -40,7 +40,7 @@ def federation_of(options: argparse.Namespace, defense: str) -> Federation:
         f"defense={defense}",
         *options.override,
     ]
-    federation = build_federation(compose(settings))
+    federation = build_federation(compose_run(settings))
     clients = {c: replace(p, indices=p.indices[: options.examples]) for c, p in federation.clients.items()}
     return replace(federation, clients=clients, server=replace(federation.server, tested=frozenset()))
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.config import RunSettings, compose
+from fl_privacy.config import RunSettings, compose_run
 from fl_privacy.defenses.data.robust_data import batch_gap, descend, importance, layer_depths, pull_within
 from fl_privacy.defenses.defense import ClientState, LocalStep
 from fl_privacy.evaluator import EvaluationNetwork, load_evaluator, uniform_noise
@@ -48,7 +48,7 @@ def robust_series(step: LocalStep, network: EvaluationNetwork, iterations: int) 
 def configured(options: argparse.Namespace, *more: str) -> RunSettings:
     """The setting of the paper's attacks, with what was asked for."""
     own = (f"data={options.data}", f"seed={options.seed}")
-    return compose(["experiment=refiner_paper_attack", *own, *more, *options.override])
+    return compose_run(["experiment=refiner_paper_attack", *own, *more, *options.override])
 
 
 def client_steps(config: RunSettings, victims: int) -> list[LocalStep]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from fl_privacy.cli.jobs import run_job
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.config.grid import UNDEFENDED, load_grid
 from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.trade_off import Job, Sweep, plan_sweep
@@ -111,7 +111,7 @@ def main() -> None:
         training = [entry.training] if options.do in ("training", "both") else []
         for job in (job for job in (*training, *attacks) if not job.finished):
             print(f"{job.command}: {entry.name}", flush=True)
-            run_job(job.command, compose(job.overrides), Monitor())
+            run_job(job.command, compose_run(job.overrides), Monitor())
     for attack in sweep.grid.attacks:
         print(of_attack(entries, attack), end="\n\n")
     print(of_training(entries))

@@ -23,7 +23,7 @@ GROUPS = (
 )
 
 
-def catalog() -> list[Table]:
+def catalog_tables() -> list[Table]:
     """A table for each configuration group, one for the grids of ``trade-off`` and one for the metrics."""
     tables = []
     for group in GROUPS:

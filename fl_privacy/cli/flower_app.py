@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
 from fl_privacy.cli.console import RichMonitor
-from fl_privacy.config import RunSettings, compose, to_yaml
+from fl_privacy.config import RunSettings, compose_run, to_yaml
 from fl_privacy.config.foreign import expect_plain
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation, clients_of
@@ -106,7 +106,7 @@ def _seconds(context: Context) -> float:
 
 
 def _config(context: Context) -> RunSettings:
-    return calibrated(compose(_overrides(context)))
+    return calibrated(compose_run(_overrides(context)))
 
 
 def _overrides(context: Context) -> list[str]:

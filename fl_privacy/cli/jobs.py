@@ -9,7 +9,7 @@ from rich.markup import escape
 from fl_privacy.cli.backends import backend_of
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.cli.faults import FAULTS, NothingReconstructedError, in_a_line, recognized
-from fl_privacy.config import RunSettings, compose, expand_sweep, to_yaml
+from fl_privacy.config import RunSettings, compose_run, expand_sweep, to_yaml
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack import attack_experiment
 from fl_privacy.experiment.contracts import Monitor
@@ -31,7 +31,7 @@ def run_jobs(
         NothingReconstructedError: an attack failed on all of its victims.
     """
     jobs = expand_sweep(overrides) if multirun else [list(overrides)]
-    configs = [compose(job) for job in jobs]
+    configs = [compose_run(job) for job in jobs]
     if show_config:
         for config in configs:
             print(to_yaml(config))

@@ -182,9 +182,9 @@ def report(  # noqa: PLR0917
 @app.command("list")
 def list_() -> None:
     """Attacks, defenses, models, data, metrics with a line each."""
-    from fl_privacy.cli.catalog import catalog  # noqa: PLC0415
+    from fl_privacy.cli.catalog import catalog_tables  # noqa: PLC0415
 
-    for table in catalog():
+    for table in catalog_tables():
         _console().print(table)
 
 

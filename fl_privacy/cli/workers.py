@@ -89,13 +89,13 @@ def _end_with_parent() -> None:
 
 def _do(job: Job) -> str | None:
     from fl_privacy.cli.jobs import run_job  # noqa: PLC0415
-    from fl_privacy.config import compose  # noqa: PLC0415
+    from fl_privacy.config import compose_run  # noqa: PLC0415
     from fl_privacy.experiment.contracts import Monitor  # noqa: PLC0415
 
     if _stopped.is_set():
         return "interrupted"
     try:
-        run_job(job.command, compose(job.overrides), Monitor())
+        run_job(job.command, compose_run(job.overrides), Monitor())
     except (*FAULTS, RuntimeError, SystemExit) as error:
         if (fault := recognized(error)) is None:
             raise

@@ -1,7 +1,7 @@
 """From Hydra overrides to a checked configuration."""
 
 from fl_privacy.config.groups import CONFIG_DIR, options
-from fl_privacy.config.overrides import compose, compose_file, expand_sweep, to_yaml
+from fl_privacy.config.overrides import compose_file, compose_run, expand_sweep, to_yaml
 from fl_privacy.config.settings import Role, RunSettings
 
-__all__ = ["CONFIG_DIR", "Role", "RunSettings", "compose", "compose_file", "expand_sweep", "options", "to_yaml"]
+__all__ = ["CONFIG_DIR", "Role", "RunSettings", "compose_file", "compose_run", "expand_sweep", "options", "to_yaml"]

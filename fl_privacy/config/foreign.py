@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fl_privacy.config.groups import options, suggest
 from fl_privacy.config.overrides import compose_file, expand_sweep, parse_overrides
-from fl_privacy.config.settings import RunSettings, captured_groups, captured_keys, select, settings
+from fl_privacy.config.settings import RunSettings, captured_groups, captured_keys, declared_settings, select
 from fl_privacy.errors import UserError
 
 MOST_BYTES = 1 << 17
@@ -75,7 +75,7 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
         if not isinstance(found.get(part), dict):
             _refuse(path, f"has {part}={found.get(part)!r}")
         expect_registered(part, found[part], _plain(registered[part]), trust, where=f"{path} (its option {part}=)")
-    declared = [key for key, _ in settings()]
+    declared = [key for key, _ in declared_settings()]
     for key in (f"{name}.{key}" for name in ("intercept", "threat_model") for key in found.get(name) or ()):
         if key not in declared:
             _refuse(path, f"has {key}{suggest(key, (name for name in declared if '.' in name))}")

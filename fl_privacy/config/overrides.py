@@ -21,7 +21,7 @@ MOST_JOBS = 10_000
 """Of one sweep; each is composed and checked before the first one starts."""
 
 
-def compose(overrides: Sequence[str] = ()) -> RunSettings:
+def compose_run(overrides: Sequence[str] = ()) -> RunSettings:
     """The settings of a run for ``overrides`` in Hydra's grammar.
 
     Raises:

@@ -264,7 +264,7 @@ class RunSettings:
         return type(self).of(content)
 
 
-def settings() -> Iterator[tuple[str, Field[Any]]]:
+def declared_settings() -> Iterator[tuple[str, Field[Any]]]:
     """Dotted key and declaration of every setting and group, groups first."""
     yield from _walk(RunSettings, "")
 
@@ -282,7 +282,7 @@ def sections() -> list[str]:
 def keys_of(role: Role) -> tuple[str, ...]:
     """Dotted keys of all settings with this role, and of the choices of groups with it."""
     found: list[str] = []
-    for key, declared in settings():
+    for key, declared in declared_settings():
         is_group = "group" in declared.metadata
         if is_group and role is RUNTIME:
             found += [f"{key}.{name}" for name in declared.metadata["runtime"]]
@@ -296,7 +296,7 @@ def keys_of(role: Role) -> tuple[str, ...]:
 def captured_keys() -> tuple[str, ...]:
     """Dotted keys that an attack on captured updates takes from the run that made them."""
     found: list[str] = []
-    for key, declared in settings():
+    for key, declared in declared_settings():
         if declared.metadata["captured"] and key.partition(".")[0] not in found:
             found.append(key)
     return tuple(found)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.config.overrides import compose
-from fl_privacy.config.settings import select, settings
+from fl_privacy.config.overrides import compose_run
+from fl_privacy.config.settings import declared_settings, select
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 
@@ -34,8 +34,8 @@ def with_table(text: str) -> str:
 
 
 def _rows() -> Iterator[tuple[str, str, str, str]]:
-    defaults = compose().plain()
-    for key, declared in settings():
+    defaults = compose_run().plain()
+    for key, declared in declared_settings():
         is_group = "group" in declared.metadata
         default = defaults["choices"].get(key) if is_group else select(defaults, key)
         shown = "" if default is None and is_group else f"`{_in_yaml(default)}`"

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.config import RunSettings, compose, to_yaml
+from fl_privacy.config import RunSettings, compose_run, to_yaml
 from fl_privacy.data import partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
@@ -69,7 +69,7 @@ def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> Non
 
 def baseline_config(config: RunSettings) -> RunSettings:
     """The undefended training of ``config``, without any attack."""
-    none = compose(["defense=none", "attack=none"])
+    none = compose_run(["defense=none", "attack=none"])
     changes = {
         "defense": none.defense,
         "attack": none.attack,

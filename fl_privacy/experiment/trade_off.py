@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.config.grid import Grid, GridPoint
 from fl_privacy.config.overrides import merge_overrides
 from fl_privacy.experiment.calibration import calibrated, noise_for_budget
@@ -84,10 +84,10 @@ def plan_sweep(grid: Grid) -> Sweep:
 def _attacking(grid: Grid, point: GridPoint, training: Job, attack: str) -> list[str]:
     """The attack faces the noise that the training was calibrated to, whatever its own data are."""
     weights = training.folder if grid.weights == "final" else None
-    noise = noise_for_budget(compose(training.overrides))
+    noise = noise_for_budget(compose_run(training.overrides))
     overrides = [f"{key}={'null' if value is None else repr(value)}" for key, value in noise.items()]
     return merge_overrides(grid.attacking(point, attack, weights), overrides)
 
 
 def _job(command: Command, overrides: list[str]) -> Job:
-    return Job(command, tuple(overrides), folder_of(calibrated(compose(overrides)), command))
+    return Job(command, tuple(overrides), folder_of(calibrated(compose_run(overrides)), command))

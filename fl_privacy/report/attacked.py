@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fl_privacy.report.readings import readings
+from fl_privacy.report.readings import readings_of
 from fl_privacy.results import Attacker, Run
 
 
 def assumptions(run: Run) -> str:
     """Sentences for the head of the page of ``run``; empty where nothing was attacked."""
-    found = readings(run.summary)
+    found = readings_of(run.summary)
     if not found:
         return ""
     config = run.identity.config

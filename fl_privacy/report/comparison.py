@@ -13,7 +13,7 @@ from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc_view import PpcView
-from fl_privacy.report.readings import Reading, Tone, most_recognized, readings, tone_of, worst_by
+from fl_privacy.report.readings import Reading, Tone, most_recognized, readings_of, tone_of, worst_by
 from fl_privacy.report.recommendation import Candidate, answer, candidate_of
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
 from fl_privacy.results import Attacker, Run, Summary
@@ -101,7 +101,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
             run=run,
             name=name,
             differences=difference,
-            readings=readings(run.summary),
+            readings=readings_of(run.summary),
             pmm=pmm_of(run, runs),
             link=link_to(run.path, out),
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fl_privacy.metrics import FEW, share_at_most
 from fl_privacy.report.numbers import metric, percent, title
-from fl_privacy.report.readings import Reading, Tone, in_round, most_recognized, readings, tone_of
+from fl_privacy.report.readings import Reading, Tone, in_round, most_recognized, readings_of, tone_of
 from fl_privacy.results import Recognized, Summary
 
 
@@ -27,7 +27,7 @@ class Verdict:
 
 def verdict(summary: Summary) -> Verdict:
     """The headline of a run, by PSNR: the last attacked round and the first, each by the attacker that read most."""
-    found = readings(summary)
+    found = readings_of(summary)
     if not found:
         return Verdict("No image was attacked", "", "open")
     most = most_recognized(found)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from fl_privacy.config.settings import Role, keys_of
 from fl_privacy.report.ppc import Sample, sample_of, with_worst
-from fl_privacy.report.readings import readings
+from fl_privacy.report.readings import readings_of
 from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, telling_settings
 from fl_privacy.report.trade_off import Versus
 from fl_privacy.results import Attacker, Run
@@ -27,7 +27,7 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
         mechanism, strength = names[run.path.as_posix()]
         for attacker in Attacker:
             sample = sample_of(
-                [reading.leakage for reading in readings(run.summary) if reading.attacker == attacker],
+                [reading.leakage for reading in readings_of(run.summary) if reading.attacker == attacker],
                 mechanism=mechanism,
                 strength=strength,
                 versus=Versus(_attack(run, defended), attacker),

@@ -34,7 +34,7 @@ class PpcView:
     curves: dict[str, dict[str, Markup]]
 
 
-def ppc_view(samples: Sequence[Sample]) -> PpcView | None:
+def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
     """The section over ``samples``; ``None`` where there are none."""
     if not samples:
         return None

@@ -59,7 +59,7 @@ class Reading:
         return ", ".join(words)
 
 
-def readings(summary: Summary, attack: str = "") -> list[Reading]:
+def readings_of(summary: Summary, attack: str = "") -> list[Reading]:
     """All that a run's ``summary`` holds, round by round."""
     return [
         Reading(attacker=attacker, leakage=leakage, round=entry.round, attack=attack)

@@ -11,7 +11,7 @@ from fl_privacy.report.charts import Curve, line_chart, partition_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.headline import bound_in_words, verdict
 from fl_privacy.report.page import render
-from fl_privacy.report.readings import Reading, in_round, readings, tone, tone_of, worst_by
+from fl_privacy.report.readings import Reading, in_round, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.victims import SHOWN, gallery_title, view_all, view_extremes
 from fl_privacy.results import Pair, Run
@@ -22,7 +22,7 @@ CURVES_SHOWN = 100
 
 def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[str]) -> str:
     """The HTML of ``run`` with its pictures ``pairs``; ``problems`` are told in a banner."""
-    found = readings(run.summary)
+    found = readings_of(run.summary)
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
     traced = [(reading, reading.leakage.tracing) for reading in found if reading.leakage.tracing]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fl_privacy.metrics import Statistic, pmm
 from fl_privacy.report.cost import Cost
-from fl_privacy.report.readings import Reading, readings
+from fl_privacy.report.readings import Reading, readings_of
 from fl_privacy.report.recommendation import Candidate, candidate_of
 from fl_privacy.results import Attacker, Leakage, Summary, read_summary
 
@@ -138,7 +138,7 @@ def _row(outcome: Outcome, training: Summary | None, undefended: float | None) -
         training=training,
         pmm=pmm(accuracy, undefended) if accuracy is not None and undefended else None,
         leakage=leakage,
-        readings=[reading for name, found in attacks.items() for reading in readings(found, name)],
+        readings=[reading for name, found in attacks.items() for reading in readings_of(found, name)],
         perturbation=next((found.perturbation for found in attacks.values() if found.perturbation), {}),
         attacks=attacks,
     )

@@ -15,7 +15,7 @@ from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import samples_of_rows
-from fl_privacy.report.ppc_view import ppc_view
+from fl_privacy.report.ppc_view import ppc_view_of
 from fl_privacy.report.readings import worst_by
 from fl_privacy.report.recommendation import answer, best_below
 from fl_privacy.report.settings import batch_norm_in_words
@@ -66,7 +66,7 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
         series=_series(rows),
         charts={attack: _charts(rows, attack, chosen) for attack in attacks},
         has_adaptive=any(v.attacker is Attacker.ADAPTIVE for v in versus),
-        ppc=ppc_view(samples_of_rows(rows)),
+        ppc=ppc_view_of(samples_of_rows(rows)),
         missing=[row.name for row in rows if not row.complete],
         links={row.outcome.training: link_to(row.outcome.training, out) for row in rows},
         attack_links={path: link_to(path, out) for row in rows for path in row.outcome.attacks.values()},

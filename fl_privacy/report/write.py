@@ -10,7 +10,7 @@ from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.images import grid_picture
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import Sample, samples_of_rows
-from fl_privacy.report.ppc_view import ppc_view
+from fl_privacy.report.ppc_view import ppc_view_of
 from fl_privacy.report.recommendation import RECOGNIZABLE
 from fl_privacy.report.single import render_run
 from fl_privacy.report.trade_off import Outcome, read_rows, row_as_plain
@@ -61,7 +61,7 @@ def write_report(
             write = write_whole if single.shared == "figures" else write_private
             write(page, _single(single))
         else:
-            write_whole(page, render_comparison(runs, page, psnr_below=psnr_below, ppc=ppc_view(samples)))
+            write_whole(page, render_comparison(runs, page, psnr_below=psnr_below, ppc=ppc_view_of(samples)))
         _write_caps(page, samples)
     except OSError as error:
         raise UserError(f"{page} can't be written ({error.strerror}); choose another place with --out.") from error

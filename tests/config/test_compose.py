@@ -1,12 +1,12 @@
 import pytest
 from omegaconf import OmegaConf
 
-from fl_privacy.config import CONFIG_DIR, RunSettings, compose, expand_sweep, options, to_yaml
+from fl_privacy.config import CONFIG_DIR, RunSettings, compose_run, expand_sweep, options, to_yaml
 from fl_privacy.errors import UserError
 
 
 def test_defaults_are_resolved_and_choices_recorded():
-    config = compose(["model=lenet_dlg", "seed=3"])
+    config = compose_run(["model=lenet_dlg", "seed=3"])
     assert config.seed == 3
     assert config.choices.model == "lenet_dlg"
     assert RunSettings.of(OmegaConf.create(to_yaml(config))) == config
@@ -14,7 +14,7 @@ def test_defaults_are_resolved_and_choices_recorded():
 
 @pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}={p.stem}")
 def test_every_option_composes(path):
-    assert compose([f"{path.parent.name}={path.stem}"]).choices[path.parent.name] == path.stem
+    assert compose_run([f"{path.parent.name}={path.stem}"]).choices[path.parent.name] == path.stem
 
 
 def test_sweep_is_the_product_of_the_listed_values():
@@ -38,7 +38,7 @@ def test_sweep_is_the_product_of_the_listed_values():
 )
 def test_wrong_overrides_are_one_line_that_helps(override, expected):
     with pytest.raises(UserError) as error:
-        compose([override])
+        compose_run([override])
     message = str(error.value)
     assert "\n" not in message
     for part in expected:
@@ -52,8 +52,8 @@ def test_options_are_those_of_the_folder():
 @pytest.mark.parametrize("value", ["[mlp,lenet]", "{mlp: 1}", "5", "true"])
 def test_an_option_that_is_no_name_is_one_line(value):
     with pytest.raises(UserError, match="model has no option"):
-        compose([f"model={value}"])
+        compose_run([f"model={value}"])
 
 
 def test_of_a_setting_that_is_given_twice_the_last_wins():
-    assert compose(["attack.iterations=3", "attack=idlg", "attack.iterations=30"]).attack.iterations == 30
+    assert compose_run(["attack.iterations=3", "attack=idlg", "attack.iterations=30"]).attack.iterations == 30

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fl_privacy.config import compose, options, to_yaml
+from fl_privacy.config import compose_run, options, to_yaml
 from fl_privacy.config.foreign import expect_plain, read_settings, recorded_parts
 from fl_privacy.config.groups import config_folders
 from fl_privacy.config.settings import select
@@ -20,7 +20,7 @@ STRANGERS = "tests.experiment.strangers"
 
 @cache
 def recorded(overrides: tuple[str, ...]) -> str:
-    return to_yaml(compose(overrides))
+    return to_yaml(compose_run(overrides))
 
 
 def written(tmp_path: Path, *overrides: str, changes: dict[str, Any] | None = None, taken: str | None = None) -> Path:
@@ -45,7 +45,7 @@ def written(tmp_path: Path, *overrides: str, changes: dict[str, Any] | None = No
     ],
 )
 def test_what_a_run_writes_is_read_back(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    config = compose(overrides)
+    config = compose_run(overrides)
     read = recorded_parts(written(tmp_path, *overrides))
     assert read.keys() >= set(KEYS)
     assert all(value == select(config.plain(), key) for key, value in read.items())
@@ -88,7 +88,7 @@ def test_what_is_not_registered_is_refused_and_never_run(
     mark = tmp_path / "mark"
     text = written(tmp_path, changes=changes).read_text().replace("{mark}", str(mark))
     (tmp_path / "config.yaml").write_text(text)
-    compose()  # looks up what is registered, which is all that may be imported
+    compose_run()  # looks up what is registered, which is all that may be imported
     imported: list[str] = []
     own = importlib.import_module
     monkeypatch.setattr(importlib, "import_module", lambda name, *of: imported.append(name) or own(name, *of))
@@ -199,9 +199,9 @@ def test_an_installed_plugin_registers_its_options(tmp_path: Path, monkeypatch: 
     monkeypatch.syspath_prepend(tmp_path)
     config_folders.cache_clear()
     try:
-        config = compose(["model=strange", "model.width=3"])
+        config = compose_run(["model=strange", "model.width=3"])
         assert "strange" in options("model") and config.model == {"_target_": f"{STRANGERS}.Net", "width": 3}
-        assert compose(["model=lenet"]).model._target_ == "fl_privacy.models.LeNet"
+        assert compose_run(["model=lenet"]).model._target_ == "fl_privacy.models.LeNet"
         read = recorded_parts(written(tmp_path, "model=strange", "model.width=3"))
         assert read["model"] == config.model
         with pytest.raises(UserError, match=r"trust=os\.system"):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.config.grid import UNDEFENDED, grid_names, load_grid
 from fl_privacy.errors import UserError
 
@@ -25,7 +25,7 @@ def written(tmp_path: Path, text: str) -> str:
 def overridden(*overrides, tmp_path):
     grid = load_grid(written(tmp_path, SECTIONS), overrides)
     last = grid.points[-1]
-    return compose(grid.training(last)), compose(grid.attacking(last, "one", None))
+    return compose_run(grid.training(last)), compose_run(grid.attacking(last, "one", None))
 
 
 @pytest.mark.parametrize("name", grid_names())
@@ -34,17 +34,17 @@ def test_shipped_grids_compose(name):
     families = {point.family: point for point in grid.points}
     assert UNDEFENDED in families and len(families) > 2
     for point in families.values():
-        training = compose(grid.training(point))
+        training = compose_run(grid.training(point))
         assert training.choices.attack == "none"
         for attack in grid.attacks:
-            attacked = compose(grid.attacking(point, attack, None))
+            attacked = compose_run(grid.attacking(point, attack, None))
             assert attacked.defense == training.defense and attacked.model == training.model
 
 
 def test_each_strength_is_a_point(tmp_path):
     points = load_grid(written(tmp_path, SECTIONS)).points
     assert [(p.family, p.strength) for p in points] == [(UNDEFENDED, ""), ("P", "rate 0.5"), ("P", "rate 0.9")]
-    assert compose(points[1].overrides).defense.rate == 0.5
+    assert compose_run(points[1].overrides).defense.rate == 0.5
 
 
 def test_the_users_overrides_win(tmp_path):

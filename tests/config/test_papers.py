@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.defenses import ClientState
 from fl_privacy.defenses.defense import LocalStep
 from fl_privacy.experiment.build import build_attack, build_dataset, build_defense, build_network
@@ -24,12 +24,12 @@ from fl_privacy.types import Batch, LocalPlan, ModelState
     ids=" ".join,
 )
 def test_pixels_are_not_normalized(overrides: list[str]) -> None:
-    config = compose(overrides)
+    config = compose_run(overrides)
     assert config.model.mean is None and config.model.std is None
 
 
 def test_attack_and_accuracy_of_refiner_are_those_of_two_networks() -> None:
-    trained, attacked = compose(["experiment=refiner_paper"]), compose(["experiment=refiner_paper_attack"])
+    trained, attacked = compose_run(["experiment=refiner_paper"]), compose_run(["experiment=refiner_paper_attack"])
     assert (trained.model.activation, attacked.model.activation) == ("relu", "sigmoid")
     assert trained.model.init == attacked.model.init == "default"
     assert build_attack(trained) is None and build_attack(attacked) is not None
@@ -38,7 +38,7 @@ def test_attack_and_accuracy_of_refiner_are_those_of_two_networks() -> None:
 
 def distance(*overrides: str) -> float:
     """How far Refiner's upload of one digit is from its true gradient."""
-    config = compose(["data=mnist_mini", "defense=refiner", *overrides])
+    config = compose_run(["data=mnist_mini", "defense=refiner", *overrides])
     dataset = build_dataset(config)
     model, examples = build_network(config, dataset), dataset.test
     sent, batch = ModelState.of(model), Batch(examples.images[:1].float() / 255, examples.labels[:1])

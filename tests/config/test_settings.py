@@ -6,14 +6,23 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fl_privacy.config import CONFIG_DIR, Role, compose, compose_file
-from fl_privacy.config.settings import captured_groups, captured_keys, groups, is_within, keys_of, put, select, settings
+from fl_privacy.config import CONFIG_DIR, Role, compose_file, compose_run
+from fl_privacy.config.settings import (
+    captured_groups,
+    captured_keys,
+    declared_settings,
+    groups,
+    is_within,
+    keys_of,
+    put,
+    select,
+)
 from fl_privacy.config.table import with_table
 from fl_privacy.errors import UserError
 from fl_privacy.results.identity import attacked_hash, run_hash, training_hash
 
-DECLARED = [key for key, _ in settings()]
-OPEN = [key for key, declared in settings() if "group" in declared.metadata]
+DECLARED = [key for key, _ in declared_settings()]
+OPEN = [key for key, declared in declared_settings() if "group" in declared.metadata]
 """Groups, whose own settings are those of what the option builds."""
 
 
@@ -24,7 +33,7 @@ def leaves(value: Any, above: str = "") -> list[str]:
 
 
 def test_every_key_of_a_run_is_declared_exactly_once() -> None:
-    found = leaves({key: value for key, value in compose().plain().items() if key != "choices"})
+    found = leaves({key: value for key, value in compose_run().plain().items() if key != "choices"})
     assert sorted(found) == sorted(key for key in DECLARED if key not in ("federation", "threat_model"))
     assert len(set(DECLARED)) == len(DECLARED)
     written = OmegaConf.load(CONFIG_DIR / "config.yaml").keys() - {"defaults"}
@@ -42,7 +51,7 @@ def test_every_group_of_options_is_declared() -> None:
 def test_every_setting_has_one_role() -> None:
     roles = [set(keys_of(role)) for role in Role]
     assert sum(map(len, roles)) == len(set().union(*roles))
-    for _, declared in settings():
+    for _, declared in declared_settings():
         assert isinstance(declared.metadata["role"], Role)
         assert declared.metadata["meaning"]
 
@@ -52,10 +61,10 @@ CHANGED = {bool: lambda v: not v, int: lambda v: v + 1, float: lambda v: v / 2 +
 
 @pytest.mark.parametrize("key", [key for key in DECLARED if key not in OPEN])
 def test_a_setting_tells_runs_apart_by_its_role(key: str) -> None:
-    before, after = compose().plain(), compose().plain()
+    before, after = compose_run().plain(), compose_run().plain()
     value = select(before, key)
     put(after, key, CHANGED.get(type(value), lambda v: "something")(value))
-    role = next(declared.metadata["role"] for name, declared in settings() if name == key)
+    role = next(declared.metadata["role"] for name, declared in declared_settings() if name == key)
     assert (run_hash(before) != run_hash(after)) == (role is not Role.RUNTIME)
     assert (training_hash(before) != training_hash(after)) == (role is Role.TRAINING)
     assert (attacked_hash(before) != attacked_hash(after)) == (role in (Role.TRAINING, Role.DEFENSE))
@@ -63,26 +72,28 @@ def test_a_setting_tells_runs_apart_by_its_role(key: str) -> None:
 
 @pytest.mark.parametrize("override", ["attack.shards=2", "backend=flower", "threat_model=honest_but_curious"])
 def test_what_changes_no_result_leaves_a_run_the_same(override: str) -> None:
-    assert run_hash(compose([override]).plain()) == run_hash(compose().plain())
+    assert run_hash(compose_run([override]).plain()) == run_hash(compose_run().plain())
 
 
 def test_a_threat_model_by_its_name_or_by_its_fields_is_the_same_run() -> None:
-    named, single = compose(["threat_model=adaptive"]), compose(["threat_model.knows_defense=true"])
+    named, single = compose_run(["threat_model=adaptive"]), compose_run(["threat_model.knows_defense=true"])
     assert named.threat_model == single.threat_model
     assert run_hash(named.plain()) == run_hash(single.plain())
 
 
 def test_captured_updates_bring_what_decided_them() -> None:
     taken = captured_keys()
-    decides = {key for key, declared in settings() if declared.metadata["role"] in (Role.TRAINING, Role.DEFENSE)}
+    decides = {
+        key for key, declared in declared_settings() if declared.metadata["role"] in (Role.TRAINING, Role.DEFENSE)
+    }
     assert all(is_within(key, taken) for key in decides)
     assert not {"attack", "out", "device", "captured"} & set(taken)
     assert set(captured_groups()) <= set(taken)
 
 
 def test_settings_are_frozen_and_changed_by_dotted_keys() -> None:
-    config = compose()
-    changed = config.changed({"federation.rounds": 3, "defense": compose(["defense=pruning"]).defense})
+    config = compose_run()
+    changed = config.changed({"federation.rounds": 3, "defense": compose_run(["defense=pruning"]).defense})
     assert (changed.federation.rounds, changed.defense["_target_"]) == (3, "fl_privacy.defenses.pruning")
     assert config.federation.rounds == 20
     with pytest.raises(UserError, match=r"federation\.rounds is expected to be at least 1"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.defenses.condensation import distribution_matching
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attacker_knowledge import data_names
@@ -22,7 +22,7 @@ DM = ["defense=dm", "defense.images_per_class=2", "defense.iterations=1", "defen
 
 
 def federation(*options):
-    return build_federation(compose(["federation.clients=4", "federation.plan.batch_size=32", *options]))
+    return build_federation(compose_run(["federation.clients=4", "federation.plan.batch_size=32", *options]))
 
 
 def truth_of(built):

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.defenses.privacy.accountants import epsilon
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation
@@ -11,7 +11,7 @@ from fl_privacy.experiment.privacy import privacy_of
 
 
 def configured(*overrides):
-    return compose(["federation.clients=4", "federation.rounds=6", *overrides])
+    return compose_run(["federation.clients=4", "federation.rounds=6", *overrides])
 
 
 def privacy(*overrides, accountant="rdp"):

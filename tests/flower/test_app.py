@@ -13,7 +13,7 @@ from flwr.app import UserConfig as RunConfig
 from flwr.cli.build import build_fab_from_disk
 
 from fl_privacy.cli.flower_app import client_app, server_app
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.contracts import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
@@ -81,7 +81,7 @@ def test_the_apps_run_an_experiment_as_the_plain_loop_does(
     monkeypatch.chdir(tmp_path)
 
     run_app(f"{SMALL} out=by_flower", nodes=2)
-    run_experiment(compose([*shlex.split(SMALL), "out=by_loop"]), plain_loop, Monitor())
+    run_experiment(compose_run([*shlex.split(SMALL), "out=by_loop"]), plain_loop, Monitor())
 
     (loop,) = (tmp_path / "by_loop").glob("*dp_noise*")
     (flower,) = (tmp_path / "by_flower").glob("*dp_noise*")
@@ -106,7 +106,7 @@ def test_deployed_clients_draw_from_their_own_secrets_and_the_page_says_so(
     monkeypatch.chdir(tmp_path)
 
     run_app(f"{PROBED} out=deployed", nodes=2)
-    run_experiment(compose([*shlex.split(PROBED), "out=simulated"]), plain_loop, Monitor())
+    run_experiment(compose_run([*shlex.split(PROBED), "out=simulated"]), plain_loop, Monitor())
 
     assert "Clients are deployed" in threat_model(tmp_path / "deployed/deployed")
     assert "This is a simulation" in threat_model(tmp_path / "simulated")

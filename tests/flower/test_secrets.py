@@ -21,7 +21,7 @@ from flwr.client import NumPyClient
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fl_privacy.cli.flower_app import client_app, make_client
-from fl_privacy.config import compose, to_yaml
+from fl_privacy.config import compose_run, to_yaml
 from fl_privacy.defenses import ClientState, Defense, dp_noise, instahide, spn
 from fl_privacy.defenses.noise.mechanism import Distribution, sample_noise
 from fl_privacy.errors import UserError
@@ -74,7 +74,7 @@ class Server:
     """An honest-but-curious one: it has the run's configuration, the code, the data, and every message."""
 
     def __init__(self) -> None:
-        self.config = compose(shlex.split(OVERRIDES))
+        self.config = compose_run(shlex.split(OVERRIDES))
         self.grid = LocalGrid([CLIENT], client_app)
         self.grid.contexts = {FIRST_NODE + CLIENT: context(node=FIRST_NODE + CLIENT)}
         self.wire = bytearray()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.experiment.contracts import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
 
@@ -30,7 +30,7 @@ SETTINGS = (
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the run."""
     out = tmp_path_factory.mktemp("fuzzed")
-    return run_experiment(compose([*SETTINGS, f"out={out}"]), plain_loop, Monitor()).resolve()
+    return run_experiment(compose_run([*SETTINGS, f"out={out}"]), plain_loop, Monitor()).resolve()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.config.settings import captured_groups, captured_keys, select
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.captured import as_captured, expect_of
@@ -44,7 +44,7 @@ def put(content: Any, path: tuple[Any, ...], value: Any) -> Any:
     return content
 
 
-CONFIGURED = compose([*SETTINGS]).plain()
+CONFIGURED = compose_run([*SETTINGS]).plain()
 
 
 def configurations() -> Iterator[tuple[str, tuple[tuple[Any, ...], Any]]]:
@@ -69,7 +69,7 @@ def test_a_captured_configuration(case: Case, recorded: Path, tmp_path: Path) ->
     content = OmegaConf.to_container(OmegaConf.load(recorded / "config.yaml"))
     text = json.dumps(put(content, path, wrong))  # which is YAML, and keeps interpolations as they are
     (tmp_path / "config.yaml").write_text(text)
-    refused(lambda: build_federation(as_captured(compose(["attack=analytic", f"captured={tmp_path}"]))))
+    refused(lambda: build_federation(as_captured(compose_run(["attack=analytic", f"captured={tmp_path}"]))))
 
 
 DESCRIPTION = {
@@ -186,7 +186,7 @@ def test_a_captured_update(case: Case, copied: Callable[[], Path]) -> None:
     case.content(captures / "round-1" / "client-0" / "victim-0.json")
 
     def attacked() -> None:
-        config = as_captured(compose(["attack=analytic", f"captured={folder}"]))
+        config = as_captured(compose_run(["attack=analytic", f"captured={folder}"]))
         federation = build_federation(config)
         for observation in load_observations(captures, federation.model):
             expect_of(federation, observation, config)
@@ -321,7 +321,7 @@ def test_pictures_that_cannot_be_shown_are_left_out_and_said(case: Case, copied:
 
 
 def test_the_undamaged_run_is_reported_and_its_captures_are_of_it(recorded: Path) -> None:
-    config = as_captured(compose(["attack=analytic", f"captured={recorded}"]))
+    config = as_captured(compose_run(["attack=analytic", f"captured={recorded}"]))
     federation = build_federation(config)
     observations = load_observations(recorded / "captures", federation.model)
     assert len(observations) == 4

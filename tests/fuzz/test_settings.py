@@ -12,9 +12,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.config import RunSettings, compose, expand_sweep, options
+from fl_privacy.config import RunSettings, compose_run, expand_sweep, options
 from fl_privacy.config.defaults import complete
-from fl_privacy.config.settings import settings
+from fl_privacy.config.settings import declared_settings
 from fl_privacy.experiment.build import build_attack, build_defense, build_plan
 from tests.fuzz.judge import SECONDS, Case, cases, refused, wrong_for
 
@@ -26,7 +26,7 @@ LENIENT = {("policies", int), ("policies", list), ("private", str), ("features_a
 
 def typed() -> Iterator[tuple[str, tuple[str, str]]]:
     """Each setting of a run, with text for what it can't be."""
-    for name, declared in settings():
+    for name, declared in declared_settings():
         for value in () if "group" in declared.metadata else wrong_texts(declared.type):
             yield f"{name}={value}", (name, value)
 
@@ -50,8 +50,8 @@ def wrong_texts(annotation: Any) -> list[str]:
 
 def beyond() -> Iterator[tuple[str, tuple[str, str]]]:
     """Each limited number, just below and far above."""
-    limits = {name: of for name, declared in settings() if (of := declared.metadata.get("within"))}
-    for group, declared in settings():
+    limits = {name: of for name, declared in declared_settings() if (of := declared.metadata.get("within"))}
+    for group, declared in declared_settings():
         limits |= {f"{group}.{name}": of for name, of in declared.metadata.get("limits", {}).items()}
     for name, (least, most) in limits.items():
         for value in (least - 1, 10 * most):
@@ -63,12 +63,12 @@ def test_a_setting_of_the_run(case: Case) -> None:
     name, value = case.content
     option = ["secure_aggregation=secagg"] if name == "secure_aggregation.levels" else []
     option += ["attack=dlg"] if name == "attack.history" else []
-    refused(lambda: compose([*option, f"{name}={value}"]))
+    refused(lambda: compose_run([*option, f"{name}={value}"]))
 
 
 @cache
 def composed(override: str) -> RunSettings:
-    return compose([override])
+    return compose_run([override])
 
 
 def settings_of_options() -> Iterator[tuple[str, tuple[str, str, Any]]]:
@@ -94,7 +94,7 @@ def test_a_setting_of_an_attack_or_defense(case: Case) -> None:
 
 
 def settings_of_the_plan() -> Iterator[tuple[str, tuple[str, Any]]]:
-    plan = compose(["federation=fedavg"]).federation.plan
+    plan = compose_run(["federation=fedavg"]).federation.plan
     plain = OmegaConf.to_container(plan)
     assert isinstance(plain, dict)
     for key, value in plain.items():

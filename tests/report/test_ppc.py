@@ -11,7 +11,7 @@ from fl_privacy.metrics import Statistic
 from fl_privacy.report import write_report
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import caps, samples_of_rows
-from fl_privacy.report.ppc_view import ppc_view
+from fl_privacy.report.ppc_view import ppc_view_of
 from fl_privacy.report.readings import Reading
 from fl_privacy.report.trade_off import DefenseRow, Outcome, Versus
 from fl_privacy.results import Leakage, Traced, read_run
@@ -91,14 +91,14 @@ def test_the_worst_attacker_is_the_nearest_strength_by_strength():
     ]
     found = {c.versus: c.value for c in caps(samples_of_rows(rows)) if c.distance == "reconstruction"}
     assert found == pytest.approx({PLAIN: 0.5 * 0.7, ADAPTIVE: 0.5 * 0.6, WORST: 0.5 * 0.3})
-    label = str(ppc_view(samples_of_rows(rows)).bars["DLG"])
+    label = str(ppc_view_of(samples_of_rows(rows)).bars["DLG"])
     assert "attacker that came nearest: DP, reconstruction 0.15" in label
 
 
 def test_a_strength_that_changes_nothing_counts_but_has_no_place_in_the_chart():
     samples = [s for s in samples_of_rows(ROWS) if s.mechanism == "SPN"]
     assert [s.ratio for s in samples] == [0.9, float("inf")]
-    curve, alone = (ppc_view(some).curves["DLG"]["SPN · Reconstruction"] for some in (samples, samples[1:]))
+    curve, alone = (ppc_view_of(some).curves["DLG"]["SPN · Reconstruction"] for some in (samples, samples[1:]))
     assert str(curve).startswith("<svg") and str(alone).startswith("<svg")
 
 
@@ -132,13 +132,13 @@ def test_runs_in_other_circumstances_make_curves_of_their_own(tmp_path: Path):
 
 
 def test_a_chart_for_each_mechanism_and_distance():
-    view = ppc_view(samples_of_rows(ROWS))
+    view = ppc_view_of(samples_of_rows(ROWS))
     assert view is not None and view.mechanisms == ["DP", "SPN"]
     assert list(view.curves["DLG"]) == [
         "DP · Reconstruction", "SPN · Reconstruction", "DP · Label", "SPN · Label", "DP · Tracing",
     ]  # fmt: skip
     assert all(str(svg).startswith("<svg") for svg in [*view.curves["DLG"].values(), view.bars["DLG"]])
-    assert ppc_view([]) is None
+    assert ppc_view_of([]) is None
 
 
 def test_runs_are_sorted_into_mechanisms(tmp_path: Path):

@@ -9,7 +9,7 @@ from fl_privacy.federation import Evaluation
 from fl_privacy.metrics import Statistic
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.headline import verdict
-from fl_privacy.report.readings import few, most_recognized, readings, tone, tone_of, worst_by
+from fl_privacy.report.readings import few, most_recognized, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.recommendation import candidate_of
 from fl_privacy.report.trade_off import Outcome
 from fl_privacy.results import Attacker, Recognized, RunFolder, read_run
@@ -37,7 +37,7 @@ def silent(tmp_path_factory):
 
 def test_run_page_comparison_scatter_and_answer_agree(adaptive, silent):
     summary = read_run(adaptive).summary
-    worst = worst_by("psnr", readings(summary))
+    worst = worst_by("psnr", readings_of(summary))
     mean = worst.statistic("psnr").mean
     assert worst.attacker == "adaptive" and mean > BOUND.value > summary.plain.metrics["psnr"].mean
     assert verdict(summary).tone == "leak"
@@ -123,15 +123,15 @@ def test_private_where_low_values_leak():
 
 def test_an_attack_that_failed_leaves_it_open(tmp_path):
     failed = read_run(record(tmp_path, failures=6, noise=0.9))
-    assert most_recognized(readings(failed.summary)) is None and tone_of(readings(failed.summary)) == "open"
-    assert candidate_of(readings(failed.summary), name="a", accuracy=0.5, pmm=None) is None
+    assert most_recognized(readings_of(failed.summary)) is None and tone_of(readings_of(failed.summary)) == "open"
+    assert candidate_of(readings_of(failed.summary), name="a", accuracy=0.5, pmm=None) is None
     assert verdict(failed.summary).text == "The attack failed on all 6 images"
 
 
 def test_a_mean_of_what_did_not_fail_is_no_answer(tmp_path):
     """The attack failed on one of seven images, and read little of the others."""
     partly = record(tmp_path, label="partly", changes=defended(scale=0.5), noise=0.9, victims=7, failures=1)
-    assert tone_of(readings(read_run(partly).summary)) == "open"
+    assert tone_of(readings_of(read_run(partly).summary)) == "open"
     silent = record(tmp_path, label="silent", changes=defended(scale=0.9), noise=0.9, accuracy=0.3)
     text = write_report([partly, silent]).read_text()
     assert "Of 2, only B, silent" in text and "Least leaks from B" in text

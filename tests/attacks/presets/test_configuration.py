@@ -18,7 +18,7 @@ from fl_privacy.attacks.gradient_inversion.priors import (
     TotalVariation,
 )
 from fl_privacy.attacks.optimizers import LBFGS, Adam, GradientDescent, StepDecay
-from fl_privacy.config import compose
+from fl_privacy.config import compose_run
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_attack
 
@@ -37,7 +37,7 @@ VARIANTS = (
 
 @pytest.mark.parametrize("name", [f.stem for f in FILES if f.stem not in ("none", "custom")])
 def test_configurations_are_complete(name: str) -> None:
-    config = compose([f"attack={name}", "device=cpu"])
+    config = compose_run([f"attack={name}", "device=cpu"])
     settings = config.attack
     preset = hydra.utils.get_object(settings._target_)
     assert settings.keys() - {"_target_", "shards"} == inspect.signature(preset).parameters.keys()
@@ -53,19 +53,19 @@ def test_configurations_are_complete(name: str) -> None:
 def test_files_hold_only_what_differs_from_the_preset(name: str) -> None:
     written = OmegaConf.load(FILES[0].with_name(f"{name}.yaml"))
     assert isinstance(written, DictConfig)
-    target = compose([f"attack={name}"]).attack._target_
+    target = compose_run([f"attack={name}"]).attack._target_
     parameters = inspect.signature(hydra.utils.get_object(target)).parameters
     settings = {str(key): value for key, value in written.items() if key not in ("_target_", "defaults")}
     assert [key for key, value in settings.items() if parameters[key].default == value] == []
 
 
 def test_what_files_leave_out_can_be_set_and_is_recorded() -> None:
-    config = compose(["attack=dlg", "attack.lr=0.5", "attack.shards=2"])
+    config = compose_run(["attack=dlg", "attack.lr=0.5", "attack.shards=2"])
     assert (config.attack.lr, config.attack.shards, config.attack.iterations) == (0.5, 2, 300)
-    own = compose(["device=cpu", "attack=custom", "attack._target_=fl_privacy.attacks.idlg", "attack.enough=0"])
+    own = compose_run(["device=cpu", "attack=custom", "attack._target_=fl_privacy.attacks.idlg", "attack.enough=0"])
     assert build_attack(own) == attacks.idlg(enough=0, device="cpu")
     with pytest.raises(UserError, match=r"Unknown key attack\.lrr \(did you mean lr\?\)"):
-        compose(["attack=dlg", "attack.lrr=0.5"])
+        compose_run(["attack=dlg", "attack.lrr=0.5"])
 
 
 def test_presets_are_varied_by_what_all_attacks_have() -> None:
@@ -80,7 +80,7 @@ def test_presets_are_varied_by_what_all_attacks_have() -> None:
 
 @pytest.mark.parametrize("name", [f.stem for f in FILES if f.stem.startswith("ats")])
 def test_configurations_of_ats_are_the_settings_of_their_variant(name: str) -> None:
-    config = compose([f"attack={name}", "device=cpu"])
+    config = compose_run([f"attack={name}", "device=cpu"])
     _, optimizer, distance, *variant = name.split("_")
     expected = attacks.ats_attack(optimizer=optimizer, distance=distance, variant=(*variant, "paper")[0], device="cpu")
     assert build_attack(config) == expected
@@ -106,12 +106,12 @@ def test_every_preset_has_a_configuration() -> None:
 
 def test_every_part_can_be_set_from_the_command_line() -> None:
     overrides = ["per_layer=true", "sign=soft", "noise=0.1", "isotropic=true", "color_range=0.5", "projection=none"]
-    built = build_attack(compose([f"attack.{override}" for override in overrides]))
+    built = build_attack(compose_run([f"attack.{override}" for override in overrides]))
     assert isinstance(built, attacks.GradientInversion)
     assert built.objective == Cosine(per_layer=True)
     assert built.optimizer == Adam(lr=0.1, sign="soft", schedule=StepDecay())
     assert built.priors == (TotalVariation(weight=4e-4, isotropic=True), ColorRange(weight=0.5))
     assert (built.noise, built.projection) == (0.1, "none")
-    grouped = build_attack(compose(["attack=grad_inversion", "attack.first_layer=1", "attack.restarts=2"]))
+    grouped = build_attack(compose_run(["attack=grad_inversion", "attack.first_layer=1", "attack.restarts=2"]))
     assert isinstance(grouped, attacks.GradientInversion)
     assert grouped.priors[2:] == (BatchNormStatistics(weight=0.1, first=1.0), GroupConsistency(weight=0.01))
