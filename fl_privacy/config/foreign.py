@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fl_privacy.config.groups import options, suggest
 from fl_privacy.config.overrides import compose_file, expand_sweep, parse_overrides
 from fl_privacy.config.settings import RunSettings, captured_groups, captured_keys, declared_settings, select
+from fl_privacy.config.targets import own_modules
 from fl_privacy.errors import UserError
 
 MOST_BYTES = 1 << 17
@@ -178,7 +179,8 @@ def _expect_trusted(key: str, target: object, trust: Collection[str], where: str
 def _is_defined_in(module: str, name: str) -> bool:
     """Whether the user's own ``module`` defines ``name``, instead of having imported it from elsewhere."""
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        with own_modules(module):
+            found = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
         raise UserError(f"trust={module} is expected to be a module, but can't be imported ({error}).") from error
     home = str(getattr(found, "__module__", ""))
