@@ -60,15 +60,15 @@ class ExactInversion:
             observations,
             lambda group, report: self._attack(group, seed, report),
             progress=progress,
-            victims_of=one_each,
+            as_victims=one_each,
         )
 
     def _attack(self, group: Group, seed: int, report: Callable[[float], None]) -> dict[int, Reconstruction]:
         layer, results = _layer(group.first), {}
-        for position, observation in group.members:
+        for position, observation in group.observations.items():
             rng = derive_generator(seed, "exact", str(observation.id))
             results[position] = self._read(observation, layer, rng)
-            report(len(results) / len(group.members))
+            report(len(results) / len(group.observations))
         return results
 
     def _read(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> Reconstruction:

@@ -41,6 +41,6 @@ class GradientInversion(Settings):
         )
 
     def _attack(self, group: Group, seed: int, report: Callable[[float], None]) -> dict[int, Reconstruction]:
-        prepared, observations = prepare(self, group, seed), dict(group.members)
-        results = {position: failed(observations[position], why) for position, why in prepared.failures.items()}
+        prepared = prepare(self, group, seed)
+        results = {position: failed(group.observations[position], why) for position, why in prepared.failures.items()}
         return results | attack_members(prepared, report) if prepared.members else results
