@@ -23,7 +23,7 @@ from fl_privacy.interception import Interceptor
 from fl_privacy.interception.interceptor import Sink
 from fl_privacy.progress import counted
 from fl_privacy.results import RunFolder
-from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, VictimId
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,19 +87,9 @@ class Experiment:
         found: list[Observation] = []
         interceptor = self.interceptor(found.append)
         for probe in counted("victim", self.audit.probes):
-            upload = (
-                self.clients[probe.client]
-                .probe(
-                    sent,
-                    self.states[probe.client],
-                    round=round,
-                    victim=probe.victim,
-                    batch_size=self.audit.batch_size,
-                )
-                .upload
-            )
-            victim = VictimId(round, probe.client, probe.victim)
-            interceptor.capture(victim, sent=sent, upload=upload, states=self.states.__getitem__)
+            client, state = self.clients[probe.client], self.states[probe.client]
+            made = client.probe(sent, state, round=round, probe=probe.number, batch_size=self.audit.batch_size)
+            interceptor.capture(probe.in_round(round), sent=sent, upload=made.upload, states=self.states.__getitem__)
         return found
 
     def ground_truth(self) -> GroundTruth:
