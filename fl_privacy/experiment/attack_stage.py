@@ -48,7 +48,7 @@ class AttackStage:
     folder: RunFolder
     monitor: Monitor
 
-    def __call__(self, observations: Sequence[Observation]) -> None:
+    def run(self, observations: Sequence[Observation]) -> None:
         """Attack ``observations``, round by round."""
         with cpu_threads(self.threads):
             for round, of_round in groupby(observations, key=lambda o: o.id.round):

@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.config import RunSettings
-from fl_privacy.config.overrides import to_yaml
+from fl_privacy.checks import whole
+from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.config.targets import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
@@ -69,10 +69,8 @@ def build_federation(config: RunSettings) -> Federation:
         UserError: a setting is out of its range, or parts do not fit each other.
     """
     dataset, clients = _clients(to_yaml(config))
-    section = config.federation
-    rounds = positive(section.rounds, "federation.rounds")
+    section, rounds, every = config.federation, config.federation.rounds, config.evaluate_every
     model, plan, defense = clients[0].model, clients[0].plan, clients[0].defense
-    every = positive(config.evaluate_every, "evaluate_every")
     server = Server(
         state=public_state(model, defense),
         local_plan=plan,
@@ -155,8 +153,8 @@ def build_attack(config: RunSettings) -> ReconstructionAttack | None:
     """The attack of ``config``, on the run's device unless it names its own; ``None`` for ``attack=none``."""
     if "_target_" not in config.attack:
         return None
-    shards = positive(config.attack.get("shards", 1), "attack.shards")
-    threads = positive(config.attack_threads, "attack_threads")
+    shards = config.attack.get("shards", 1)
+    whole("attack.shards", shards, at_least=1, example=2)
     section = OmegaConf.masked_copy(config.attack, [str(key) for key in config.attack if key != "shards"])
     device = resolve_device(section.get("device") or config.device)
     arguments = {"device": str(device)} if "device" in section else {}
@@ -166,7 +164,11 @@ def build_attack(config: RunSettings) -> ReconstructionAttack | None:
             f"attack._target_={section._target_} is expected to return an attack, which can be called, but got"
             f" {type(attack).__name__}."
         )
-    return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, threads=threads, device=device)
+    return (
+        attack
+        if shards == 1
+        else ShardedAttack(attack=attack, shards=shards, threads=config.attack_threads, device=device)
+    )
 
 
 def build_plan(config: RunSettings) -> LocalPlan:
@@ -189,17 +191,11 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def positive(value: Any, name: str) -> int:
-    """``value`` if it is a whole number from 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{name} is expected to be a whole number of at least 1, but got {value!r}.")
-    return value
-
-
 @lru_cache(maxsize=1)
 def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
+    """The data and the clients of a configuration, as text: that can be sent to other processes and be cached by."""
     config = RunSettings.of(OmegaConf.create(config_text))
-    number = positive(config.federation.clients, "federation.clients")
+    number = config.federation.clients
     plan, defense, device = build_plan(config), build_defense(config), resolve_device(config.device)
     dataset = build_dataset(config)
     prepare_defense(defense, dataset)
@@ -218,7 +214,7 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
             defense=defense,
             seed=config.seed,
             device=device,
-            threads=positive(config.client_threads, "client_threads"),
+            threads=config.client_threads,
             test=dataset.test,
         )
         for client, indices in enumerate(parts)
@@ -269,13 +265,12 @@ def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> A
     if unknown := sorted(asked - clients.keys()):
         raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
     asked -= {colluder}
-    batch_size = positive(config.batch_size, "batch_size")
     sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
     probing = config.intercept.target == "probe"
     return Audit(
         rounds=audited,
         target=config.intercept.target,
-        probes=spread_probes(positive(config.victims, "victims"), batch_size, sizes) if probing else (),
+        probes=spread_probes(config.victims, config.batch_size, sizes) if probing else (),
         clients=frozenset(asked),
-        batch_size=batch_size,
+        batch_size=config.batch_size,
     )

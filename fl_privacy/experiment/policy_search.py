@@ -13,7 +13,6 @@ from fl_privacy.config import to_yaml
 from fl_privacy.config.settings import expect_type
 from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import positive
 from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.policy_scorer import PolicyScorer
 from fl_privacy.files import write_whole
@@ -76,7 +75,7 @@ class _Plans:
             expect_type(name, settings[name], annotation)
         whole("seed", settings["seed"], at_least=0, example=1)
         for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together"):
-            positive(settings[name], name)
+            whole(name, settings[name], at_least=1, example=10)
         training = dict(settings["training"])
         share = training.pop("share")
         if not isinstance(share, int | float) or not 0 < share < 1:

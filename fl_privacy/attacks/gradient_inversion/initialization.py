@@ -156,10 +156,10 @@ class Previous:
 
     def __call__(self, blank: Blank) -> Tensor:
         """Variables."""
-        guess = blank.observation.knowledge.guess
-        if guess is None:
+        previous = blank.observation.knowledge.previous
+        if previous is None:
             return Normal()(blank)
-        return Given(images=guess)(blank)
+        return Given(images=previous)(blank)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
