@@ -76,7 +76,7 @@ class Experiment:
         return sees_other_images(self.defense, self.plan, self.audit.target)
 
     def interceptor(self, sink: Sink) -> Interceptor:
-        """Turns uploads into observations, with what helpers inside tell, for ``sink``."""
+        """Turns uploads into observations, with the side information there is, and hands them to ``sink``."""
         shape = next(iter(self.clients.values())).examples
         return Interceptor(
             model=self.model,

@@ -260,7 +260,7 @@ def _attacked(records: Sequence[Mapping[str, Any]]) -> list[AttackedRound]:
 
 
 def _leakage(victims: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> Leakage:
-    """Intervals are over uploads, whose images were attacked together."""
+    """What the records of one attacker and round add up to; intervals are over uploads, the independent ones."""
     columns = {name: [value for _, value in pairs] for name, pairs in _columns(victims).items()}
     sources = Counter(v["label_source"] for v in victims if v.get("label_source") and not v["failure"])
     return Leakage(
@@ -269,7 +269,7 @@ def _leakage(victims: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str,
             Recognized(
                 metric=name,
                 value=metric.threshold.value,
-                leaks=metric.recognizable,
+                leaks=metric.side,
                 source=metric.threshold.source,
                 recognizable=sum(map(metric.is_leak, columns[name])),
                 n=len(columns[name]),

@@ -1,12 +1,12 @@
 """The pixels that entered a fully connected layer, from the ratio of its gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.first_layer import FirstLayer, find_first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.gradient_inversion import labels as labeling
@@ -51,7 +51,7 @@ class AnalyticInversion:
         """Attack all ``observations``; nothing is drawn from ``seed``."""
         return attack_in_groups(observations, self._attack, progress=progress, as_victims=one_each)
 
-    def _attack(self, group: Group, report: Callable[[float], None]) -> dict[int, Reconstruction]:
+    def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
         """As many victims at a time as memory is meant for."""
         first = group.first
         if first.plan.shares != "gradient" and first.plan.optimizer == "adam":

@@ -1,12 +1,12 @@
 """Images that are read from an update without any search among images, and whether that is proven."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
 from fl_privacy.attacks.exact.factorization import column_space, sparse_factors
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
@@ -63,7 +63,7 @@ class ExactInversion:
             as_victims=one_each,
         )
 
-    def _attack(self, group: Group, seed: int, report: Callable[[float], None]) -> dict[int, Reconstruction]:
+    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         layer, results = _layer(group.first), {}
         for position, observation in group.observations.items():
             rng = derive_generator(seed, "exact", str(observation.id))

@@ -1,13 +1,13 @@
 """Model inversion against the private front of a split network, many victims at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
 from fl_privacy.attacks.feature_inversion.problem import InversionProblem
 from fl_privacy.attacks.feature_inversion.reconstruction import best_reconstruction
@@ -119,7 +119,7 @@ class ModelInversion:
             as_victims=lambda sound: [replace(victim, earlier=()) for victim in victims_of(sound)],
         )
 
-    def _attack(self, group: Group, seed: int, report: Callable[[float], None]) -> dict[int, Reconstruction]:
+    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
         device = torch.device(self.device or next(iter(first.sent.parameters.values())).device)
         dtype = torch.float64 if self.dtype == "float64" else torch.float32
@@ -153,7 +153,7 @@ class ModelInversion:
         return chosen or cut_layer(observation.model, observation.input_shape, observation.sent.parameters)
 
     def _features(
-        self, observations: Sequence[Observation], front: Front, *, seed: int, report: Callable[[float], None]
+        self, observations: Sequence[Observation], front: Front, *, seed: int, report: Report
     ) -> list[Tensor | str]:
         told = [o.knowledge.features for o in observations]
         shape = (observations[0].upload.num_examples, *seen_shape(front, observations[0]))
@@ -181,7 +181,7 @@ class ModelInversion:
         front: Front,
         features: Tensor,
         seed: int,
-        report: Callable[[float], None],
+        report: Report,
     ) -> list[Reconstruction]:
         first, restarts = observations[0], self.restarts
         joint = self._joint(first)

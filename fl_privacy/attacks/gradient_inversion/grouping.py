@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress
+from fl_privacy.attacks.attack import Progress, Report
 from fl_privacy.types import ModelState, Observation, Reconstruction
 
 
@@ -171,7 +171,7 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
     return groups
 
 
-GroupAttack = Callable[[Group, Callable[[float], None]], Mapping[int, Reconstruction]]
+GroupAttack = Callable[[Group, Report], Mapping[int, Reconstruction]]
 """(group, report of the share of the work that is done) -> the reconstruction of each observation, by its position."""
 
 

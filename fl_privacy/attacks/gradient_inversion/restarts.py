@@ -1,10 +1,11 @@
 """Restarts: who is attacked again, how the work is cut into chunks, and which attempt is taken."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member, Prepared
@@ -21,7 +22,7 @@ class _Attempt:
     history: tuple[float, ...]
 
 
-def attack_members(prepared: Prepared, report: Callable[[float], None]) -> dict[int, Reconstruction]:
+def attack_members(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
     """Attack every member until an attempt is good enough or the restarts are used up.
 
     Only the first attempt below ``accept`` counts, however many ran beside it, so that the outcome does not depend
@@ -53,7 +54,7 @@ def _attempt(
     prepared: Prepared,
     jobs: Sequence[tuple[Member, int]],
     together: int,
-    report: Callable[[float], None],
+    report: Report,
 ) -> list[tuple[Member, _Attempt]]:
     settings = prepared.settings
     members, restarts = zip(*jobs, strict=True)

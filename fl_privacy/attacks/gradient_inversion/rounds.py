@@ -9,7 +9,7 @@ from torch import nn
 from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, Unknowns
 from fl_privacy.attacks.gradient_inversion.grouping import Group, NotAttackableError
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.objectives import audible
+from fl_privacy.attacks.gradient_inversion.objectives import weighted_names
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.attacks.gradient_inversion.problem import Round
 from fl_privacy.attacks.gradient_inversion.settings import Settings
@@ -78,7 +78,7 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
     """
     first = group.first
     uploaded = [name for name in first.sent.parameters if name in first.upload.tensors]
-    names = audible(settings.objective.layers, uploaded)
+    names = weighted_names(settings.objective.layers, uploaded)
     unrolls = needs_unrolling(first.plan, first.upload.num_examples, settings.local_steps)
     model = frozen_copy(first.model, first.assumed(), first.plan, device=device, dtype=dtype)
     victim_model = VictimModel(model, names, first.plan)
