@@ -101,8 +101,8 @@ def _linear_layers(model: nn.Module, name: str | None) -> tuple[nn.Linear, nn.Li
     if not linear:
         raise UserError("SPN expects a model that ends in a linear layer, but got one without; choose another model.")
     last = list(linear)[-1]
-    if name is not None and name not in linear:
-        raise UserError(f"defense.layer is expected to be one of {', '.join(linear)}, but got {name!r}.")
+    if name is not None:
+        checks.one_of("defense.layer", name, linear)
     return linear[last], linear[name or last]
 
 
