@@ -187,7 +187,7 @@ def list_() -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """``fl-privacy`` with the arguments of the process, whose exit status it sets."""
     sys.exit(run_command_line(sys.argv[1:]))
 
 

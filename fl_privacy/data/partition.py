@@ -59,7 +59,6 @@ class Dirichlet:
         whole("partition.min_examples", self.min_examples, at_least=1, example=1)
 
     def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """Shares that cover all examples."""
         _check_clients(examples, num_clients, self.min_examples)
         order = _shuffled(len(examples), seed)
         partitioner = _partitioners().DirichletPartitioner(
@@ -95,7 +94,6 @@ class Pathological:
         whole("partition.classes_per_client", self.classes_per_client, at_least=1, example=2)
 
     def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """Shares that cover all examples."""
         _check_clients(examples, num_clients)
         k, slots = self.classes_per_client, num_clients * self.classes_per_client
         present = examples.labels.unique()
@@ -133,7 +131,6 @@ class Natural:
     """
 
     def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """Shares that cover all examples."""
         _check_clients(examples, num_clients)
         if examples.groups is None:
             raise UserError(

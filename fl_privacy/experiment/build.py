@@ -108,7 +108,7 @@ def clients_of(config_text: str) -> Mapping[int, Client]:
 
 
 def build_dataset(config: RunSettings | DictConfig) -> Dataset:
-    """The data of ``config``."""
+    """The data that ``config`` names; ``UserError`` if its target makes something else."""
     dataset = instantiate(config.data, "data")
     return _expect_made(dataset, Dataset, config.data, "data")
 
@@ -133,7 +133,7 @@ def build_network(config: RunSettings | DictConfig, dataset: Dataset) -> nn.Modu
 
 
 def build_defense(config: RunSettings) -> Defense:
-    """The defense of ``config``."""
+    """The defense that ``config`` names; ``UserError`` if its target makes something else."""
     defense = instantiate(config.defense, "defense")
     return _expect_made(defense, Defense, config.defense, "defense")
 
@@ -266,7 +266,7 @@ def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> A
     asked -= {colluder}
     batch_size = whole("batch_size", config.batch_size, at_least=1, example=1)
     sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
-    probes: Sequence[Probe] = ()
+    probes: tuple[Probe, ...] = ()
     if config.intercept.target == "probe":
         probes = spread_probes(whole("victims", config.victims, at_least=1, example=8), batch_size, sizes)
     return Audit(

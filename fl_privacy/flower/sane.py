@@ -53,7 +53,6 @@ class Sane(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As ``strategy``."""
         self._sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
         return self._sent
 
@@ -68,7 +67,6 @@ class Sane(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As ``strategy``."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -82,7 +80,6 @@ class Sane(Strategy):
         )
 
     def summary(self) -> None:
-        """As ``strategy``."""
         self.strategy.summary()
 
     def _usable(self, round: int, replies: Sequence[Message]) -> list[Message]:

@@ -64,7 +64,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
         return self.path.name
 
     def of_kind(self, kind: str, attacker: Attacker = Attacker.PLAIN) -> list[Mapping[str, Any]]:

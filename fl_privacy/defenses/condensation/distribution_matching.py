@@ -54,7 +54,7 @@ def dm(
         images = classes.start(images_per_class, start, rng).requires_grad_()
         optimizer = torch.optim.SGD([images], lr=lr, momentum=0.5)
         for _ in counted("condensing images", range(iterations)):
-            network = fresh_network(images, data.num_classes, width, rng).requires_grad_(False)
+            network = fresh_network(CondensationNet, images, data.num_classes, rng, width=width).requires_grad_(False)
             change = siamese_by_class(len(images), rng) if augment else unaugmented
             real, made = change(classes.draw(real_batch, rng)), change(images)
             with torch.no_grad():

@@ -128,7 +128,7 @@ def _matching(name: str, plan: _Plan) -> Defense:
             return siamese_by_class(len(images), rng) if plan.augment else unaugmented
 
         for _ in counted("network", range(plan.networks)):
-            network = fresh_network(images, data.num_classes, plan.width, rng)
+            network = fresh_network(CondensationNet, images, data.num_classes, rng, width=plan.width)
             for step in counted("condensing images", range(plan.outer_steps)):
                 change = draw()
                 real = change(classes.draw(plan.real_batch, rng))

@@ -123,7 +123,6 @@ class _Refinement:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """By name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
     def prepare(self, input_shape: Sequence[int]) -> None:
@@ -147,7 +146,6 @@ class _Refinement:
         return pull_within({name: robust[name].detach() for name in tensors}, tensors, self.epsilon)
 
     def on_upload(self, tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
-        """End the round."""
         ImageMemory(state, "refiner").end_round(forget=not self.warm_start)
         return tensors
 
