@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_privacy.checks import whole
 from fl_privacy.config import compose_file
-from fl_privacy.config.settings import expect_type
+from fl_privacy.config.reading import expect_type
 from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.data import Examples
 from fl_privacy.errors import UserError

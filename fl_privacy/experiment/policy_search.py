@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.checks import number, whole
 from fl_privacy.config import to_yaml
-from fl_privacy.config.settings import expect_type
+from fl_privacy.config.reading import expect_type
 from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.contracts import Monitor
