@@ -34,10 +34,7 @@ def keys_of(role: Role) -> tuple[str, ...]:
         if declared.metadata["role"] is role and not is_dataclass(declared.type):
             found.append(key)
     of_choice = {name: _declared(name).metadata["role"] for name in groups()}
-    of_choice |= {
-        "experiment": Role.RUNTIME,
-        "threat_model": Role.RUNTIME,
-    }  # short for settings that have roles of their own
+    of_choice |= dict.fromkeys(("experiment", "threat_model"), Role.RUNTIME)  # short for settings with own roles
     return (*found, *(f"choices.{name}" for name, of in of_choice.items() if of is role))
 
 

@@ -42,7 +42,7 @@ def expect_within(name: str, value: object, within: tuple[float, float] | None) 
         raise UserError(f"{name} is expected to be at least {within[0]:g} and at most {within[1]:g}, but got {value}.")
 
 
-def read_settings(kind: type[T], section: DictConfig, above: str = "") -> T:
+def read_section(kind: type[T], section: DictConfig, above: str = "") -> T:
     """The settings of ``kind``, a dataclass of declared ones, that ``section`` holds below the key ``above``.
 
     Raises:
@@ -65,7 +65,7 @@ def _value(declared: Field[Any], annotation: Any, value: Any, name: str) -> Any:
         if names := declared.metadata.get("names"):
             one_of(f"{name}.name", value.get("name"), names)
         section: Any = annotation
-        return _frozen(value) if annotation is DictConfig else read_settings(section, value, f"{name}.")
+        return _frozen(value) if annotation is DictConfig else read_section(section, value, f"{name}.")
     value = list(value) if isinstance(value, ListConfig) else value
     expect_type(name, value, annotation)
     expect_within(name, value, declared.metadata["within"])

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fl_privacy.config.reading import plain_value, put, read_settings
+from fl_privacy.config.reading import plain_value, put, read_section
 
 
 class Role(StrEnum):
@@ -245,7 +245,7 @@ class RunSettings:
         """
         section = config if isinstance(config, DictConfig | ListConfig) else OmegaConf.create(dict(config))
         assert isinstance(section, DictConfig)
-        return read_settings(cls, section)
+        return read_section(cls, section)
 
     def plain(self) -> dict[str, Any]:
         """Nested mappings, lists, text, numbers, as a file holds them."""

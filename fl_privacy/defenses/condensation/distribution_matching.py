@@ -43,8 +43,8 @@ def dm(
     """
     settings = dict(locals())
     for name, value in (("images_per_class", images_per_class), ("real_batch", real_batch), ("width", width)):
-        checks.number(f"defense.{name}", value, at_least=1, example=50)
-    checks.number("defense.iterations", iterations, at_least=0, example=200)
+        checks.whole(f"defense.{name}", value, at_least=1, example=50)
+    checks.whole("defense.iterations", iterations, at_least=0, example=200)
     checks.number("defense.lr", lr, above=0, example=1.0)
     checks.one_of("defense.augment", augment, (True, False))
     checks.one_of("defense.start", start, ("noise", "real"))

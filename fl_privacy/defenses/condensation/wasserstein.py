@@ -51,9 +51,9 @@ def gs_wgan(
     """
     settings = dict(locals())
     for name in ("images_per_class", "critics", "iterations", "critic_steps", "batch_size"):
-        checks.number(f"defense.{name}", settings[name], at_least=1, example=50)
+        checks.whole(f"defense.{name}", settings[name], at_least=1, example=50)
     checks.number("defense.lr", lr, above=0, example=1e-3)
-    checks.number("defense.width", width, at_least=2, example=16)
+    checks.whole("defense.width", width, at_least=2, example=16)
     multiplier = mixture_noise_multiplier(epsilon=epsilon, share=1 / critics, steps=iterations, delta=delta)
 
     def make(batch: Batch, data: LocalData) -> Batch:
@@ -64,9 +64,8 @@ def gs_wgan(
         judges: dict[int, Critic] = {}
         for _ in counted("training the generator", range(iterations)):
             number = int(torch.randint(critics, (1,), generator=rng, device=rng.device))
-            rows = (part == number).nonzero().flatten()
             if number not in judges:
-                own = Batch(batch.inputs[rows], batch.labels[rows])
+                own = Batch(batch.inputs[part == number], batch.labels[part == number])
                 judges[number] = Critic(own, data.num_classes, rng, width=width, lr=lr)
             for _ in range(critic_steps):
                 judges[number].train(generator, batch_size, rng)
