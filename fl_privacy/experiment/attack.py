@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import (
@@ -15,7 +16,6 @@ from fl_privacy.experiment.build import (
     build_federation,
     build_network,
     build_plan,
-    positive,
     prepare_defense,
     resolve_device,
 )
@@ -83,7 +83,8 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
     """
     dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
     prepare_defense(defense, dataset)
-    victims, batch_size = positive(config.victims, "victims"), positive(config.batch_size, "batch_size")
+    victims = whole("victims", config.victims, at_least=1, example=8)
+    batch_size = whole("batch_size", config.batch_size, at_least=1, example=1)
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
         attacked, unattacked = unattacked, attacked
@@ -98,7 +99,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         defense=defense,
         seed=config.seed,
         device=resolve_device(config.device),
-        threads=positive(config.client_threads, "client_threads"),
+        threads=whole("client_threads", config.client_threads, at_least=1, example=1),
     )
     if victims * batch_size > owner.number_of_examples:
         raise UserError(

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings
 from fl_privacy.data import Dataset, Examples
 from fl_privacy.defenses import Defense
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, public_examples, side_information_of
-from fl_privacy.experiment.build import Federation, build_metrics, positive
+from fl_privacy.experiment.build import Federation, build_metrics
 from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, trains_on_others
 from fl_privacy.experiment.judge import Judge
@@ -62,12 +63,10 @@ class Experiment:
 
     @property
     def defense(self) -> Defense:
-        """Of every client."""
         return next(iter(self.clients.values())).defense
 
     @property
     def plan(self) -> LocalPlan:
-        """Of every client."""
         return next(iter(self.clients.values())).plan
 
     def interceptor(self, sink: Sink) -> Interceptor:
@@ -137,7 +136,7 @@ class Experiment:
         return AttackStage(
             attack=attack,
             seed=self.config.seed,
-            threads=positive(self.config.attack_threads, "attack_threads"),
+            threads=whole("attack_threads", self.config.attack_threads, at_least=1, example=1),
             knowledge=self.knowledge(truth),
             judge=self.judge(truth),
             folder=folder,

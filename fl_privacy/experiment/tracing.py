@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings
-from fl_privacy.experiment.build import positive
 from fl_privacy.federation import Client
 from fl_privacy.metrics import VictimScore
 from fl_privacy.metrics.tracing import Tracing, nearest, tracing_distance
@@ -79,14 +79,13 @@ def tracer_of(config: RunSettings, clients: Mapping[int, Client]) -> Tracer:
     """What ``config`` asks for, of images that ``clients`` have.
 
     Raises:
-        UserError: a number is not positive.
+        UserError: a number is not a whole one of at least 1.
     """
-    return Tracer(
-        participants=PARTICIPANTS if config.tracing is None else positive(config.tracing, "tracing"),
-        clients=clients,
-        queries=None if config.tracing_queries is None else positive(config.tracing_queries, "tracing_queries"),
-        seed=config.seed,
-    )
+    participants = PARTICIPANTS if config.tracing is None else config.tracing
+    whole("tracing", participants, at_least=1, example=PARTICIPANTS)
+    if config.tracing_queries is not None:
+        whole("tracing_queries", config.tracing_queries, at_least=1, example=100)
+    return Tracer(participants=participants, clients=clients, queries=config.tracing_queries, seed=config.seed)
 
 
 def _dealt(number: int, owners: Tensor) -> Tensor:
