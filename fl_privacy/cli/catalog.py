@@ -7,7 +7,7 @@ from rich.table import Table
 
 from fl_privacy.config import options
 from fl_privacy.config.grid import GRIDS, grid_names
-from fl_privacy.config.settings import groups
+from fl_privacy.config.keys import groups
 from fl_privacy.config.targets import locate_target
 from fl_privacy.metrics import METRICS
 

@@ -19,6 +19,7 @@ from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation import (
     Audit,
     Client,
+    Probe,
     Server,
     ServerPlan,
     audited_rounds,
@@ -104,7 +105,7 @@ def clients_of(config_text: str) -> Mapping[int, Client]:
 
 
 def build_dataset(config: RunSettings | DictConfig) -> Dataset:
-    """The data of ``config``."""
+    """The data that ``config`` names; ``UserError`` if its target makes something else."""
     dataset = instantiate(config.data, "data")
     return _expect_made(dataset, Dataset, config.data, "data")
 
@@ -129,7 +130,7 @@ def build_network(config: RunSettings | DictConfig, dataset: Dataset) -> nn.Modu
 
 
 def build_defense(config: RunSettings) -> Defense:
-    """The defense of ``config``."""
+    """The defense that ``config`` names; ``UserError`` if its target makes something else."""
     defense = instantiate(config.defense, "defense")
     return _expect_made(defense, Defense, config.defense, "defense")
 
@@ -153,8 +154,7 @@ def build_attack(config: RunSettings) -> ReconstructionAttack | None:
     """The attack of ``config``, on the run's device unless it names its own; ``None`` for ``attack=none``."""
     if "_target_" not in config.attack:
         return None
-    shards = config.attack.get("shards", 1)
-    whole("attack.shards", shards, at_least=1, example=2)
+    shards = whole("attack.shards", config.attack.get("shards", 1), at_least=1, example=1)
     section = OmegaConf.masked_copy(config.attack, [str(key) for key in config.attack if key != "shards"])
     device = resolve_device(section.get("device") or config.device)
     arguments = {"device": str(device)} if "device" in section else {}
@@ -260,17 +260,19 @@ def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> A
             " attack=none to attack none."
         )
     colluder = config.threat_model.colluder
-    if colluder is not None and colluder not in clients:
-        raise UserError(f"threat_model.colluder is expected within 0..{len(clients) - 1}, but got {colluder!r}.")
+    if colluder is not None:
+        whole("threat_model.colluder", colluder, at_least=0, at_most=len(clients) - 1, example=0)
     if unknown := sorted(asked - clients.keys()):
         raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
     asked -= {colluder}
     sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
-    probing = config.intercept.target == "probe"
+    probes: tuple[Probe, ...] = ()
+    if config.intercept.target == "probe":
+        probes = spread_probes(config.victims, config.batch_size, sizes)
     return Audit(
         rounds=audited,
         target=config.intercept.target,
-        probes=spread_probes(config.victims, config.batch_size, sizes) if probing else (),
+        probes=probes,
         clients=frozenset(asked),
         batch_size=config.batch_size,
     )

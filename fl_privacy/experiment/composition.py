@@ -62,12 +62,10 @@ class Experiment:
 
     @property
     def defense(self) -> Defense:
-        """Of every client."""
         return next(iter(self.clients.values())).defense
 
     @property
     def plan(self) -> LocalPlan:
-        """Of every client."""
         return next(iter(self.clients.values())).plan
 
     @property

@@ -58,7 +58,6 @@ class VictimLoss:
         self._scale = victim_model.plan.loss_scale
 
     def parameters(self) -> dict[str, Tensor]:
-        """As sent."""
         values = dict(self._separated.model.named_parameters())
         return {name: values[own] for name, own in self._separated.names.items()}
 
@@ -78,7 +77,6 @@ class Vectorized(VictimGradients):
         self._parameters = {name: parameters[name] for name in victim_model.names}
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Gradients by name."""
         gradients: Tensors = vmap(grad(self._loss), in_dims=(None, 0, 0))(self._parameters, inputs, labels)
         return gradients
 
@@ -91,7 +89,6 @@ class OneByOne(VictimGradients):
         self._state = ModelState(dict(victim_model.model.named_parameters()), dict(victim_model.model.named_buffers()))
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Gradients by name."""
         victims = [self._gradient(Batch(x, y)) for x, y in zip(inputs, labels, strict=True)]
         return {name: torch.stack([gradient[name] for gradient in victims]) for name in self._victim_model.names}
 

@@ -54,7 +54,6 @@ class CaptureFile:
     path: Path
 
     def json(self) -> dict[str, Any]:
-        """The description."""
         try:
             raw = json.loads(self._read(self.path, MOST_JSON))
         except (ValueError, RecursionError):

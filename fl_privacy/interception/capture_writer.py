@@ -48,7 +48,6 @@ class CaptureWriter:
     )
 
     def __call__(self, observation: Observation) -> None:
-        """Write ``observation``."""
         self.write(observation)
 
     def write(self, observation: Observation) -> Path:

@@ -82,7 +82,6 @@ class RunRow:
         return worst_by(name, self.readings)
 
     def mean(self, name: str) -> float | None:
-        """Of that one."""
         worst = self.worst(name)
         statistic = worst and worst.statistic(name)
         return statistic.mean if statistic else None

@@ -105,7 +105,6 @@ def minimize(
         now = run.iteration // stride
         recorded = history[now, active]
         history[now, active] = torch.where(recorded.isnan() & ~over, loss, recorded)
-
         gradient = _noisy(gradient, problem.pixels, descent.noise, [generators[i] for i in active.tolist()])
         variables, ended, finished = run.step(variables, loss, gradient)
         if descent.projection != "none":

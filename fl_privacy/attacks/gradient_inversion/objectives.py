@@ -24,22 +24,16 @@ class Objective(Protocol):
     """
 
     @property
-    def elementwise(self) -> bool:
-        """As above."""
-        ...
+    def elementwise(self) -> bool: ...
 
     @property
-    def layers(self) -> LayerWeights:
-        """As above."""
-        ...
+    def layers(self) -> LayerWeights: ...
 
-    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Loss (V,)."""
-        ...
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor: ...
 
 
 def layer_weight(layers: LayerWeights, name: str) -> float:
-    """The weight of the tensor ``name``."""
+    """The weight of the last pattern that matches ``name``; 1 where none does."""
     matches = [weight for pattern, weight in layers.items() if fnmatch.fnmatchcase(name, pattern)]
     return matches[-1] if matches else 1.0
 
@@ -84,7 +78,6 @@ class L2:
     elementwise: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Loss (V,)."""
         loss = _weighted_sum(self.layers, {name: s.distance for name, s in statistics.items()})
         if not self.relative:
             return loss
@@ -100,7 +93,6 @@ class L1:
     elementwise: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Loss (V,)."""
         return _weighted_sum(self.layers, {name: s.absolute for name, s in statistics.items()})
 
 
@@ -164,7 +156,6 @@ class GaussianKernel:
     elementwise: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Loss (V,)."""
         terms = {}
         for position, (name, s) in enumerate(statistics.items()):
             elements = s.target.size if self.form == "normalized" else 1

@@ -59,7 +59,6 @@ class Replay:
 
     @cached_property
     def examples(self) -> Batch:
-        """See ``examples_behind``."""
         return examples_behind(self.client, self.victim, self.state, batch_size=self.batch_size)
 
     @cached_property
