@@ -107,7 +107,7 @@ def trade_off(
     on where it stopped. Overrides apply to all jobs: `trade-off quick federation.rounds=50 victims=5 --jobs 2`.
     """
     _say_at_once()
-    from fl_privacy.cli.sweep import run_trade_off  # noqa: PLC0415
+    from fl_privacy.cli.trade_off import run_trade_off  # noqa: PLC0415
 
     run_trade_off(
         grid, overrides or [], processes=jobs, only_report=only_report, psnr_below=psnr_below, console=_console()

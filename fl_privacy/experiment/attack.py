@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import (
@@ -69,7 +68,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             folder.write_environment(seed=config.seed)
             folder.write_threat_model(threats)
             folder.write_defense(experiment.defense.parts)
-            experiment.stage(attack, folder, monitor)(observations)
+            experiment.stage(attack, folder, monitor).run(observations)
             folder.finish()
         write_report([folder.path])
     return folder.path
@@ -83,8 +82,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
     """
     dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
     prepare_defense(defense, dataset)
-    victims = whole("victims", config.victims, at_least=1, example=8)
-    batch_size = whole("batch_size", config.batch_size, at_least=1, example=1)
+    victims, batch_size = config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
         attacked, unattacked = unattacked, attacked
@@ -99,7 +97,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         defense=defense,
         seed=config.seed,
         device=resolve_device(config.device),
-        threads=whole("client_threads", config.client_threads, at_least=1, example=1),
+        threads=config.client_threads,
     )
     if victims * batch_size > owner.number_of_examples:
         raise UserError(

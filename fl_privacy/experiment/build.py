@@ -11,8 +11,7 @@ from torch import nn
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import whole
-from fl_privacy.config import RunSettings
-from fl_privacy.config.overrides import to_yaml
+from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.config.targets import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
@@ -71,10 +70,8 @@ def build_federation(config: RunSettings) -> Federation:
         UserError: a setting is out of its range, or parts do not fit each other.
     """
     dataset, clients = _clients(to_yaml(config))
-    section = config.federation
-    rounds = whole("federation.rounds", section.rounds, at_least=1, example=10)
+    section, rounds, every = config.federation, config.federation.rounds, config.evaluate_every
     model, plan, defense = clients[0].model, clients[0].plan, clients[0].defense
-    every = whole("evaluate_every", config.evaluate_every, at_least=1, example=1)
     server = Server(
         state=public_state(model, defense),
         local_plan=plan,
@@ -158,7 +155,6 @@ def build_attack(config: RunSettings) -> ReconstructionAttack | None:
     if "_target_" not in config.attack:
         return None
     shards = whole("attack.shards", config.attack.get("shards", 1), at_least=1, example=1)
-    threads = whole("attack_threads", config.attack_threads, at_least=1, example=1)
     section = OmegaConf.masked_copy(config.attack, [str(key) for key in config.attack if key != "shards"])
     device = resolve_device(section.get("device") or config.device)
     arguments = {"device": str(device)} if "device" in section else {}
@@ -168,7 +164,11 @@ def build_attack(config: RunSettings) -> ReconstructionAttack | None:
             f"attack._target_={section._target_} is expected to return an attack, which can be called, but got"
             f" {type(attack).__name__}."
         )
-    return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, threads=threads, device=device)
+    return (
+        attack
+        if shards == 1
+        else ShardedAttack(attack=attack, shards=shards, threads=config.attack_threads, device=device)
+    )
 
 
 def build_plan(config: RunSettings) -> LocalPlan:
@@ -193,8 +193,9 @@ def resolve_device(name: str) -> torch.device:
 
 @lru_cache(maxsize=1)
 def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
+    """The data and the clients of a configuration, as text: that can be sent to other processes and be cached by."""
     config = RunSettings.of(OmegaConf.create(config_text))
-    number = whole("federation.clients", config.federation.clients, at_least=1, example=10)
+    number = config.federation.clients
     plan, defense, device = build_plan(config), build_defense(config), resolve_device(config.device)
     dataset = build_dataset(config)
     prepare_defense(defense, dataset)
@@ -213,7 +214,7 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
             defense=defense,
             seed=config.seed,
             device=device,
-            threads=whole("client_threads", config.client_threads, at_least=1, example=1),
+            threads=config.client_threads,
             test=dataset.test,
         )
         for client, indices in enumerate(parts)
@@ -264,15 +265,14 @@ def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> A
     if unknown := sorted(asked - clients.keys()):
         raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
     asked -= {colluder}
-    batch_size = whole("batch_size", config.batch_size, at_least=1, example=1)
     sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
     probes: tuple[Probe, ...] = ()
     if config.intercept.target == "probe":
-        probes = spread_probes(whole("victims", config.victims, at_least=1, example=8), batch_size, sizes)
+        probes = spread_probes(config.victims, config.batch_size, sizes)
     return Audit(
         rounds=audited,
         target=config.intercept.target,
         probes=probes,
         clients=frozenset(asked),
-        batch_size=batch_size,
+        batch_size=config.batch_size,
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings
 from fl_privacy.federation import Client
 from fl_privacy.metrics import VictimScore
@@ -76,16 +75,13 @@ class Tracer:
 
 
 def tracer_of(config: RunSettings, clients: Mapping[int, Client]) -> Tracer:
-    """What ``config`` asks for, of images that ``clients`` have.
-
-    Raises:
-        UserError: a number is not a whole one of at least 1.
-    """
-    participants = PARTICIPANTS if config.tracing is None else config.tracing
-    whole("tracing", participants, at_least=1, example=PARTICIPANTS)
-    if config.tracing_queries is not None:
-        whole("tracing_queries", config.tracing_queries, at_least=1, example=100)
-    return Tracer(participants=participants, clients=clients, queries=config.tracing_queries, seed=config.seed)
+    """What ``config`` asks for, of images that ``clients`` have."""
+    return Tracer(
+        participants=PARTICIPANTS if config.tracing is None else config.tracing,
+        clients=clients,
+        queries=config.tracing_queries,
+        seed=config.seed,
+    )
 
 
 def _dealt(number: int, owners: Tensor) -> Tensor:

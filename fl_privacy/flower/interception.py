@@ -94,7 +94,7 @@ class HonestButCurious(Strategy):
         victim = VictimId(round, client)
         if message.metadata.message_type == PROBE:
             probe = Probe(client, _victim(message.content))
-            victim = VictimId(round, client, probe.victim)
+            victim = probe.in_round(round)
             if probe not in self.audit.probes:
                 raise UserError(f"an answer to one of the probes sent is expected, but got {victim}")
         elif not self.audit.intercepts(round, client):

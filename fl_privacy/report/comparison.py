@@ -167,7 +167,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
             x="PMM, percent" if use_pmm else "Test accuracy, percent",
             y=shown.axis,
             bound=shown.bound,
-            bound_label=f"recognizable {shown.recognizable}",
+            bound_label=f"recognizable {shown.side}",
             alt=f"{shown.title} against accuracy: "
             + ", ".join(f"{p.label} at {p.x:.1f} %, {metric(p.y, name)}" for p in points),
         )

@@ -112,7 +112,7 @@ def _chart(rows: Sequence[DefenseRow], attack: str, name: str, best: DefenseRow 
         y=shown.axis,
         alt=f"{shown.title} under {attack} over utility: " + _in_words(rows, attack, name),
         bound=shown.bound,
-        bound_label=f"recognizable {shown.recognizable}",
+        bound_label=f"recognizable {shown.side}",
         ring=(ringed.x, ringed.y) if ringed else None,
     )
 

@@ -116,7 +116,7 @@ def _leakage(victims: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str,
             Recognized(
                 metric=name,
                 value=metric.threshold.value,
-                leaks=metric.recognizable,
+                leaks=metric.side,
                 source=metric.threshold.source,
                 recognizable=sum(map(metric.is_leak, columns[name])),
                 n=len(columns[name]),

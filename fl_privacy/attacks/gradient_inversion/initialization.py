@@ -150,10 +150,10 @@ class Previous:
     """What the attacker made of the same examples in an earlier round; in the first round as ``Normal``."""
 
     def __call__(self, blank: Blank) -> Tensor:
-        guess = blank.observation.knowledge.guess
-        if guess is None:
+        previous = blank.observation.knowledge.previous
+        if previous is None:
             return Normal()(blank)
-        return Given(images=guess)(blank)
+        return Given(images=previous)(blank)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,6 +7,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.gradient_inversion.initialization import Projection
 from fl_privacy.attacks.optimizers import Optimizer
 
@@ -73,7 +74,7 @@ def minimize(
     enough: Tensor,
     descent: Descent,
     evaluate: Callable[[P, Tensor], tuple[Tensor, Tensor]],
-    report: Callable[[float], None],
+    report: Report,
 ) -> Minimum:
     """Minimize ``problem`` from ``variables`` (V, N).
 

@@ -38,7 +38,7 @@ def layer_weight(layers: LayerWeights, name: str) -> float:
     return matches[-1] if matches else 1.0
 
 
-def audible(layers: LayerWeights, names: Iterable[str]) -> list[str]:
+def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
     """The tensors whose weight is not 0.
 
     Raises:
@@ -51,10 +51,10 @@ def audible(layers: LayerWeights, names: Iterable[str]) -> list[str]:
                 f"Layer patterns are expected to match uploaded tensors, but got {pattern!r};"
                 f" use one of {', '.join(names)}."
             )
-    heard = [name for name in names if layer_weight(layers, name) != 0]
-    if not heard:
+    weighted = [name for name in names if layer_weight(layers, name) != 0]
+    if not weighted:
         raise UserError(f"At least one layer is expected to have weight, but all {len(names)} are muted; unmute one.")
-    return heard
+    return weighted
 
 
 def _weighted_sum(layers: LayerWeights, terms: Mapping[str, Tensor]) -> Tensor:

@@ -114,7 +114,7 @@ def _work(client: Client, victim: VictimId, state: ClientState, batch_size: int)
         )
     if victim.probe is None:
         return client.training_work(state, round=victim.round)
-    return client.probe_work(state, round=victim.round, victim=victim.probe, batch_size=batch_size)
+    return client.probe_work(state, round=victim.round, probe=victim.probe, batch_size=batch_size)
 
 
 def _rows(victim: VictimId, work: LocalWork, batch_size: int) -> list[int]:
