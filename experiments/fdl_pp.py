@@ -181,7 +181,7 @@ def summed(
     """What masks leave to see: the mean update of all clients, of whom each has one image."""
     every, sent = torch.arange(len(victims)), federation.server.state
     owners = [replace(p, examples=victims, indices=every) for p in federation.clients.values()]
-    probes = [o.probe(sent, ClientState(), round=options.rounds, victim=0, batch_size=1).upload for o in owners]
+    probes = [o.probe(sent, ClientState(), round=options.rounds, probe=0, batch_size=1).upload for o in owners]
     upload = Upload(
         tensors=weighted_mean([p.tensors for p in probes], [1] * len(probes)),
         buffers=weighted_mean([p.buffers for p in probes], [1] * len(probes)),

@@ -24,7 +24,7 @@ def gradients(client: Client, batches: int, batch_size: int) -> tuple[list[Tenso
     """Of the cross entropy and of the whole loss, for each batch."""
     sent, plain = ModelState.of(client.model), replace(client, defense=none())
     pairs = [
-        [p.probe(sent, ClientState(), round=1, victim=k, batch_size=batch_size).upload.tensors for p in (plain, client)]
+        [p.probe(sent, ClientState(), round=1, probe=k, batch_size=batch_size).upload.tensors for p in (plain, client)]
         for k in range(batches)
     ]
     return [clean for clean, _ in pairs], [whole for _, whole in pairs]

@@ -24,36 +24,43 @@ def number(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    infinite: bool = False,
     example: float | str,
-) -> None:
-    """Raise ``UserError`` unless ``value`` is a number within the bounds given; NaN and infinity are in none.
+) -> float:
+    """``value``, or ``UserError`` unless it is a number within the bounds given; NaN is in none.
 
     Args:
         name: as the user knows it.
         value: what was given.
         at_least, above: the lower bound.
         at_most, below: the upper bound.
+        infinite: whether infinity will do where there is no bound.
         example: of a value to try, or another remedy in words.
     """
     inside = isinstance(value, int | float) and not isinstance(value, bool)
-    inside = inside and value - value == 0  # neither NaN nor infinite
+    inside = inside and (infinite or value - value == 0)  # NaN is within no bound
     inside = inside and (at_least is None or value >= at_least) and (above is None or value > above)
     inside = inside and (at_most is None or value <= at_most) and (below is None or value < below)
     if not inside:
         if at_most is None and below is None:
-            wanted = f"to be at least {at_least}" if at_least is not None else f"to be above {above} and finite"
+            wanted = "to be a finite number"
+            if at_least is not None or above is not None:
+                wanted = f"to be at least {at_least}" if at_least is not None else f"to be above {above}"
+                wanted += "" if infinite or at_least is not None else " and finite"
         else:
             low = f"[{at_least}" if at_least is not None else f"({above if above is not None else '-inf'}"
             wanted = f"in {low}, {f'{at_most}]' if at_most is not None else f'{below})'}"
         raise UserError(f"{name} is expected {wanted}, but got {value!r}; {_remedy(example)}.")
+    return value
 
 
-def whole(name: str, value: int, *, at_least: int, at_most: int | None = None, example: int | str) -> None:
-    """Raise ``UserError`` unless ``value`` is a whole number of at least ``at_least``, and at most ``at_most``."""
+def whole(name: str, value: int, *, at_least: int, at_most: int | None = None, example: int | str) -> int:
+    """``value``, or ``UserError`` unless it is a whole number of at least ``at_least``, and at most ``at_most``."""
     inside = isinstance(value, int) and not isinstance(value, bool) and value >= at_least
     if not inside or (at_most is not None and value > at_most):
         wanted = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
         raise UserError(f"{name} is expected to be a whole number {wanted}, but got {value!r}; {_remedy(example)}.")
+    return value
 
 
 def _remedy(example: float | str) -> str:

@@ -101,7 +101,7 @@ class Knowledge:
             makes other images of the examples each time.
         public_images: (N, C, H, W) in [0, 1], images of the same domain.
         public_labels: (N,) their classes.
-        guess: (B, C, H, W) in [0, 1], what the attacker made of the same examples in an earlier round.
+        previous: (B, C, H, W) in [0, 1], what the attacker made of the same examples in an earlier round.
         private: values that stand in for those of the victim that are not sent: of a colluding client, or of the
             attacker's own draw.
         colluder: the client that ``private`` was taken from, if any.
@@ -115,7 +115,7 @@ class Knowledge:
     same_data: str | None = None
     public_images: Tensor | None = None
     public_labels: Tensor | None = None
-    guess: Tensor | None = None
+    previous: Tensor | None = None
     private: ModelState | None = None
     colluder: int | None = None
     features: Tensor | None = None
@@ -130,7 +130,7 @@ class Knowledge:
             lines.append(
                 f"The attacker holds {len(self.public_images)} public images of the same domain, none attacked."
             )
-        if self.guess is not None:
+        if self.previous is not None:
             lines.append("The attacker starts from its own guess at the same examples in the round it attacked before.")
         if self.colluder is not None:
             lines.append(

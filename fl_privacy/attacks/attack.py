@@ -8,6 +8,9 @@ from fl_privacy.types import Observation, Reconstruction
 Progress = Callable[[int, int], None]
 """(work done, work in all), in any unit; called often and cheap."""
 
+Report = Callable[[float], None]
+"""Takes the share of the work on a group of victims that is done, in [0, 1]."""
+
 
 def no_progress(done: int, total: int) -> None:
     """Report to nobody."""

@@ -7,20 +7,11 @@ from rich.table import Table
 
 from fl_privacy.config import options
 from fl_privacy.config.grid import GRIDS, grid_names
+from fl_privacy.config.keys import groups
 from fl_privacy.config.targets import locate_target
 from fl_privacy.metrics import METRICS
 
-GROUPS = (
-    "attack",
-    "defense",
-    "model",
-    "data",
-    "partition",
-    "federation",
-    "backend",
-    "secure_aggregation",
-    "experiment",
-)
+GROUPS = (*groups(), "experiment")
 
 
 def catalog_tables() -> list[Table]:

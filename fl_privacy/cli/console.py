@@ -32,7 +32,6 @@ class RichMonitor(Monitor):
         self._show: Callable[[], None] = lambda: None
 
     def say(self, text: str) -> None:
-        """Print a line."""
         self.console.print(text, highlight=False)
 
     @contextmanager

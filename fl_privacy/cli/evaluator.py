@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_privacy.checks import whole
 from fl_privacy.config import compose_file
-from fl_privacy.config.settings import expect_type
+from fl_privacy.config.reading import expect_type
 from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.data import Examples
 from fl_privacy.errors import UserError
@@ -27,7 +27,7 @@ from fl_privacy.evaluator import (
     save_evaluator,
     train_evaluator,
 )
-from fl_privacy.experiment.build import build_dataset, positive, resolve_device
+from fl_privacy.experiment.build import build_dataset, resolve_device
 from fl_privacy.files import user_cache_folder
 
 SHOWN = 1000
@@ -70,7 +70,7 @@ def _thinned(examples: Examples, number: int | None) -> Tensor:
     """(N, C, H, W) so many images of ``examples``."""
     if number is None:
         return examples.images
-    positive(number, "images")
+    whole("images", number, at_least=1, example=1000)
     return examples.images[:: max(1, len(examples) // number)][:number]
 
 

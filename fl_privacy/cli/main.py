@@ -1,7 +1,6 @@
 """``fl-privacy run | attack | trade-off | train-evaluator | search-policies | report | list``."""
 
 import logging
-import math
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
+from fl_privacy.checks import number
 from fl_privacy.cli.faults import (
     FAULTS,
     Interrupted,
@@ -44,9 +44,7 @@ ShowConfig = Annotated[bool, typer.Option("--cfg", help="Print the resolved conf
 
 
 def _decibels(value: float) -> float:
-    if not math.isfinite(value):
-        raise UserError(f"--psnr-below is expected to be a finite number of dB, but got {value}; try 15.")
-    return value
+    return number("--psnr-below", value, example=15)
 
 
 PsnrBelow = Annotated[
@@ -109,7 +107,7 @@ def trade_off(
     on where it stopped. Overrides apply to all jobs: `trade-off quick federation.rounds=50 victims=5 --jobs 2`.
     """
     _say_at_once()
-    from fl_privacy.cli.sweep import run_trade_off  # noqa: PLC0415
+    from fl_privacy.cli.trade_off import run_trade_off  # noqa: PLC0415
 
     run_trade_off(
         grid, overrides or [], processes=jobs, only_report=only_report, psnr_below=psnr_below, console=_console()
@@ -189,7 +187,7 @@ def list_() -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """``fl-privacy`` with the arguments of the process, whose exit status it sets."""
     sys.exit(run_command_line(sys.argv[1:]))
 
 

@@ -16,8 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fl_privacy.config.groups import options, suggest
+from fl_privacy.config.keys import captured_groups, captured_keys, declared_settings
 from fl_privacy.config.overrides import compose_file, expand_sweep, parse_overrides
-from fl_privacy.config.settings import RunSettings, captured_groups, captured_keys, declared_settings, select
+from fl_privacy.config.reading import select
+from fl_privacy.config.settings import RunSettings
 from fl_privacy.config.targets import own_modules
 from fl_privacy.errors import UserError
 

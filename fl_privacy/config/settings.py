@@ -5,19 +5,14 @@ run and the README's table. Defaults are in ``conf/``.
 """
 
 # ruff: noqa: RUF009 (declarations are calls)
-import typing
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fl_privacy.checks import fits, in_words, one_of
-from fl_privacy.config.groups import suggest
-from fl_privacy.errors import UserError
-
-T = TypeVar("T")
+from fl_privacy.config.reading import plain_value, put, read_section
 
 
 class Role(StrEnum):
@@ -235,7 +230,7 @@ class RunSettings:
     client_threads: int = setting(
         TRAINING, "CPU threads of one client; they decide the last bits of a sum", within=(1, 256)
     )
-    attack_threads: int = setting(ATTACK, "CPU threads of an attack; likewise, more are faster")
+    attack_threads: int = setting(ATTACK, "CPU threads of an attack; likewise, more are faster", within=(1, 1024))
     out: str = setting(RUNTIME, "folder of the runs' folders")
     name: str | int | None = setting(RUNTIME, "put in front of the folder's name")
     overwrite: bool = setting(RUNTIME, "run again what has finished already")
@@ -250,11 +245,11 @@ class RunSettings:
         """
         section = config if isinstance(config, DictConfig | ListConfig) else OmegaConf.create(dict(config))
         assert isinstance(section, DictConfig)
-        return _read(cls, section, "")
+        return read_section(cls, section)
 
     def plain(self) -> dict[str, Any]:
         """Nested mappings, lists, text, numbers, as a file holds them."""
-        return {name: _plain(value) for name, value in vars(self).items()}
+        return {name: plain_value(value) for name, value in vars(self).items()}
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
         """The same settings but for ``changes``, by dotted key."""
@@ -262,129 +257,3 @@ class RunSettings:
         for key, value in changes.items():
             put(content, key, value)
         return type(self).of(content)
-
-
-def declared_settings() -> Iterator[tuple[str, Field[Any]]]:
-    """Dotted key and declaration of every setting and group, groups first."""
-    yield from _walk(RunSettings, "")
-
-
-def groups(*, shown: bool = False) -> list[str]:
-    """Names of the groups of options; with ``shown`` those that pages tell."""
-    return [f.name for f in fields(RunSettings) if "group" in f.metadata and (f.metadata["shown"] or not shown)]
-
-
-def sections() -> list[str]:
-    """Names of all that holds settings by name."""
-    return [f.name for f in fields(RunSettings) if is_dataclass(f.type) or f.type is DictConfig]
-
-
-def keys_of(role: Role) -> tuple[str, ...]:
-    """Dotted keys of all settings with this role, and of the choices of groups with it."""
-    found: list[str] = []
-    for key, declared in declared_settings():
-        is_group = "group" in declared.metadata
-        if is_group and role is RUNTIME:
-            found += [f"{key}.{name}" for name in declared.metadata["runtime"]]
-        if declared.metadata["role"] is role and not is_dataclass(declared.type):
-            found.append(key)
-    of_choice = {name: _declared(name).metadata["role"] for name in groups()}
-    of_choice |= {"experiment": RUNTIME, "threat_model": RUNTIME}  # short for settings that have roles of their own
-    return (*found, *(f"choices.{name}" for name, of in of_choice.items() if of is role))
-
-
-def captured_keys() -> tuple[str, ...]:
-    """Dotted keys that an attack on captured updates takes from the run that made them."""
-    found: list[str] = []
-    for key, declared in declared_settings():
-        if declared.metadata["captured"] and key.partition(".")[0] not in found:
-            found.append(key)
-    return tuple(found)
-
-
-def captured_groups() -> tuple[str, ...]:
-    """Those of them that name what a run is made of."""
-    return tuple(name for name in groups() if _declared(name).metadata["captured"])
-
-
-def is_within(key: str, keys: Iterable[str]) -> bool:
-    """Whether the dotted ``key`` is one of ``keys`` or below one."""
-    return any(key == name or key.startswith(f"{name}.") for name in keys)
-
-
-def select(content: Any, key: str) -> Any:
-    """What nested mappings hold at the dotted ``key``; ``None`` where there is nothing."""
-    for name in key.split("."):
-        content = content.get(name) if isinstance(content, Mapping) else None
-    return content
-
-
-def put(content: dict[str, Any], key: str, value: Any) -> None:
-    """Set the dotted ``key`` in nested mappings."""
-    *above, last = key.split(".")
-    for name in above:
-        content = content.setdefault(name, {})
-    content[last] = value
-
-
-def expect_type(name: str, value: object, annotation: Any) -> None:
-    """Raise ``UserError`` unless ``value`` fits ``annotation``; one that Hydra is yet to build does."""
-    is_built = isinstance(value, dict) and "_target_" in value
-    if not is_built and not fits(value, annotation):
-        raise UserError(f"{name} is expected to be {in_words(annotation)}, but got {value!r}.")
-
-
-def expect_within(name: str, value: object, within: tuple[float, float] | None) -> None:
-    """Raise ``UserError`` unless ``value`` is no number or lies ``within`` these bounds."""
-    if within and isinstance(value, int | float) and not within[0] <= value <= within[1]:
-        raise UserError(f"{name} is expected to be at least {within[0]:g} and at most {within[1]:g}, but got {value}.")
-
-
-def _read(kind: type[T], section: DictConfig, above: str) -> T:
-    declared = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(kind)
-    for key in map(str, section):
-        if key not in declared:
-            raise UserError(f"Unknown key {above}{key}{suggest(key, declared)}")
-    return kind(**{name: _value(f, hints[name], section.get(name), f"{above}{name}") for name, f in declared.items()})
-
-
-def _value(declared: Field[Any], annotation: Any, value: Any, name: str) -> Any:
-    if is_dataclass(annotation) or annotation is DictConfig:
-        if not isinstance(value, DictConfig):
-            raise UserError(f"{name} is expected to be a section of settings, but is none; leave it as it is.")
-        for key, within in declared.metadata.get("limits", {}).items():
-            expect_within(f"{name}.{key}", value.get(key), within)
-        if names := declared.metadata.get("names"):
-            one_of(f"{name}.name", value.get("name"), names)
-        section: Any = annotation
-        return _frozen(value) if annotation is DictConfig else _read(section, value, f"{name}.")
-    value = list(value) if isinstance(value, ListConfig) else value
-    expect_type(name, value, annotation)
-    expect_within(name, value, declared.metadata["within"])
-    return value
-
-
-def _frozen(section: DictConfig) -> DictConfig:
-    own = OmegaConf.create(OmegaConf.to_container(section, resolve=True))
-    assert isinstance(own, DictConfig)
-    OmegaConf.set_readonly(own, True)
-    return own
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return {name: _plain(entry) for name, entry in vars(value).items()}
-    return OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig) else value
-
-
-def _walk(kind: type, above: str) -> Iterator[tuple[str, Field[Any]]]:
-    for declared in fields(kind):
-        if "role" in declared.metadata:
-            yield f"{above}{declared.name}", declared
-        if is_dataclass(declared.type):
-            yield from _walk(declared.type, f"{above}{declared.name}.")  # type: ignore[arg-type]
-
-
-def _declared(name: str) -> Field[Any]:
-    return RunSettings.__dataclass_fields__[name]

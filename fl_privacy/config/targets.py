@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from fl_privacy.config.groups import suggest
-from fl_privacy.config.settings import expect_type
+from fl_privacy.config.reading import expect_type
 from fl_privacy.errors import UserError, in_one_line
 
 

@@ -29,7 +29,7 @@ class Examples:
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """K, also of classes that no example has."""
         return len(self.class_names)
 
     @property

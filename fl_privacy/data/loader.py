@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from fl_privacy.checks import one_of, whole
 from fl_privacy.data.cache import cached
 from fl_privacy.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, encode_labels, find_column
 from fl_privacy.data.examples import Examples
@@ -43,16 +44,11 @@ class _Reading:
     group_column: str | None
 
     def __post_init__(self) -> None:
-        if self.image_size is not None and (
-            not isinstance(self.image_size, int) or not 1 <= self.image_size <= MOST_SIZE
-        ):
-            raise UserError(
-                f"data.image_size is expected to be a whole number in 1..{MOST_SIZE}, but got {self.image_size!r}."
-            )
+        if self.image_size is not None:
+            whole("data.image_size", self.image_size, at_least=1, at_most=MOST_SIZE, example=32)
         if self.channels not in (None, 1, 3):
             raise UserError(f"data.channels is expected to be 1 (grey), 3 (RGB) or null, but got {self.channels!r}.")
-        if self.fit not in ("resize", "pad"):
-            raise UserError(f"data.fit is expected to be resize or pad, but got {self.fit!r}.")
+        one_of("data.fit", self.fit, get_args(Fit))
 
 
 def load_data(

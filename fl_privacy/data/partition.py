@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fl_privacy.checks import number, whole
 from fl_privacy.data.examples import Examples
 from fl_privacy.data.sources import require
 from fl_privacy.errors import UserError
@@ -54,13 +55,10 @@ class Dirichlet:
     self_balancing: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < float("inf"):
-            raise UserError(f"partition.alpha is expected to be above 0, but got {self.alpha}; try 0.5.")
-        if self.min_examples < 1:
-            raise UserError(f"partition.min_examples is expected to be at least 1, but got {self.min_examples}.")
+        number("partition.alpha", self.alpha, above=0, example=0.5)
+        whole("partition.min_examples", self.min_examples, at_least=1, example=1)
 
     def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """Shares that cover all examples."""
         _check_clients(examples, num_clients, self.min_examples)
         order = _shuffled(len(examples), seed)
         partitioner = _partitioners().DirichletPartitioner(
@@ -93,13 +91,9 @@ class Pathological:
     classes_per_client: int = 2
 
     def __post_init__(self) -> None:
-        if self.classes_per_client < 1:
-            raise UserError(
-                f"partition.classes_per_client is expected to be at least 1, but got {self.classes_per_client}; try 2."
-            )
+        whole("partition.classes_per_client", self.classes_per_client, at_least=1, example=2)
 
     def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """Shares that cover all examples."""
         _check_clients(examples, num_clients)
         k, slots = self.classes_per_client, num_clients * self.classes_per_client
         present = examples.labels.unique()
@@ -137,7 +131,6 @@ class Natural:
     """
 
     def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
-        """Shares that cover all examples."""
         _check_clients(examples, num_clients)
         if examples.groups is None:
             raise UserError(
@@ -169,8 +162,7 @@ def partition_table(examples: Examples, parts: Sequence[Tensor]) -> Tensor:
 
 
 def _check_clients(examples: Examples, num_clients: int, each: int = 1) -> None:
-    if num_clients < 1:
-        raise UserError(f"federation.clients is expected to be at least 1, but got {num_clients}.")
+    whole("federation.clients", num_clients, at_least=1, example=10)
     if num_clients * each > len(examples):
         raise UserError(
             f"{num_clients} clients are expected to get at least {each} examples each, but there are only"

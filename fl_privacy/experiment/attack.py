@@ -15,7 +15,6 @@ from fl_privacy.experiment.build import (
     build_federation,
     build_network,
     build_plan,
-    positive,
     prepare_defense,
     resolve_device,
 )
@@ -69,7 +68,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             folder.write_environment(seed=config.seed)
             folder.write_threat_model(threats)
             folder.write_defense(experiment.defense.parts)
-            experiment.stage(attack, folder, monitor)(observations)
+            experiment.stage(attack, folder, monitor).run(observations)
             folder.finish()
         write_report([folder.path])
     return folder.path
@@ -83,7 +82,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
     """
     dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
     prepare_defense(defense, dataset)
-    victims, batch_size = positive(config.victims, "victims"), positive(config.batch_size, "batch_size")
+    victims, batch_size = config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
         attacked, unattacked = unattacked, attacked
@@ -98,7 +97,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         defense=defense,
         seed=config.seed,
         device=resolve_device(config.device),
-        threads=positive(config.client_threads, "client_threads"),
+        threads=config.client_threads,
     )
     if victims * batch_size > owner.number_of_examples:
         raise UserError(

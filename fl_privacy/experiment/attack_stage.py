@@ -48,30 +48,32 @@ class AttackStage:
     folder: RunFolder
     monitor: Monitor
 
-    def __call__(self, observations: Sequence[Observation]) -> None:
+    def run(self, observations: Sequence[Observation]) -> None:
         """Attack ``observations``, round by round."""
         with cpu_threads(self.threads):
             for round, of_round in groupby(observations, key=lambda o: o.id.round):
                 self._attack_round(round, [self.knowledge.of_plain(o) for o in of_round])
 
-    def _attack_round(self, round: int, waiting: Sequence[Observation]) -> None:
+    def _attack_round(self, round: int, observations: Sequence[Observation]) -> None:
         scores: dict[Attacker, list[VictimScore]] = {attacker: [] for attacker in Attacker}
-        for start in range(0, len(waiting), VICTIMS_PER_CALL):
-            some = waiting[start : start + VICTIMS_PER_CALL]
-            which = _in_words(round, start, len(some), len(waiting))
-            scores[Attacker.PLAIN] += self._attack_some(some, which)
+        for start in range(0, len(observations), VICTIMS_PER_CALL):
+            chunk = observations[start : start + VICTIMS_PER_CALL]
+            which = _in_words(round, start, len(chunk), len(observations))
+            scores[Attacker.PLAIN] += self._attack_chunk(chunk, which)
             if self.judge.distorts:
                 with self.monitor.working(f"Comparing {which} with undefended ones"):
-                    self._measure_distortion(some)
+                    self._measure_distortion(chunk)
             if self.knowledge.defense is not None:
-                some = [self.knowledge.of_adaptive(o) for o in some]
-                earlier = self.knowledge.earlier(some)
-                scores[Attacker.ADAPTIVE] += self._attack_some(some, which, earlier=earlier, attacker=Attacker.ADAPTIVE)
+                chunk = [self.knowledge.of_adaptive(o) for o in chunk]
+                earlier = self.knowledge.earlier(chunk)
+                scores[Attacker.ADAPTIVE] += self._attack_chunk(
+                    chunk, which, earlier=earlier, attacker=Attacker.ADAPTIVE
+                )
         for attacker, found in scores.items():
             if found and (tracing := self.judge.tracer(found)):
                 self.folder.add_tracing(tracing, round=round, attacker=attacker)
 
-    def _attack_some(
+    def _attack_chunk(
         self,
         observations: Sequence[Observation],
         which: str,

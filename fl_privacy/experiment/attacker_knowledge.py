@@ -39,7 +39,7 @@ class AttackerKnowledge:
     defense: Description | None = None
     remembers: bool = False
     _earlier: dict[str, list[Observation]] = field(default_factory=dict, init=False)
-    _found: dict[tuple[Attacker, str | None], Tensor] = field(default_factory=dict, init=False)
+    _previous: dict[tuple[Attacker, str | None], Tensor] = field(default_factory=dict, init=False)
 
     def of_plain(self, observation: Observation) -> Observation:
         """``observation`` by the plain attacker, who knows nothing of the defense."""
@@ -66,14 +66,14 @@ class AttackerKnowledge:
         """``observation`` with what ``attacker`` made of the same examples in the round attacked before."""
         if not self.remembers:
             return observation
-        return observation.told(guess=self._found.get((attacker, self.same_data(observation.id))))
+        return observation.told(previous=self._previous.get((attacker, self.same_data(observation.id))))
 
     def remember(self, found: Sequence[Reconstruction], attacker: Attacker) -> None:
         """Keep ``found`` for the rounds to come."""
         for result in found if self.remembers else ():
             name = self.same_data(result.id)
             if result.batch is not None and name is not None:
-                self._found[attacker, name] = result.batch.inputs
+                self._previous[attacker, name] = result.batch.inputs
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:

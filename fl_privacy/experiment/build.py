@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.config import RunSettings
-from fl_privacy.config.overrides import to_yaml
+from fl_privacy.checks import whole
+from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.config.targets import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
@@ -19,6 +19,7 @@ from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation import (
     Audit,
     Client,
+    Probe,
     Server,
     ServerPlan,
     audited_rounds,
@@ -69,10 +70,8 @@ def build_federation(config: RunSettings) -> Federation:
         UserError: a setting is out of its range, or parts do not fit each other.
     """
     dataset, clients = _clients(to_yaml(config))
-    section = config.federation
-    rounds = positive(section.rounds, "federation.rounds")
+    section, rounds, every = config.federation, config.federation.rounds, config.evaluate_every
     model, plan, defense = clients[0].model, clients[0].plan, clients[0].defense
-    every = positive(config.evaluate_every, "evaluate_every")
     server = Server(
         state=public_state(model, defense),
         local_plan=plan,
@@ -106,7 +105,7 @@ def clients_of(config_text: str) -> Mapping[int, Client]:
 
 
 def build_dataset(config: RunSettings | DictConfig) -> Dataset:
-    """The data of ``config``."""
+    """The data that ``config`` names; ``UserError`` if its target makes something else."""
     dataset = instantiate(config.data, "data")
     return _expect_made(dataset, Dataset, config.data, "data")
 
@@ -131,7 +130,7 @@ def build_network(config: RunSettings | DictConfig, dataset: Dataset) -> nn.Modu
 
 
 def build_defense(config: RunSettings) -> Defense:
-    """The defense of ``config``."""
+    """The defense that ``config`` names; ``UserError`` if its target makes something else."""
     defense = instantiate(config.defense, "defense")
     return _expect_made(defense, Defense, config.defense, "defense")
 
@@ -155,8 +154,7 @@ def build_attack(config: RunSettings) -> ReconstructionAttack | None:
     """The attack of ``config``, on the run's device unless it names its own; ``None`` for ``attack=none``."""
     if "_target_" not in config.attack:
         return None
-    shards = positive(config.attack.get("shards", 1), "attack.shards")
-    threads = positive(config.attack_threads, "attack_threads")
+    shards = whole("attack.shards", config.attack.get("shards", 1), at_least=1, example=1)
     section = OmegaConf.masked_copy(config.attack, [str(key) for key in config.attack if key != "shards"])
     device = resolve_device(section.get("device") or config.device)
     arguments = {"device": str(device)} if "device" in section else {}
@@ -166,7 +164,11 @@ def build_attack(config: RunSettings) -> ReconstructionAttack | None:
             f"attack._target_={section._target_} is expected to return an attack, which can be called, but got"
             f" {type(attack).__name__}."
         )
-    return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, threads=threads, device=device)
+    return (
+        attack
+        if shards == 1
+        else ShardedAttack(attack=attack, shards=shards, threads=config.attack_threads, device=device)
+    )
 
 
 def build_plan(config: RunSettings) -> LocalPlan:
@@ -189,17 +191,11 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def positive(value: Any, name: str) -> int:
-    """``value`` if it is a whole number from 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{name} is expected to be a whole number of at least 1, but got {value!r}.")
-    return value
-
-
 @lru_cache(maxsize=1)
 def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
+    """The data and the clients of a configuration, as text: that can be sent to other processes and be cached by."""
     config = RunSettings.of(OmegaConf.create(config_text))
-    number = positive(config.federation.clients, "federation.clients")
+    number = config.federation.clients
     plan, defense, device = build_plan(config), build_defense(config), resolve_device(config.device)
     dataset = build_dataset(config)
     prepare_defense(defense, dataset)
@@ -218,7 +214,7 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
             defense=defense,
             seed=config.seed,
             device=device,
-            threads=positive(config.client_threads, "client_threads"),
+            threads=config.client_threads,
             test=dataset.test,
         )
         for client, indices in enumerate(parts)
@@ -264,18 +260,19 @@ def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> A
             " attack=none to attack none."
         )
     colluder = config.threat_model.colluder
-    if colluder is not None and colluder not in clients:
-        raise UserError(f"threat_model.colluder is expected within 0..{len(clients) - 1}, but got {colluder!r}.")
+    if colluder is not None:
+        whole("threat_model.colluder", colluder, at_least=0, at_most=len(clients) - 1, example=0)
     if unknown := sorted(asked - clients.keys()):
         raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
     asked -= {colluder}
-    batch_size = positive(config.batch_size, "batch_size")
     sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
-    probing = config.intercept.target == "probe"
+    probes: tuple[Probe, ...] = ()
+    if config.intercept.target == "probe":
+        probes = spread_probes(config.victims, config.batch_size, sizes)
     return Audit(
         rounds=audited,
         target=config.intercept.target,
-        probes=spread_probes(positive(config.victims, "victims"), batch_size, sizes) if probing else (),
+        probes=probes,
         clients=frozenset(asked),
-        batch_size=batch_size,
+        batch_size=config.batch_size,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from fl_privacy.config import RunSettings
 from fl_privacy.config.foreign import recorded_parts, trusted
-from fl_privacy.config.settings import select
+from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import Federation
 from fl_privacy.experiment.run import CAPTURES

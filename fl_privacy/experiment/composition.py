@@ -12,9 +12,9 @@ from fl_privacy.data import Dataset, Examples
 from fl_privacy.defenses import Defense
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, public_examples, side_information_of
-from fl_privacy.experiment.build import Federation, build_metrics, positive
+from fl_privacy.experiment.build import Federation, build_metrics
 from fl_privacy.experiment.contracts import Monitor
-from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, trains_on_others
+from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, sees_other_images
 from fl_privacy.experiment.judge import Judge
 from fl_privacy.experiment.threat_model import describe_threats
 from fl_privacy.experiment.tracing import tracer_of
@@ -23,7 +23,7 @@ from fl_privacy.interception import Interceptor
 from fl_privacy.interception.interceptor import Sink
 from fl_privacy.progress import counted
 from fl_privacy.results import RunFolder
-from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, VictimId
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,16 +62,19 @@ class Experiment:
 
     @property
     def defense(self) -> Defense:
-        """Of every client."""
         return next(iter(self.clients.values())).defense
 
     @property
     def plan(self) -> LocalPlan:
-        """Of every client."""
         return next(iter(self.clients.values())).plan
 
+    @property
+    def transforms(self) -> bool:
+        """Whether the model sees other images than the truth behind what is intercepted."""
+        return sees_other_images(self.defense, self.plan, self.audit.target)
+
     def interceptor(self, sink: Sink) -> Interceptor:
-        """Turns uploads into observations, with what helpers inside tell, for ``sink``."""
+        """Turns uploads into observations, with the side information there is, and hands them to ``sink``."""
         shape = next(iter(self.clients.values())).examples
         return Interceptor(
             model=self.model,
@@ -87,19 +90,9 @@ class Experiment:
         found: list[Observation] = []
         interceptor = self.interceptor(found.append)
         for probe in counted("victim", self.audit.probes):
-            upload = (
-                self.clients[probe.client]
-                .probe(
-                    sent,
-                    self.states[probe.client],
-                    round=round,
-                    victim=probe.victim,
-                    batch_size=self.audit.batch_size,
-                )
-                .upload
-            )
-            victim = VictimId(round, probe.client, probe.victim)
-            interceptor.capture(victim, sent=sent, upload=upload, states=self.states.__getitem__)
+            client, state = self.clients[probe.client], self.states[probe.client]
+            made = client.probe(sent, state, round=round, probe=probe.number, batch_size=self.audit.batch_size)
+            interceptor.capture(probe.in_round(round), sent=sent, upload=made.upload, states=self.states.__getitem__)
         return found
 
     def ground_truth(self) -> GroundTruth:
@@ -108,10 +101,9 @@ class Experiment:
 
     def knowledge(self, truth: GroundTruth) -> AttackerKnowledge:
         """What the attackers are told; the labels are those of ``truth``."""
-        transforms = trains_on_others(self.defense, self.plan, self.audit.target)
 
         def labels(observation: Observation) -> Tensor:
-            return (truth.replay(observation).transformed if transforms else truth.batch(observation.id)).labels
+            return (truth.replay(observation).transformed if self.transforms else truth.batch(observation.id)).labels
 
         return AttackerKnowledge(
             same_data=data_names(self.clients),
@@ -125,19 +117,19 @@ class Experiment:
         """Scores by ``truth``."""
         return Judge(
             truth=truth,
-            transforms=trains_on_others(self.defense, self.plan, self.audit.target),
+            transforms=self.transforms,
             distorts=bool(self.defense.parts) and not private_names(self.model, self.defense),
             functions=build_metrics(self.config, self.dataset),
             tracer=tracer_of(self.config, self.clients),
         )
 
     def stage(self, attack: ReconstructionAttack, folder: RunFolder, monitor: Monitor) -> AttackStage:
-        """Attacks what is intercepted by ``attack`` and records it in ``folder``."""
+        """Attacks what is intercepted, by ``attack``, and records in ``folder`` what came of it."""
         truth = self.ground_truth()
         return AttackStage(
             attack=attack,
             seed=self.config.seed,
-            threads=positive(self.config.attack_threads, "attack_threads"),
+            threads=self.config.attack_threads,
             knowledge=self.knowledge(truth),
             judge=self.judge(truth),
             folder=folder,
@@ -164,7 +156,7 @@ class Experiment:
             defense=defense.parts if adaptive else None,
             same_data="" if adaptive and not defense.changes_images else None,
             public_images=torch.empty(given.public_images) if given.public_images else None,
-            guess=nothing if self.config.attack.get("start") == "previous" else None,
+            previous=nothing if self.config.attack.get("start") == "previous" else None,
             private=ModelState({}, {}) if defense.private else None,
             colluder=given.colluder if defense.private else None,
             features=nothing if given.knows_features else None,

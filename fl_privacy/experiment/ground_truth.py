@@ -63,7 +63,7 @@ class GroundTruth:
         return self._replays[id]
 
 
-def trains_on_others(defense: Defense, plan: LocalPlan, target: str) -> bool:
+def sees_other_images(defense: Defense, plan: LocalPlan, target: str) -> bool:
     """Whether the model sees other images than the truth behind a ``probe`` or an ``update``."""
     augmented = plan.augments if target == "update" else plan.augment_probes
     return bool(defense.examples or defense.data) or augmented

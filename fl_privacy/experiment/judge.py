@@ -24,7 +24,7 @@ class Judge:
         truth: what was behind an observation; asked only after the attack.
         transforms: whether the model sees other images than the truth, so that both are compared with.
         distorts: whether a defense changes updates, so that they are compared with undefended ones.
-        functions: of metrics that have none of their own.
+        functions: of the metrics that need something of the run, by name; see ``build_metrics``.
         tracer: runs the tracing attack on what was reconstructed.
     """
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fl_privacy.checks import whole
+from fl_privacy.checks import number, whole
 from fl_privacy.config import to_yaml
-from fl_privacy.config.settings import expect_type
+from fl_privacy.config.reading import expect_type
 from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import positive
 from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.policy_scorer import PolicyScorer
 from fl_privacy.files import write_whole
@@ -76,11 +75,10 @@ class _Plans:
             expect_type(name, settings[name], annotation)
         whole("seed", settings["seed"], at_least=0, example=1)
         for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together"):
-            positive(settings[name], name)
+            whole(name, settings[name], at_least=1, example=100)
         training = dict(settings["training"])
         share = training.pop("share")
-        if not isinstance(share, int | float) or not 0 < share < 1:
-            raise UserError(f"training.share is expected in (0, 1), but got {share!r}; the paper's is 0.1.")
+        number("training.share", share, above=0, below=1, example="the paper's is 0.1")
         check_arguments(TrainingPlan, training, "training")
         selection = Selection(**{field.name: settings[field.name] for field in fields(Selection)})
         if selection.fsim_at_least is not None:

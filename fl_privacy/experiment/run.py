@@ -168,7 +168,7 @@ class _Run:
 
     def _attack_waiting(self) -> None:
         if self.stage and self.waiting:
-            self.stage(self.waiting)
+            self.stage.run(self.waiting)
             self.waiting.clear()
 
     def _round_done(self, report: RoundReport) -> None:

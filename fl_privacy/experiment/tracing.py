@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from fl_privacy.config import RunSettings
-from fl_privacy.experiment.build import positive
 from fl_privacy.federation import Client
 from fl_privacy.metrics import VictimScore
 from fl_privacy.metrics.tracing import Tracing, nearest, tracing_distance
@@ -76,15 +75,11 @@ class Tracer:
 
 
 def tracer_of(config: RunSettings, clients: Mapping[int, Client]) -> Tracer:
-    """What ``config`` asks for, of images that ``clients`` have.
-
-    Raises:
-        UserError: a number is not positive.
-    """
+    """What ``config`` asks for, of images that ``clients`` have."""
     return Tracer(
-        participants=PARTICIPANTS if config.tracing is None else positive(config.tracing, "tracing"),
+        participants=PARTICIPANTS if config.tracing is None else config.tracing,
         clients=clients,
-        queries=None if config.tracing_queries is None else positive(config.tracing_queries, "tracing_queries"),
+        queries=config.tracing_queries,
         seed=config.seed,
     )
 

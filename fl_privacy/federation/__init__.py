@@ -1,4 +1,4 @@
-"""A federated round without any framework: clients, server, and the plain loop over them."""
+"""A federated round without any framework: clients, server, which uploads are audited, and the plain loop."""
 
 from fl_privacy.federation.audit import Audit, Probe, audited_rounds, spread_probes
 from fl_privacy.federation.client import (

@@ -5,19 +5,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fl_privacy.errors import UserError
+from fl_privacy.types import VictimId
 
 
 @dataclass(frozen=True, order=True)
 class Probe:
-    """The ``victim``-th disjoint batch of ``client``."""
+    """The ``number``-th of the disjoint batches of ``client``, from 0."""
 
     client: int
-    victim: int
+    number: int
+
+    def in_round(self, round: int) -> VictimId:
+        """What is attacked where it is sent out in ``round``."""
+        return VictimId(round, self.client, self.number)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What the attacker gets hold of.
+    """Which uploads the attacker gets hold of.
 
     Attributes:
         rounds: in which rounds, from 1.

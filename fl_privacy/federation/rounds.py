@@ -45,8 +45,8 @@ class RoundReport:
     evaluation: Evaluation | None = None
 
 
-class Captures(Protocol):
-    """Is shown intercepted uploads; see :class:`fl_privacy.interception.Interceptor`."""
+class CapturesUploads(Protocol):
+    """Is shown what an audit intercepts; see :class:`fl_privacy.interception.Interceptor`."""
 
     def capture(
         self, victim: VictimId, *, sent: ModelState, upload: Upload, states: Callable[[int], ClientState]
@@ -60,37 +60,36 @@ def run_rounds(
     *,
     rounds: int,
     audit: Audit,
-    interceptor: Captures,
+    interceptor: CapturesUploads,
     on_round: Callable[[RoundReport], None],
 ) -> dict[int, ClientState]:
     """Train ``server.state`` for ``rounds`` rounds; returns what each client kept for itself."""
-    kept = {client: ClientState() for client in clients}
+    states = {client: ClientState() for client in clients}
     for round in range(1, rounds + 1):
         for probe in counted("victim", audit.probes_of(round)):
-            victim = VictimId(round, probe.client, probe.victim)
-            sent, state = server.sent_to(probe.client), kept[probe.client]
-            probed = partial(clients[probe.client].probe, sent, state, round=round, victim=probe.victim)
+            victim, sent = probe.in_round(round), server.sent_to(probe.client)
+            probed = partial(clients[probe.client].probe, sent, states[probe.client], round=round, probe=probe.number)
             result = attempt(partial(probed, batch_size=audit.batch_size))
             if isinstance(result, Failure):
                 logger.warning("The probe %s failed: %s", victim, result.reason)
             else:
-                _capture(interceptor, victim, sent=sent, upload=result.upload, states=kept.__getitem__)
-        started, before = time.perf_counter(), dict(kept)
+                _capture(interceptor, victim, sent=sent, upload=result.upload, states=states.__getitem__)
+        started, before = time.perf_counter(), dict(states)
         results: dict[int, LocalResult | Failure] = {}
         intercepted: list[tuple[VictimId, ModelState, Upload]] = []
         for client in counted("client", server.select(round)):
-            sent, state = server.sent_to(client), ClientState(dict(kept[client].tensors))
+            sent, state = server.sent_to(client), ClientState(dict(states[client].tensors))
             results[client] = result = attempt(partial(clients[client].update, sent, state, round=round))
             if isinstance(result, Failure):
                 continue
-            kept[client] = state
+            states[client] = state
             if audit.intercepts(round, client):
                 intercepted.append((VictimId(round, client), sent, result.upload))
         for victim, sent, upload in intercepted:
             _capture(interceptor, victim, sent=sent, upload=upload, states=before.__getitem__)
         report = finish_round(server, results, round=round, started=started)
-        on_round(with_personalized(report, personalize(server, clients, kept, round)) if server.personal else report)
-    return kept
+        on_round(with_personalized(report, personalize(server, clients, states, round)) if server.personal else report)
+    return states
 
 
 def finish_round(
@@ -127,20 +126,20 @@ def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Fai
 
 
 def personalize(
-    server: Server, clients: Mapping[int, Client], kept: dict[int, ClientState], round: int
+    server: Server, clients: Mapping[int, Client], states: dict[int, ClientState], round: int
 ) -> dict[int, Personalized | Failure]:
-    """Let the clients asked in ``round`` end it with the new model; ``kept`` is what they hold then."""
+    """Let the clients asked in ``round`` end it with the new model; ``states`` is what they keep for themselves."""
     ends: dict[int, Personalized | Failure] = {}
     for client in counted("private part of client", server.select(round)):
-        sent, state = server.sent_to(client), ClientState(dict(kept[client].tensors))
+        sent, state = server.sent_to(client), ClientState(dict(states[client].tensors))
         work = partial(clients[client].personalize, sent, state, round=round, test=round in server.tested)
         ends[client] = attempt(work)
         if isinstance(ends[client], Personalized):
-            kept[client] = state
+            states[client] = state
     return ends
 
 
-def _capture(interceptor: Captures, victim: VictimId, **seen: Any) -> None:
+def _capture(interceptor: CapturesUploads, victim: VictimId, **seen: Any) -> None:
     """Intercept; what fails here is the attacker's loss, not the federation's."""
     result = attempt(partial(interceptor.capture, victim, **seen))
     if isinstance(result, Failure):

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from fl_privacy.checks import number, one_of
 from fl_privacy.defenses.compression.encoding import encoded_bytes
 from fl_privacy.errors import UserError
 from fl_privacy.federation.guard import FACTOR, Failure, norm, sort_out
@@ -38,16 +39,10 @@ class ServerPlan:
     norm_factor: float = FACTOR
 
     def __post_init__(self) -> None:
-        if self.aggregation not in ("mean", "round_robin"):
-            raise UserError(f"aggregation is expected to be mean or round_robin, but got {self.aggregation!r}.")
-        if not 0 < self.fraction <= 1:
-            raise UserError(f"fraction is expected in (0, 1], but got {self.fraction}; use 1 to ask every client.")
-        if not 0 < self.lr < math.inf:
-            raise UserError(f"server lr is expected to be above 0 and finite, but got {self.lr}; try 1.")
-        if not self.norm_factor > 1:
-            raise UserError(
-                f"norm_factor is expected above 1, but got {self.norm_factor}; inf excludes no large update."
-            )
+        one_of("aggregation", self.aggregation, ("mean", "round_robin"))
+        number("fraction", self.fraction, above=0, at_most=1, example="use 1 to ask every client")
+        number("server lr", self.lr, above=0, example=1)
+        number("norm_factor", self.norm_factor, above=1, infinite=True, example="inf excludes no large update")
 
 
 @dataclass(kw_only=True, eq=False)

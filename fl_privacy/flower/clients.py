@@ -93,7 +93,7 @@ class PrivacyClient(NumPyClient):
             self._sent(parameters, config),
             state,
             round=_integer(config, ROUND),
-            victim=_integer(config, VICTIM),
+            probe=_integer(config, VICTIM),
             batch_size=_integer(config, BATCH_SIZE),
         )
         if self.wrapped.defense.examples:

@@ -69,15 +69,12 @@ class HonestButCurious(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As ``strategy``."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As ``strategy``."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        """As ``strategy``."""
         self.strategy.summary()
 
     def read(self, round: int, sent: Sequence[Message], replies: Iterable[Message]) -> None:
@@ -97,7 +94,7 @@ class HonestButCurious(Strategy):
         victim = VictimId(round, client)
         if message.metadata.message_type == PROBE:
             probe = Probe(client, _victim(message.content))
-            victim = VictimId(round, client, probe.victim)
+            victim = probe.in_round(round)
             if probe not in self.audit.probes:
                 raise UserError(f"an answer to one of the probes sent is expected, but got {victim}")
         elif not self.audit.intercepts(round, client):

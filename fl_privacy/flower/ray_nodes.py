@@ -13,6 +13,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
 from fl_privacy.federation import ClientSource, Failure
 from fl_privacy.flower.client_app import simulated_client_app
@@ -105,23 +106,20 @@ def ray_grid(
 ) -> Iterator[RayGrid]:
     """A grid on a Ray cluster, joined or started, with as many actors as fit; see ``run_ray``."""
     _check_request(num_cpus, num_gpus, actors)
-    if not timeout > 0:
-        raise UserError(f"backend.timeout is expected to be seconds above 0, but got {timeout}; try 3600.")
+    number("backend.timeout", timeout, above=0, infinite=True, example="it is in seconds, try 3600")
     with ray_cluster():
         import ray  # noqa: PLC0415
 
-        number = min(_capacity(num_cpus, num_gpus), len(clients), actors or len(clients))
+        fitting = min(_capacity(num_cpus, num_gpus), len(clients), actors or len(clients))
         process = ray.remote(ClientProcess).options(num_cpus=num_cpus, num_gpus=num_gpus)
-        yield RayGrid(clients, partial(process.remote, [ray.put(source)]), number, timeout=timeout)
+        yield RayGrid(clients, partial(process.remote, [ray.put(source)]), fitting, timeout=timeout)
 
 
 def _check_request(num_cpus: float, num_gpus: float, actors: int | None) -> None:
-    if not num_cpus > 0:
-        raise UserError(f"backend.num_cpus is expected above 0, but got {num_cpus}; try 1.")
-    if not num_gpus >= 0:
-        raise UserError(f"backend.num_gpus is expected at least 0, but got {num_gpus}; 0.5 lets two share a GPU.")
-    if actors is not None and actors < 1:
-        raise UserError(f"backend.actors is expected at least 1, but got {actors}; null takes what fits.")
+    number("backend.num_cpus", num_cpus, above=0, example=1)
+    number("backend.num_gpus", num_gpus, at_least=0, example="0.5 lets two share a GPU")
+    if actors is not None:
+        whole("backend.actors", actors, at_least=1, example="null takes what fits")
     cpus, gpus = os.cpu_count() or 1, torch.cuda.device_count()
     if not joins_cluster() and min(cpus / num_cpus, gpus / num_gpus if num_gpus else 1) < 1:
         raise _does_not_fit(num_cpus, num_gpus, cpus, gpus)

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fl_privacy.checks import number
 from fl_privacy.errors import UserError
 from fl_privacy.federation.guard import FACTOR, Failure, attempt, sort_out
 from fl_privacy.flower.records import NUM_EXAMPLES, all_arrays, to_tensors
@@ -47,13 +48,11 @@ class Sane(Strategy):
     _first: dict[str, torch.dtype] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.factor > 1:
-            raise UserError(f"factor is expected above 1, but got {self.factor}; inf leaves out no large update.")
+        number("factor", self.factor, above=1, infinite=True, example="inf leaves out no large update")
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As ``strategy``."""
         self._sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
         return self._sent
 
@@ -68,7 +67,6 @@ class Sane(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As ``strategy``."""
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -82,7 +80,6 @@ class Sane(Strategy):
         )
 
     def summary(self) -> None:
-        """As ``strategy``."""
         self.strategy.summary()
 
     def _usable(self, round: int, replies: Sequence[Message]) -> list[Message]:

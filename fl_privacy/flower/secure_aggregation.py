@@ -35,6 +35,7 @@ from flwr.server.strategy import Strategy
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 
+from fl_privacy.checks import number
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, RoundReport, Server
 from fl_privacy.federation.guard import unrounded
@@ -80,10 +81,8 @@ def run_secure_aggregation(
     """
     if server.personal:
         raise UserError("SecAgg+ is expected with the whole model shared, but layers are private; use defense=none.")
-    if not 0 < clip < float("inf") or not 0 < threshold <= 1:
-        raise UserError(
-            f"secure_aggregation.clip is expected above 0 and threshold in (0, 1], but got {clip} and {threshold}."
-        )
+    number("secure_aggregation.clip", clip, above=0, example=1.0)
+    number("secure_aggregation.threshold", threshold, above=0, at_most=1, example=0.5)
 
     def make_client(context: Context) -> FlowerClient:
         client = clients[int(context.node_config[PARTITION])]

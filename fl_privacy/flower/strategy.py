@@ -40,7 +40,7 @@ from fl_privacy.flower.records import (
     state_records,
 )
 from fl_privacy.flower.transport import pair
-from fl_privacy.types import ModelState, VictimId
+from fl_privacy.types import ModelState
 
 PROBE = "train.probe"
 PERSONALIZE = "evaluate.personalize"
@@ -146,13 +146,13 @@ class Federated(Strategy):
     def _send_probes(self, round: int, grid: Grid) -> None:
         probes = [probe for probe in self.audit.probes_of(round) if probe.client in self._nodes]
         messages = [
-            self._message(p.client, PROBE, round, **{VICTIM: p.victim, BATCH_SIZE: self.audit.batch_size})
+            self._message(p.client, PROBE, round, **{VICTIM: p.number, BATCH_SIZE: self.audit.batch_size})
             for p in probes
         ]
         replies = grid.send_and_receive(messages, timeout=self.timeout) if messages else ()
         for probe, (_, reply) in zip(probes, pair(messages, replies), strict=True):
             if isinstance(reply, Failure):
-                logger.warning("The probe %s failed: %s", VictimId(round, probe.client, probe.victim), reply.reason)
+                logger.warning("The probe %s failed: %s", probe.in_round(round), reply.reason)
 
     def _message(self, client: int, kind: str, round: int, **config: int) -> Message:
         records = self._records(self.server.sent_to(client))

@@ -66,7 +66,6 @@ class LocalGrid(Grid):
         return [self._replies.pop(number) for number in message_ids if number in self._replies]
 
     def get_node_ids(self) -> list[int]:
-        """All nodes."""
         return list(self.contexts)
 
     def create_message(

@@ -14,7 +14,7 @@ from fl_privacy.gradients.frozen import differentiable_twice, frozen_copy
 from fl_privacy.gradients.layer_rules import LayerCall, register_layer_rule
 from fl_privacy.gradients.layered import Layered
 from fl_privacy.gradients.unrolled import Unrolled
-from fl_privacy.gradients.victims import OneByOne, Setting, Vectorized, VictimGradients
+from fl_privacy.gradients.victims import OneByOne, Vectorized, VictimGradients, VictimModel
 
 __all__ = [
     "GradientResult",
@@ -23,10 +23,10 @@ __all__ = [
     "LossChange",
     "LossFunction",
     "OneByOne",
-    "Setting",
     "Unrolled",
     "Vectorized",
     "VictimGradients",
+    "VictimModel",
     "batch_loss",
     "clipped_sum",
     "differentiable_twice",

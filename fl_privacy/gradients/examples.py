@@ -21,7 +21,7 @@ from fl_privacy.gradients.frozen import frozen_copy
 from fl_privacy.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
 from fl_privacy.gradients.layered import Layered, add_up
 from fl_privacy.gradients.low_rank import pays
-from fl_privacy.gradients.victims import Setting
+from fl_privacy.gradients.victims import VictimModel
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 _CHUNK_ELEMENTS = 1 << 26
@@ -120,7 +120,7 @@ def _layered(
     detached = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
     frozen = frozen_copy(model, detached, plan, device=value.device, dtype=value.dtype)
     try:
-        layered = Layered(Setting(frozen, list(state.parameters), plan))
+        layered = Layered(VictimModel(frozen, list(state.parameters), plan))
         if model not in _tried:
             few = Batch(batch.inputs[:2].detach(), batch.labels[:2])
             with torch.no_grad():

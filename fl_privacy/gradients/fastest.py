@@ -8,27 +8,27 @@ from torch import Tensor
 
 from fl_privacy.gradients.frozen import differentiable_twice
 from fl_privacy.gradients.layered import Layered
-from fl_privacy.gradients.victims import OneByOne, Setting, Vectorized, VictimGradients
+from fl_privacy.gradients.victims import OneByOne, Vectorized, VictimGradients, VictimModel
 from fl_privacy.types import Tensors
 
 _TOLERANCE = 1e-3
 
 
-def victim_gradients(setting: Setting, inputs: Tensor, labels: Tensor) -> VictimGradients:
+def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) -> VictimGradients:
     """The fastest way that gives the right gradients of this model, found by trying.
 
     Args:
-        setting: model, plan and tensors to match.
+        victim_model: model, plan and tensors to match.
         inputs: (V, B, C, H, W) of a trial.
         labels: (V, B).
     """
-    reference = OneByOne(setting)
+    reference = OneByOne(victim_model)
     expected = _with_slope(reference, inputs, labels)
     reasons = []
-    candidates: tuple[Callable[[Setting], VictimGradients], ...] = (Layered, Vectorized)
+    candidates: tuple[Callable[[VictimModel], VictimGradients], ...] = (Layered, Vectorized)
     for candidate in candidates:
         try:
-            gradients = candidate(setting)
+            gradients = candidate(victim_model)
             if isinstance(gradients, Layered):
                 gradients.expect_right_factors(inputs, labels)
             found = _with_slope(gradients, inputs, labels)
@@ -39,7 +39,7 @@ def victim_gradients(setting: Setting, inputs: Tensor, labels: Tensor) -> Victim
             return gradients
         reasons.append(f"{candidate.__name__} gives other gradients")
     warnings.warn(
-        f"{type(setting.model).__name__} can't be batched over victims, which are attacked one by one"
+        f"{type(victim_model.model).__name__} can't be batched over victims, which are attacked one by one"
         f" ({'; '.join(reasons)}).",
         stacklevel=2,
     )

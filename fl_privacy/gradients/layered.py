@@ -16,7 +16,7 @@ from fl_privacy.gradients.convolution import freeze_convolutions
 from fl_privacy.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
 from fl_privacy.gradients.low_rank import pays
 from fl_privacy.gradients.normalization import separated_copy
-from fl_privacy.gradients.victims import Setting, VictimGradients
+from fl_privacy.gradients.victims import VictimGradients, VictimModel
 from fl_privacy.gradients.watch import Call, leaving
 from fl_privacy.types import Tensors
 
@@ -30,13 +30,13 @@ class NotLayeredError(RuntimeError):
 class Layered(VictimGradients):
     """One forward and one backward pass over the stacked batch."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        separated = separated_copy(setting.model)
+    def __init__(self, victim_model: VictimModel) -> None:
+        self._victim_model = victim_model
+        separated = separated_copy(victim_model.model)
         self._model, self._victims = separated.model, separated.victims
         freeze_convolutions(self._model)
         parameters = dict(self._model.named_parameters())
-        names = {id(parameters[separated.names[name]]): name for name in setting.names}
+        names = {id(parameters[separated.names[name]]): name for name in victim_model.names}
         self._layers = dict(_layers(self._model, names))
 
     def __call__(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> Tensors:
@@ -95,7 +95,7 @@ class Layered(VictimGradients):
         """Inputs of each call of a layer and the loss's gradient by its outputs, (V, B, ...) each.
 
         They can be differentiated unless gradients are switched off. With ``hidden`` (V, B, F), another loss sends
-        them back into what enters the layer ``setting.hidden``.
+        them back into what enters the layer ``victim_model.hidden``.
         """
         count, size = inputs.shape[:2]
         create_graph = torch.is_grad_enabled()
@@ -106,9 +106,9 @@ class Layered(VictimGradients):
             loss = F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
             if hidden is not None:
                 loss = loss + (hidden.flatten(0, 1) * self._features(tape)).sum()
-            loss = self._setting.plan.loss_scale / size * loss
+            loss = self._victim_model.plan.loss_scale / size * loss
             seen = {name for call in tape for name in self._layers[call.name].names.values()}
-            if unseen := set(self._setting.names) - seen:
+            if unseen := set(self._victim_model.names) - seen:
                 raise NotLayeredError(f"{min(unseen)} belongs to no layer that was called")
             deltas = torch.autograd.grad(
                 loss, [call.output for call in tape], create_graph=create_graph, materialize_grads=True
@@ -125,8 +125,8 @@ class Layered(VictimGradients):
         ]
 
     def _features(self, tape: Sequence[Call]) -> Tensor:
-        """(V B, F) what enters the layer ``setting.hidden``."""
-        hidden = self._setting.hidden
+        """(V B, F) what enters the layer ``victim_model.hidden``."""
+        hidden = self._victim_model.hidden
         return next(call.inputs for call in tape if self._layers[call.name].names.get("weight") == hidden)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fl_privacy.gradients.victims import Setting, VictimGradients, VictimLoss
+from fl_privacy.gradients.victims import VictimGradients, VictimLoss, VictimModel
 from fl_privacy.types import LocalPlan, Tensors
 
 
@@ -23,9 +23,9 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
 class Unrolled(VictimGradients):
     """``-delta / lr`` of the client's local steps; every parameter moves, only the uploaded ones are returned."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        self._loss = VictimLoss(setting)
+    def __init__(self, victim_model: VictimModel) -> None:
+        self._victim_model = victim_model
+        self._loss = VictimLoss(victim_model)
         self._sent = self._loss.parameters()
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
@@ -34,7 +34,7 @@ class Unrolled(VictimGradients):
         return updates
 
     def _train(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        plan = self._setting.plan
+        plan = self._victim_model.plan
         moved = {name: torch.zeros_like(p) for name, p in self._sent.items()}
         moments: list[Tensors] = [{}, {}]
         for number, batch in enumerate(step_slices(len(inputs), plan), start=1):
@@ -44,7 +44,7 @@ class Unrolled(VictimGradients):
                 gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
             step, moments = _direction(gradients, moments, plan, number)
             moved = {name: m + step[name] for name, m in moved.items()}
-        return {name: moved[name] for name in self._setting.names}
+        return {name: moved[name] for name in self._victim_model.names}
 
 
 def _direction(

@@ -16,8 +16,8 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
-    """What all victims of a group share.
+class VictimModel:
+    """The model that all victims of a group were sent, and how they train it.
 
     Attributes:
         model: frozen, in the mode of the plan, with the values sent.
@@ -39,26 +39,25 @@ class VictimGradients(ABC):
     """
 
     @abstractmethod
-    def __init__(self, setting: Setting) -> None: ...
+    def __init__(self, victim_model: VictimModel) -> None: ...
 
     @abstractmethod
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
         """Gradients by name."""
 
-    def under(self, setting: Setting) -> Self:
-        """The same way of computing, for the same model in another setting."""
-        return type(self)(setting)
+    def under(self, victim_model: VictimModel) -> Self:
+        """The same way of computing, for another victim model."""
+        return type(self)(victim_model)
 
 
 class VictimLoss:
     """The loss of one victim's batch as a function of parameters, under their original names."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._separated = separated_copy(setting.model)
-        self._scale = setting.plan.loss_scale
+    def __init__(self, victim_model: VictimModel) -> None:
+        self._separated = separated_copy(victim_model.model)
+        self._scale = victim_model.plan.loss_scale
 
     def parameters(self) -> dict[str, Tensor]:
-        """As sent."""
         values = dict(self._separated.model.named_parameters())
         return {name: values[own] for name, own in self._separated.names.items()}
 
@@ -72,13 +71,12 @@ class VictimLoss:
 class Vectorized(VictimGradients):
     """``vmap`` of the gradient of one victim's loss."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._loss = VictimLoss(setting)
+    def __init__(self, victim_model: VictimModel) -> None:
+        self._loss = VictimLoss(victim_model)
         parameters = self._loss.parameters()
-        self._parameters = {name: parameters[name] for name in setting.names}
+        self._parameters = {name: parameters[name] for name in victim_model.names}
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Gradients by name."""
         gradients: Tensors = vmap(grad(self._loss), in_dims=(None, 0, 0))(self._parameters, inputs, labels)
         return gradients
 
@@ -86,19 +84,18 @@ class Vectorized(VictimGradients):
 class OneByOne(VictimGradients):
     """A loop over the victims around :func:`fl_privacy.gradients.loss_gradients`."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        self._state = ModelState(dict(setting.model.named_parameters()), dict(setting.model.named_buffers()))
+    def __init__(self, victim_model: VictimModel) -> None:
+        self._victim_model = victim_model
+        self._state = ModelState(dict(victim_model.model.named_parameters()), dict(victim_model.model.named_buffers()))
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Gradients by name."""
         victims = [self._gradient(Batch(x, y)) for x, y in zip(inputs, labels, strict=True)]
-        return {name: torch.stack([gradient[name] for gradient in victims]) for name in self._setting.names}
+        return {name: torch.stack([gradient[name] for gradient in victims]) for name in self._victim_model.names}
 
     def _gradient(self, batch: Batch) -> Tensors:
-        plan = self._setting.plan
+        plan = self._victim_model.plan
         return loss_gradients(
-            self._setting.model,
+            self._victim_model.model,
             self._state,
             batch,
             batch_norm=plan.batch_norm,

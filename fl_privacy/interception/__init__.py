@@ -1,4 +1,4 @@
-"""What an attacker gets hold of: which updates, with what else it knows, and their files."""
+"""From an upload to what an attacker observes: with what else it knows, and the files of both."""
 
 from fl_privacy.interception.capture_reader import load_observations
 from fl_privacy.interception.capture_writer import CaptureWriter, save_observation

@@ -23,7 +23,7 @@ FORMAT = 1
 """Version of the layout."""
 
 PARAMETERS, BUFFERS, UPDATE = "parameters/", "buffers/", "update/"
-LABELS, PUBLIC_IMAGES, PUBLIC_LABELS, GUESS = "labels", "public_images", "public_labels", "guess"
+LABELS, PUBLIC_IMAGES, PUBLIC_LABELS, PREVIOUS = "labels", "public_images", "public_labels", "previous"
 FEATURES, PRIVATE_PARAMETERS, PRIVATE_BUFFERS = "features", "private_parameters/", "private_buffers/"
 """Names in the tensor files; those that end in a slash are prefixes."""
 
@@ -54,7 +54,6 @@ class CaptureFile:
     path: Path
 
     def json(self) -> dict[str, Any]:
-        """The description."""
         try:
             raw = json.loads(self._read(self.path, MOST_JSON))
         except (ValueError, RecursionError):

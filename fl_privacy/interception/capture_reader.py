@@ -18,9 +18,9 @@ from fl_privacy.interception.capture_files import (
     BUFFERS,
     FEATURES,
     FORMAT,
-    GUESS,
     LABELS,
     PARAMETERS,
+    PREVIOUS,
     PRIVATE_BUFFERS,
     PRIVATE_PARAMETERS,
     PUBLIC_IMAGES,
@@ -113,10 +113,10 @@ class _Reader:
 
     def _knowledge(self, raw: Mapping[str, Any]) -> Knowledge:
         tensors = self._tensors(self.file.digest(raw, "knowledge"))
-        labels, images, guess = tensors.get(LABELS), tensors.get(PUBLIC_IMAGES), tensors.get(GUESS)
+        labels, images, previous = tensors.get(LABELS), tensors.get(PUBLIC_IMAGES), tensors.get(PREVIOUS)
         classes = tensors.get(PUBLIC_LABELS)
         self._expect_images(images, "public images", raw)
-        self._expect_images(guess, "a guess", raw)
+        self._expect_images(previous, "a previous reconstruction", raw)
         self._expect_classes(labels, "labels", raw)
         self._expect_classes(classes, "classes of public images", raw)
         if classes is not None and (images is None or classes.shape != images.shape[:1]):
@@ -140,7 +140,7 @@ class _Reader:
             same_data=same_data,
             public_images=images,
             public_labels=classes,
-            guess=guess,
+            previous=previous,
             private=self._private(tensors),
             colluder=colluder,
             features=features,

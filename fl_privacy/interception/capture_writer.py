@@ -16,9 +16,9 @@ from fl_privacy.interception.capture_files import (
     BUFFERS,
     FEATURES,
     FORMAT,
-    GUESS,
     LABELS,
     PARAMETERS,
+    PREVIOUS,
     PRIVATE_BUFFERS,
     PRIVATE_PARAMETERS,
     PUBLIC_IMAGES,
@@ -48,7 +48,6 @@ class CaptureWriter:
     )
 
     def __call__(self, observation: Observation) -> None:
-        """Write ``observation``."""
         self.write(observation)
 
     def write(self, observation: Observation) -> Path:
@@ -104,7 +103,7 @@ def _of_knowledge(knowledge: Knowledge) -> Tensors:
         LABELS: knowledge.labels,
         PUBLIC_IMAGES: knowledge.public_images,
         PUBLIC_LABELS: knowledge.public_labels,
-        GUESS: knowledge.guess,
+        PREVIOUS: knowledge.previous,
         FEATURES: knowledge.features,
     }
     told = {name: tensor for name, tensor in optional.items() if tensor is not None}

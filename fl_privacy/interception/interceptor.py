@@ -23,8 +23,8 @@ class Interceptor:
         num_classes: K.
         sink: where observations go.
         knowledge: what the attacker knows beyond the protocol.
-        side_information: tells what private layers there are to stand in for the victims'; ``None`` where there are
-            none.
+        side_information: adds what is known from inside the federation, such as layers that stand in for private
+            ones; ``None`` where nothing is.
     """
 
     model: nn.Module

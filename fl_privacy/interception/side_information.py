@@ -26,9 +26,7 @@ class SideInformation(Protocol):
     """Adds to an observation what the attacker knows from inside the federation."""
 
     @property
-    def clients(self) -> Mapping[int, Client]:
-        """The simulated clients."""
-        ...
+    def clients(self) -> Mapping[int, Client]: ...
 
     def __call__(self, observation: Observation, *, states: States) -> Observation:
         """``observation`` with what is told; ``states`` are of before the update."""

@@ -87,7 +87,7 @@ class Metric:
         return self.threshold.value if self.threshold else None
 
     @property
-    def recognizable(self) -> Literal["above", "below"]:
+    def side(self) -> Literal["above", "below"]:
         """On which side of the threshold an image is recognizable."""
         return "above" if self.leaks == "high" else "below"
 

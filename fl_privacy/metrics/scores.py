@@ -87,7 +87,7 @@ def evaluate_all(
     Args:
         reconstructions: one for each victim.
         truths: the victims' batches in the same order, all with the same (C, H, W).
-        functions: of metrics that have none of their own, by name; without it these are left out.
+        functions: those that a run has to give, by the names of their metrics; a metric without one is left out.
         transformed: what a defense put in place of each truth, in the same order of images; guesses are matched to
             them apart. Without it the metrics of transformed images are left out.
 
@@ -101,8 +101,10 @@ def evaluate_all(
     if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
         raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
     matches = [match(r, t) for r, t in zip(reconstructions, truths, strict=True)]
-    replaced = None if transformed is None else [match(r, t) for r, t in zip(reconstructions, transformed, strict=True)]
-    rows = iter(_measure(matches, replaced, functions))
+    to_transformed = None
+    if transformed is not None:
+        to_transformed = [match(r, t) for r, t in zip(reconstructions, transformed, strict=True)]
+    rows = iter(_measure(matches, to_transformed, functions))
     return [
         VictimScore(
             id=reconstruction.id,
@@ -113,14 +115,14 @@ def evaluate_all(
             history=reconstruction.history,
             label_source=reconstruction.label_source,
             certainty=reconstruction.certainty,
-            transformed=None if replaced is None else replaced[number].originals,
+            transformed=None if to_transformed is None else to_transformed[number].originals,
         )
         for number, (reconstruction, m) in enumerate(zip(reconstructions, matches, strict=True))
     ]
 
 
 def _measure(
-    matches: Sequence[Match], replaced: Sequence[Match] | None, given: Mapping[str, MetricFunction]
+    matches: Sequence[Match], to_transformed: Sequence[Match] | None, functions: Mapping[str, MetricFunction]
 ) -> list[dict[str, float]]:
     """Every metric of every image that has a guess, in order."""
     if not any(len(m.found) for m in matches):
@@ -130,11 +132,11 @@ def _measure(
         torch.cat([m.guessed_labels[m.found] for m in matches]),
         torch.cat([m.labels[m.found] for m in matches]),
     )
-    if replaced is not None:
-        compared["transformed"] = _images(matches, replaced)
+    if to_transformed is not None:
+        compared["transformed"] = _images(matches, to_transformed)
     columns = {}
     for name, metric in METRICS.items():
-        function = given.get(name) or metric.function
+        function = functions.get(name) or metric.function
         if function is None or metric.of not in compared or not metric.available:
             continue
         guesses, truths = compared[metric.of]

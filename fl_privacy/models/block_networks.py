@@ -5,10 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fl_privacy.errors import UserError
 from fl_privacy.models.initialization import initialize
 from fl_privacy.models.layers import activation as new_activation
-from fl_privacy.models.layers import input_normalization, norm_2d, require_positive
+from fl_privacy.models.layers import input_normalization, norm_2d, require_pixels, require_positive
 from fl_privacy.models.layers import pooling as new_pooling
 
 Block = tuple[tuple[int, ...], int, bool]
@@ -54,12 +53,8 @@ class BlockNetwork(nn.Module):
         super().__init__()
         require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
         least = 2 ** sum(pooled for *_, pooled in self.blocks)
+        require_pixels(type(self).__name__, image_size, least=least)
         side = image_size // least
-        if side < 1:
-            raise UserError(
-                f"{type(self).__name__} expects images of at least {least}x{least} pixels, but got"
-                f" {image_size}x{image_size}; set data.image_size=32."
-            )
         layers: list[nn.Module] = []
         inner = in_channels
         for factors, kernel, pooled in self.blocks:

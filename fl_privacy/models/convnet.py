@@ -5,10 +5,9 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from fl_privacy.errors import UserError
 from fl_privacy.models.initialization import initialize
 from fl_privacy.models.layers import activation as new_activation
-from fl_privacy.models.layers import input_normalization, norm_2d, require_positive
+from fl_privacy.models.layers import input_normalization, norm_2d, require_pixels, require_positive
 
 _WIDTHS = (1, 2, 2, 4, 4, 4, 4, 4)
 _POOLED = (5, 7)
@@ -45,12 +44,8 @@ class ConvNet(nn.Module):
     ) -> None:
         super().__init__()
         require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
+        require_pixels("ConvNet", image_size, least=9)
         side = image_size // 3 // 3
-        if side < 1:
-            raise UserError(
-                f"ConvNet expects images of at least 9x9 pixels, but got {image_size}x{image_size};"
-                " set data.image_size=32."
-            )
         widths = [in_channels, *(factor * width for factor in _WIDTHS)]
         layers: list[nn.Module] = []
         for depth, (inner, outer) in enumerate(pairwise(widths)):

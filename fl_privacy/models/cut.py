@@ -65,8 +65,6 @@ class Front(nn.Module):
         self.model, self.layer = model, layer
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """As above."""
-
         def stop(given: Tensor) -> Tensor:
             raise _ReachedError(given)
 
@@ -100,7 +98,6 @@ class Rest(nn.Module):
         self.model, self.layer, self.image_shape = model, layer, image_shape
 
     def forward(self, features: Tensor) -> Tensor:
-        """As above."""
         black = features.new_zeros(len(features), *self.image_shape)
         with replaced_input(self.model.get_submodule(self.layer), lambda given: features):
             logits: Tensor = self.model(black)

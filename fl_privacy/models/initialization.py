@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from fl_privacy.errors import UserError
+from fl_privacy.checks import one_of
 
 Initializer = Callable[[nn.Module, torch.Generator | None], None]
 """(model, generator or None for torch's global one): sets the values in place."""
@@ -76,6 +76,5 @@ def initialize(model: nn.Module, name: str, *, generator: torch.Generator | None
     Raises:
         UserError: unknown ``name``.
     """
-    if name not in INITIALIZERS:
-        raise UserError(f"model.init is expected to be one of {', '.join(INITIALIZERS)}, but got {name!r}.")
+    one_of("model.init", name, INITIALIZERS)
     INITIALIZERS[name](model, generator)

@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from fl_privacy import checks
 from fl_privacy.errors import UserError
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -23,22 +24,19 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 def activation(name: str) -> nn.Module:
     """A new activation layer, one of ``ACTIVATIONS``."""
-    if name not in ACTIVATIONS:
-        raise UserError(f"model.activation is expected to be one of {', '.join(ACTIVATIONS)}, but got {name!r}.")
+    checks.one_of("model.activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]()
 
 
 def pooling(name: str) -> nn.Module:
     """A new 2x2 pooling: ``max`` or ``avg``."""
-    if name == "max":
-        return nn.MaxPool2d(2)
-    if name == "avg":
-        return nn.AvgPool2d(2)
-    raise UserError(f"model.pooling is expected to be one of max, avg, but got {name!r}.")
+    checks.one_of("model.pooling", name, ("max", "avg"))
+    return nn.MaxPool2d(2) if name == "max" else nn.AvgPool2d(2)
 
 
 def norm_2d(name: str, channels: int) -> nn.Module:
     """A new normalization of (B, channels, H, W) feature maps; ``group`` makes up to 32 groups (Wu and He, 2018)."""
+    checks.one_of("model.norm", name, ("batch", "group", "none"))
     if name == "batch":
         layer = nn.BatchNorm2d(channels)
         # Only read where momentum is None; as a buffer, an integer counter could not be averaged over clients.
@@ -46,9 +44,7 @@ def norm_2d(name: str, channels: int) -> nn.Module:
         return layer
     if name == "group":
         return nn.GroupNorm(math.gcd(32, channels), channels)
-    if name == "none":
-        return nn.Identity()
-    raise UserError(f"model.norm is expected to be one of batch, group, none, but got {name!r}.")
+    return nn.Identity()
 
 
 def has_batch_norm(model: nn.Module) -> bool:
@@ -92,8 +88,7 @@ def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | Non
             raise UserError(
                 f"model.{name} is expected to be a list of 1 or {in_channels} values, but got {values}; try [0.5]."
             )
-    if min(std) <= 0:
-        raise UserError(f"model.std is expected to be above 0, but got {min(std)}; try 0.25.")
+    checks.number("model.std", min(std), above=0, example=0.25)
     return InputNormalization(mean, std)
 
 
@@ -110,5 +105,13 @@ def resolve_strides(strides: Sequence[int] | None, default: tuple[int, ...]) -> 
 def require_positive(**sizes: int) -> None:
     """Raise ``UserError`` unless every size is a whole number above 0."""
     for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise UserError(f"model.{name} is expected to be a whole number above 0, but got {value!r}.")
+        checks.whole(f"model.{name}", value, at_least=1, example=8)
+
+
+def require_pixels(name: str, image_size: int, *, least: int) -> None:
+    """Raise ``UserError`` where ``image_size`` leaves nothing of the feature maps of the model ``name``."""
+    if image_size < least:
+        raise UserError(
+            f"{name} expects images of at least {least}x{least} pixels, but got {image_size}x{image_size};"
+            " set data.image_size=32."
+        )

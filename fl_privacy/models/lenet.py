@@ -6,10 +6,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fl_privacy.errors import UserError
 from fl_privacy.models.initialization import initialize
 from fl_privacy.models.layers import activation as new_activation
-from fl_privacy.models.layers import input_normalization, require_positive, resolve_strides
+from fl_privacy.models.layers import input_normalization, require_pixels, require_positive, resolve_strides
 from fl_privacy.models.layers import pooling as new_pooling
 
 
@@ -103,12 +102,8 @@ class LeNet5(nn.Module):
     ) -> None:
         super().__init__()
         require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
+        require_pixels("LeNet5", image_size, least=28)
         side = (image_size // 2 - 4) // 2 - 4
-        if side < 1:
-            raise UserError(
-                f"LeNet5 expects images of at least 28x28 pixels, but got {image_size}x{image_size};"
-                " set data.image_size=28."
-            )
         self.normalize = input_normalization(mean, std, in_channels)
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, 6, 5, padding=2),

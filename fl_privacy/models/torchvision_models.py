@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torchvision.models import MobileNetV2 as TorchvisionMobileNetV2
 from torchvision.models import VisionTransformer
 
+from fl_privacy.checks import number
 from fl_privacy.errors import UserError
 from fl_privacy.models.initialization import initialize
 from fl_privacy.models.layers import input_normalization, require_positive
@@ -56,10 +57,10 @@ class ViT(nn.Module):
             )
         if token_width % heads:
             raise UserError(
-                f"model.token_width is expected to be a multiple of model.heads={heads}, but got {token_width}."
+                f"model.token_width is expected to be a multiple of model.heads={heads}, but got {token_width};"
+                f" try {heads * max(1, token_width // heads)}."
             )
-        if not 0 <= dropout < 1:
-            raise UserError(f"model.dropout is expected in [0, 1), but got {dropout}; try 0.1.")
+        number("model.dropout", dropout, at_least=0, below=1, example=0.1)
         self.normalize = input_normalization(mean, std, in_channels)
         self.network = VisionTransformer(
             image_size=image_size,
@@ -115,10 +116,8 @@ class MobileNetV2(nn.Module):
     ) -> None:
         super().__init__()
         require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
-        if not 0 < width_multiplier < float("inf"):
-            raise UserError(f"model.width_multiplier is expected to be above 0, but got {width_multiplier}; try 1.0.")
-        if not 0 <= dropout < 1:
-            raise UserError(f"model.dropout is expected in [0, 1), but got {dropout}; try 0.2.")
+        number("model.width_multiplier", width_multiplier, above=0, example=1.0)
+        number("model.dropout", dropout, at_least=0, below=1, example=0.2)
         first, *strides = _SMALL_STRIDES if image_size <= _SMALL else _STRIDES
         settings = [[*block, stride] for block, stride in zip(_BLOCKS, strides, strict=True)]
         self.normalize = input_normalization(mean, std, in_channels)

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.gradients import Layered, Setting, frozen_copy, victim_gradients
+from fl_privacy.gradients import Layered, VictimModel, frozen_copy, victim_gradients
 from fl_privacy.gradients.memory import spare_bytes, written_by
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan, ModelState
@@ -71,7 +71,7 @@ class GradientSimilarity:
         frozen = frozen_copy(model, state, plan, device=self.device, dtype=dtype)
         trial = torch.rand((2, 1, *input_shape), generator=derive_generator(0, "trial"))
         trial, labels = trial.to(self.device, dtype), torch.zeros(2, 1, dtype=torch.long, device=self.device)
-        self._gradients = victim_gradients(Setting(frozen, list(state.parameters), plan), trial, labels)
+        self._gradients = victim_gradients(VictimModel(frozen, list(state.parameters), plan), trial, labels)
         self._factored = self._gradients.ranks(trial, labels).keys() if isinstance(self._gradients, Layered) else set()
         self._size = sum(p.numel() for name, p in state.parameters.items() if name not in self._factored)
         self._at_once = at_once or self._most(trial, labels)

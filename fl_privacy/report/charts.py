@@ -145,11 +145,7 @@ def scatter_chart(
             axes.annotate(label, (point.x, height), xytext=(6, 5), textcoords="offset points", fontweight="bold")
         axes.margins(0.15)
         if bound is not None:
-            axes.axhline(bound, color=MUTED, linestyle="--", linewidth=1.0)
-            axes.annotate(
-                bound_label, (0.0, bound), xycoords=("axes fraction", "data"), xytext=(2, 3),
-                textcoords="offset points", color=MUTED, fontsize=9,
-            )  # fmt: skip
+            draw_bound(axes, bound, bound_label)
         axes.set(xlabel=x, ylabel=y)
 
     return draw_svg(draw, alt)
@@ -178,6 +174,15 @@ def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str],
 def top_of(values: Sequence[float], bound: float | None) -> float:
     """Where infinite ones among ``values`` are drawn: above the finite ones and the ``bound``."""
     return 1.25 * max([value for value in values if math.isfinite(value)] + [bound or 1.0])
+
+
+def draw_bound(axes: Axes, bound: float, label: str) -> None:
+    """A line across at the height ``bound``, which ``label`` names."""
+    axes.axhline(bound, color=MUTED, linestyle="--", linewidth=1.0)
+    axes.annotate(
+        label, (0.0, bound), xycoords=("axes fraction", "data"), xytext=(2, 3),
+        textcoords="offset points", color=MUTED, fontsize=9,
+    )  # fmt: skip
 
 
 def reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:

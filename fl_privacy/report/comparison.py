@@ -82,7 +82,6 @@ class RunRow:
         return worst_by(name, self.readings)
 
     def mean(self, name: str) -> float | None:
-        """Of that one."""
         worst = self.worst(name)
         statistic = worst and worst.statistic(name)
         return statistic.mean if statistic else None
@@ -168,7 +167,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
             x="PMM, percent" if use_pmm else "Test accuracy, percent",
             y=shown.axis,
             bound=shown.bound,
-            bound_label=f"recognizable {shown.recognizable}",
+            bound_label=f"recognizable {shown.side}",
             alt=f"{shown.title} against accuracy: "
             + ", ".join(f"{p.label} at {p.x:.1f} %, {metric(p.y, name)}" for p in points),
         )

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from fl_privacy.config.settings import Role, keys_of
+from fl_privacy.config.keys import keys_of
+from fl_privacy.config.settings import Role
 from fl_privacy.report.ppc import Sample, sample_of, with_worst
 from fl_privacy.report.readings import readings_of
 from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, telling_settings

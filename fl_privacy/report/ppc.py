@@ -159,7 +159,7 @@ def caps(samples: Sequence[Sample]) -> list[Cap]:
 
 
 def cap_as_plain(found: Cap) -> dict[str, Any]:
-    """For JSON."""
+    """CAP with its keys spelled out, as JSON takes them."""
     return {
         "mechanism": found.mechanism,
         "distance": found.distance,

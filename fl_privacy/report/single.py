@@ -38,7 +38,7 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
         labels=worst_by("label_correct", last),
         proven=max(proven, key=lambda reading: reading.leakage.certainties[Certainty.PROVEN], default=None),
         traced=min(traced, key=lambda pair: pair[1].mean)[0] if traced else None,
-        several=found,
+        readings=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
         extremes=view_extremes(run, pairs),

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from fl_privacy.metrics import METRICS
-from fl_privacy.report.charts import EXACT, INK, MUTED, SERIES, draw_svg, reach, top_of
+from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.numbers import metric
 from fl_privacy.report.page import link_to, render
@@ -112,7 +112,7 @@ def _chart(rows: Sequence[DefenseRow], attack: str, name: str, best: DefenseRow 
         y=shown.axis,
         alt=f"{shown.title} under {attack} over utility: " + _in_words(rows, attack, name),
         bound=shown.bound,
-        bound_label=f"recognizable {shown.recognizable}",
+        bound_label=f"recognizable {shown.side}",
         ring=(ringed.x, ringed.y) if ringed else None,
     )
 
@@ -186,11 +186,7 @@ def trade_off_chart(
             axes.plot(ring[0], min(ring[1], top), "o", markeredgewidth=1.3, **circle)
         axes.margins(0.06)
         if bound is not None:
-            axes.axhline(bound, color=MUTED, linestyle=":", linewidth=1.2)
-            axes.annotate(
-                bound_label, (0.0, bound), xycoords=("axes fraction", "data"), xytext=(2, 3),
-                textcoords="offset points", color=MUTED, fontsize=9,
-            )  # fmt: skip
+            draw_bound(axes, bound, bound_label)
         axes.set(xlabel=x, ylabel=y)
 
     return draw_svg(draw, alt)

@@ -12,12 +12,13 @@ from fl_privacy.files import write_whole
 from fl_privacy.metrics import VictimScore
 from fl_privacy.metrics.distortion import UpdateDistortion
 from fl_privacy.metrics.tracing import Tracing
+from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
 from fl_privacy.results.lock import Lock, hold, release
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
-from fl_privacy.results.summary import Summary, summarize
+from fl_privacy.results.summary import Summary
 from fl_privacy.types import VictimId
 
 FORMAT = 1

@@ -5,7 +5,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fl_privacy.config.settings import Role, keys_of
+from fl_privacy.config.keys import keys_of
+from fl_privacy.config.settings import Role
 
 RUNTIME = keys_of(Role.RUNTIME)
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
+from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.folder import FORMAT, Identity
 from fl_privacy.results.identity import training_hash
 from fl_privacy.results.pictures import Pair, read_pairs
 from fl_privacy.results.records import Attacker, parse_json, read_records, records_of
 from fl_privacy.results.schema import ENVIRONMENT, PARTS, SENTENCES, wrong_field, wrong_identity, wrong_partition
 from fl_privacy.results.share import Shared, shared_as
-from fl_privacy.results.summary import Summary, summarize
+from fl_privacy.results.summary import Summary
 
 MOST_BYTES = 1 << 26
 """Of a file of a run beside its records and tensors."""
@@ -64,7 +65,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
         return self.path.name
 
     def of_kind(self, kind: str, attacker: Attacker = Attacker.PLAIN) -> list[Mapping[str, Any]]:

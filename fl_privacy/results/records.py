@@ -26,7 +26,7 @@ SYNC_EVERY = 5.0
 
 
 class RecordWriter:
-    """Appends records to a file."""
+    """Appends records, a line of JSON each, to a file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fl_privacy.checks import fits, in_words
-from fl_privacy.config.settings import sections
+from fl_privacy.config.keys import sections
 from fl_privacy.metrics import METRICS
 from fl_privacy.types import VictimId
 

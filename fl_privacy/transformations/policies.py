@@ -9,6 +9,7 @@ from typing import cast, get_args
 import torch
 from torch import Tensor
 
+from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 from fl_privacy.transformations.operations import OPERATIONS, TABLES, Operation, Table
 
@@ -118,8 +119,8 @@ def read_policies(source: str | int | Sequence[str | int], table: Table | None =
     Raises:
         UserError: it is none of these, or the file was searched with another table.
     """
-    if table not in (None, *get_args(Table)):
-        raise UserError(f"table is expected to be {' or '.join(get_args(Table))}, but got {table!r}.")
+    if table is not None:
+        one_of("table", table, get_args(Table))
     if not isinstance(source, str | int):
         if not source:
             raise UserError("At least one policy is expected, but got an empty list; give names like 3-43-15.")

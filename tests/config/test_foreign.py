@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from fl_privacy.config import compose_run, options, to_yaml
 from fl_privacy.config.foreign import expect_plain, read_settings, recorded_parts
 from fl_privacy.config.groups import config_folders
-from fl_privacy.config.settings import select
+from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
 
 KEYS = ("data", "partition", "model", "federation", "defense", "seed")

@@ -7,16 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from fl_privacy.config import CONFIG_DIR, Role, compose_file, compose_run
-from fl_privacy.config.settings import (
-    captured_groups,
-    captured_keys,
-    declared_settings,
-    groups,
-    is_within,
-    keys_of,
-    put,
-    select,
-)
+from fl_privacy.config.keys import captured_groups, captured_keys, declared_settings, groups, is_within, keys_of
+from fl_privacy.config.reading import put, select
 from fl_privacy.config.table import with_table
 from fl_privacy.errors import UserError
 from fl_privacy.results.identity import attacked_hash, run_hash, training_hash

@@ -118,7 +118,7 @@ def test_natural_keeps_groups_together(labelled):
 @pytest.mark.parametrize(
     ("partition", "clients", "words"),
     [
-        (Iid(), 0, "federation.clients is expected to be at least 1"),
+        (Iid(), 0, "federation.clients is expected to be a whole number of at least 1"),
         (Iid(), -3, "at least 1"),
         (Iid(), 601, "only 600"),
         (Dirichlet(min_examples=100), 7, "federation.clients=6"),

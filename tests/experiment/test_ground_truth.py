@@ -8,7 +8,7 @@ from fl_privacy.defenses.condensation import distribution_matching
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attacker_knowledge import data_names
 from fl_privacy.experiment.build import build_federation
-from fl_privacy.experiment.ground_truth import GroundTruth, trains_on_others
+from fl_privacy.experiment.ground_truth import GroundTruth, sees_other_images
 from fl_privacy.experiment.judge import update_distortion
 from fl_privacy.federation import Audit, Probe
 from fl_privacy.federation.client import training
@@ -48,8 +48,8 @@ def test_updates_from_augmented_images_are_measured_against_these_and_not_joined
     flipped = (seen != original).flatten(1).any(1)
     assert torch.equal(seen[flipped], original[flipped].flip(-1))
     assert 0.3 < flipped.float().mean() < 0.7
-    assert trains_on_others(built.defense, plan, "update")
-    assert not trains_on_others(built.defense, plan, "probe")
+    assert sees_other_images(built.defense, plan, "update")
+    assert not sees_other_images(built.defense, plan, "probe")
     assert data_names(built.clients)(observation.id) is None
     assert data_names(federation(*settings[:2]).clients)(observation.id) == "client-0"
 
@@ -57,7 +57,7 @@ def test_updates_from_augmented_images_are_measured_against_these_and_not_joined
 def test_probes_that_are_augmented_are_measured_against_what_they_became_and_not_joined_over_rounds():
     settings = ("federation.plan.flip=true", "federation.plan.augment_probes=true")
     built = federation("federation=fedavg", *settings)
-    assert trains_on_others(built.defense, built.clients[0].plan, "probe")
+    assert sees_other_images(built.defense, built.clients[0].plan, "probe")
     truth = truth_of(built)
     found = observations(built, AUDIT)
     pairs = [(truth.batch(o.id).inputs, truth.replay(o).transformed.inputs) for o in found]

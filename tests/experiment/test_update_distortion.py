@@ -24,8 +24,8 @@ def observations(federation, audit, batch_size=2):
     sent = federation.server.state
     for probe in audit.probes:
         client = federation.clients[probe.client]
-        result = client.probe(sent, ClientState(), round=1, victim=probe.victim, batch_size=batch_size)
-        interceptor.capture(VictimId(1, probe.client, probe.victim), sent=sent, upload=result.upload)
+        result = client.probe(sent, ClientState(), round=1, probe=probe.number, batch_size=batch_size)
+        interceptor.capture(probe.in_round(1), sent=sent, upload=result.upload)
     for number in audit.clients:
         result = federation.clients[number].update(sent, ClientState(), round=1)
         interceptor.capture(VictimId(1, number), sent=sent, upload=result.upload)

@@ -74,7 +74,7 @@ def test_a_client_trains_on_windows_of_its_own_images_before_any_defense_of_the_
 
 def test_what_is_probed_is_left_as_it_is():
     with_, without = (harness.clients(plan)[1] for plan in (PLAN, harness.FEDAVG))
-    probes = [c.probe(SENT, ClientState(), round=1, victim=0, batch_size=2).upload.tensors for c in (with_, without)]
+    probes = [c.probe(SENT, ClientState(), round=1, probe=0, batch_size=2).upload.tensors for c in (with_, without)]
     harness.assert_same_tensors(*probes)
     updates = [c.update(SENT, ClientState(), round=1).upload.tensors for c in (with_, without)]
     assert not torch.equal(updates[0]["out.bias"], updates[1]["out.bias"])
@@ -82,7 +82,7 @@ def test_what_is_probed_is_left_as_it_is():
 
 def test_what_is_probed_is_augmented_where_asked_for():
     client = harness.clients(replace(PLAN, augment_probes=True))[1]
-    probed = {"round": 1, "victim": 0, "batch_size": 4}
+    probed = {"round": 1, "probe": 0, "batch_size": 4}
     own = client.victim_batch(0, 4).inputs
     seen, again = (harness.replay(client, VictimId(1, 1, 0), 4).transformed.inputs for _ in range(2))
     later = harness.replay(client, VictimId(2, 1, 0), 4).transformed.inputs

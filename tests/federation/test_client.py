@@ -74,11 +74,11 @@ def test_a_probe_is_the_update_of_its_batch_and_changes_nothing() -> None:
     client.update(SENT, state, round=1)
     before = dict(state.tensors)
 
-    probe = client.probe(SENT, state, round=2, victim=1, batch_size=2)
+    probe = client.probe(SENT, state, round=2, probe=1, batch_size=2)
 
     harness.assert_same_tensors(state.tensors, before)
     assert probe.upload.num_examples == 2
-    again = client.probe(SENT, state, round=2, victim=1, batch_size=2)
+    again = client.probe(SENT, state, round=2, probe=1, batch_size=2)
     harness.assert_same_tensors(probe.upload.tensors, again.upload.tensors)
 
 
@@ -86,7 +86,7 @@ def test_a_probe_has_its_own_batch_norm() -> None:
     for mode in ("eval", "train"):
         plan = replace(harness.FEDSGD, batch_norm="train", probe_batch_norm=mode)
         client = replace(harness.clients(plan)[0], defense=harness.Defense())
-        probe = client.probe(SENT, ClientState(), round=2, victim=1, batch_size=2).upload
+        probe = client.probe(SENT, ClientState(), round=2, probe=1, batch_size=2).upload
         expected = loss_gradients(client.model, SENT, client.victim_batch(1, 2), batch_norm=mode)
         torch.testing.assert_close(dict(probe.tensors), expected.gradients)
         torch.testing.assert_close(dict(probe.buffers), expected.buffers)

@@ -30,12 +30,12 @@ def test_a_client_trains_on_what_its_examples_are_exchanged_for() -> None:
 
 def test_what_is_made_once_is_kept_and_probes_leave_the_rest_alone() -> None:
     state = ClientState()
-    probe = defended_client(harness.DATA).probe(SENT, state, round=1, victim=0, batch_size=2)
+    probe = defended_client(harness.DATA).probe(SENT, state, round=1, probe=0, batch_size=2)
     assert set(state.tensors) == {"exchange/noise"}
     noise = state.tensors["exchange/noise"]
     defended_client(harness.DATA).update(SENT, state, round=2)
     assert state.tensors["exchange/noise"] is noise
-    again = defended_client(harness.DATA).probe(SENT, ClientState(), round=1, victim=0, batch_size=2)
+    again = defended_client(harness.DATA).probe(SENT, ClientState(), round=1, probe=0, batch_size=2)
     harness.assert_same_tensors(probe.upload.tensors, again.upload.tensors)
 
 
@@ -61,7 +61,7 @@ def gradient_of(batch, name="out.weight"):
 def test_the_transformed_victim_is_what_the_upload_is_the_gradient_of() -> None:
     client = defended_client(replace(harness.DATA, upload=()))
     for round, victim in ((1, 0), (2, 3)):
-        probe = client.probe(SENT, ClientState(), round=round, victim=victim, batch_size=2)
+        probe = client.probe(SENT, ClientState(), round=round, probe=victim, batch_size=2)
         seen = harness.replay(client, VictimId(round, 0, victim), 2).transformed
         torch.testing.assert_close(probe.upload.tensors["out.weight"], gradient_of(seen))
 

@@ -250,7 +250,7 @@ def test_a_failure_keeps_its_reason() -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 0.0, -5.0, float("nan")])
 def test_a_factor_that_excludes_honest_clients_is_refused(factor: float) -> None:
-    with pytest.raises(UserError, match="norm_factor is expected above 1"):
+    with pytest.raises(UserError, match="norm_factor is expected to be above 1"):
         ServerPlan(norm_factor=factor)
 
 

@@ -27,5 +27,7 @@ def test_the_sum_of_packed_updates_is_the_sum_of_the_updates(bits: int, summands
 
 def test_more_bits_share_a_slot_with_fewer_values() -> None:
     assert [Packing(bits=b, summands=10).per_slot for b in (4, 8, 16, 20)] == [5, 3, 2, 1]
-    with pytest.raises(UserError, match=r"bits is expected in 2\.\.36 for 10 clients, but got 40"):
+    with pytest.raises(
+        UserError, match=r"bits is expected to be a whole number from 2 to 36, but got 40; more do not fit for 10"
+    ):
         Packing(bits=40, summands=10)

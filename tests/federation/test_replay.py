@@ -48,7 +48,7 @@ def test_it_is_what_the_client_saw(plan: LocalPlan, victim: VictimId) -> None:
     if victim.probe is None:
         watching.update(SENT, ClientState(), round=2)
     else:
-        watching.probe(SENT, ClientState(), round=2, victim=victim.probe, batch_size=SIZE)
+        watching.probe(SENT, ClientState(), round=2, probe=victim.probe, batch_size=SIZE)
     replay = harness.replay(client, victim, SIZE)
     visits = torch.cat(seen)
     found = [int((visits == image).flatten(1).all(1).nonzero()[0]) for image in replay.transformed.inputs]
@@ -66,7 +66,7 @@ def test_the_undefended_update_is_that_of_a_client_without_defense(victim: Victi
     made = (
         client.update(SENT, ClientState(), round=2)
         if victim.probe is None
-        else client.probe(SENT, ClientState(), round=2, victim=victim.probe, batch_size=SIZE)
+        else client.probe(SENT, ClientState(), round=2, probe=victim.probe, batch_size=SIZE)
     )
     harness.assert_same_tensors(replay.undefended().tensors, made.upload.tensors)
 

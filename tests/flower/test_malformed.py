@@ -268,7 +268,7 @@ class _Tester:
 
 
 def test_a_factor_that_leaves_out_honest_clients_is_refused() -> None:
-    with pytest.raises(UserError, match="factor is expected above 1"):
+    with pytest.raises(UserError, match="factor is expected to be above 1"):
         Sane(FedAvg(), factor=1.0)
 
 

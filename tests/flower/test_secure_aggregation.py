@@ -82,7 +82,7 @@ def test_what_it_can_t_do_is_refused() -> None:
     server.personal = True
     with pytest.raises(UserError, match="layers are private"):
         run_secure_aggregation(server, harness.clients(PLAN), rounds=1, on_round=print)
-    with pytest.raises(UserError, match=r"clip is expected above 0 and threshold in \(0, 1\]"):
+    with pytest.raises(UserError, match=r"threshold is expected in \(0, 1\], but got 0"):
         run_secure_aggregation(harness.server(PLAN), harness.clients(PLAN), rounds=1, on_round=print, threshold=0)
     with pytest.raises(UserError, match="fewer did"):
         secure(faults=((0, "raises"), (1, "raises"), (2, "raises")))

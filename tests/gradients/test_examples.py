@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fl_privacy.gradients import (
     Layered,
-    Setting,
     Vectorized,
+    VictimModel,
     clipped_sum,
     example_gradients,
     examples,
@@ -151,6 +151,6 @@ def test_a_rule_of_ones_own_is_used_where_its_factors_are_right_and_breaks_no_bo
     total = clipped_sum(model, state, one, 0.01, plan=PLAN)
     assert torch.cat([t.flatten() for t in total.values()]).norm() == pytest.approx(0.01, rel=1e-4)
     frozen = frozen_copy(model, state, PLAN, device=torch.device("cpu"), dtype=torch.float32)
-    setting = Setting(frozen, list(state.parameters), PLAN)
-    chosen = victim_gradients(setting, one.inputs[None], one.labels[None])
+    victim_model = VictimModel(frozen, list(state.parameters), PLAN)
+    chosen = victim_gradients(victim_model, one.inputs[None], one.labels[None])
     assert type(chosen) is (Layered if scale == 3 else Vectorized)

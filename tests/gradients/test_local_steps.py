@@ -3,7 +3,7 @@ import torch
 
 from fl_privacy.attacks import idlg, inverting_gradients
 from fl_privacy.attacks.gradient_inversion.targets import accumulated_gradient, as_gradient, needs_unrolling
-from fl_privacy.gradients import Setting, Unrolled, frozen_copy, loss_gradients
+from fl_privacy.gradients import Unrolled, VictimModel, frozen_copy, loss_gradients
 from fl_privacy.gradients.unrolled import step_slices
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 from tests.attacks.victims import CLASSES, SHAPE, error, examples, smooth_net
@@ -58,7 +58,7 @@ def test_the_replay_of_the_truth_is_what_torch_trains(name: str) -> None:
     plan, batch = PLANS[name], examples(4)
     seen = observe_training(batch, plan)
     model = frozen_copy(seen.model, seen.sent, plan, device=torch.device("cpu"), dtype=torch.float64)
-    replay = Unrolled(Setting(model, list(seen.upload.tensors), plan))(batch.inputs[None], batch.labels[None])
+    replay = Unrolled(VictimModel(model, list(seen.upload.tensors), plan))(batch.inputs[None], batch.labels[None])
     for key, expected in accumulated_gradient(seen).items():
         torch.testing.assert_close(replay[key][0], expected, rtol=1e-6, atol=1e-8)
 

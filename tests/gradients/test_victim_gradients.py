@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.gradients import Layered, OneByOne, Setting, Vectorized, frozen_copy, victim_gradients
+from fl_privacy.gradients import Layered, OneByOne, Vectorized, VictimModel, frozen_copy, victim_gradients
 from fl_privacy.models import ConvNet, LeNet, ResNet20
 from fl_privacy.types import LocalPlan, ModelState
 
@@ -88,7 +88,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def _setting(model: nn.Module, plan: LocalPlan) -> Setting:
+def _victim_model(model: nn.Module, plan: LocalPlan) -> VictimModel:
     torch.manual_seed(0)
     for name, buffer in model.named_buffers():
         if name.endswith("running_var"):
@@ -96,7 +96,7 @@ def _setting(model: nn.Module, plan: LocalPlan) -> Setting:
         elif name.endswith("running_mean"):
             buffer.normal_()
     frozen = frozen_copy(model, ModelState.of(model), plan, device=torch.device("cpu"), dtype=torch.float64)
-    return Setting(frozen, [name for name, _ in model.named_parameters()], plan)
+    return VictimModel(frozen, [name for name, _ in model.named_parameters()], plan)
 
 
 def _trial(size: int) -> tuple[Tensor, Tensor]:
@@ -111,49 +111,49 @@ def _trial(size: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", MODELS)
 def test_all_ways_agree(name: str, mode, size: int) -> None:
     torch.manual_seed(1)
-    setting = _setting(MODELS[name](), LocalPlan(batch_norm=mode, loss_scale=0.7))
+    victim_model = _victim_model(MODELS[name](), LocalPlan(batch_norm=mode, loss_scale=0.7))
     inputs, labels = _trial(size)
-    expected = OneByOne(setting)(inputs, labels)
+    expected = OneByOne(victim_model)(inputs, labels)
     for way in (Layered, Vectorized):
-        found = way(setting)(inputs, labels)
+        found = way(victim_model)(inputs, labels)
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             torch.testing.assert_close(found[key], value, rtol=1e-8, atol=1e-10)
-    assert isinstance(victim_gradients(setting, inputs, labels), Layered)
+    assert isinstance(victim_gradients(victim_model, inputs, labels), Layered)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_slopes_by_the_inputs_and_soft_labels_agree(name: str) -> None:
     torch.manual_seed(1)
-    setting = _setting(MODELS[name](), LocalPlan())
+    victim_model = _victim_model(MODELS[name](), LocalPlan())
     inputs, _ = _trial(2)
     logits = torch.randn(3, 2, 4, dtype=torch.float64)
     slopes = []
     for way in (OneByOne, Layered, Vectorized):
         leaves = inputs.clone().requires_grad_(), logits.clone().requires_grad_()
-        gradients = way(setting)(leaves[0], leaves[1].softmax(-1))
+        gradients = way(victim_model)(leaves[0], leaves[1].softmax(-1))
         slopes.append(torch.autograd.grad(sum(g.sin().sum() for g in gradients.values()), leaves))
     for other in slopes[1:]:
         torch.testing.assert_close(other, slopes[0], rtol=1e-7, atol=1e-9)
 
 
 def test_layers_that_are_no_function_of_one_tensor_need_vmap() -> None:
-    assert isinstance(victim_gradients(_setting(TwoInputs(), LocalPlan()), *_trial(1)), Vectorized)
+    assert isinstance(victim_gradients(_victim_model(TwoInputs(), LocalPlan()), *_trial(1)), Vectorized)
 
 
 def test_a_parameter_of_the_model_itself_does_not() -> None:
-    assert isinstance(victim_gradients(_setting(OwnParameter(), LocalPlan()), *_trial(1)), Layered)
+    assert isinstance(victim_gradients(_victim_model(OwnParameter(), LocalPlan()), *_trial(1)), Layered)
 
 
 def test_what_vmap_cannot_follow_is_looped_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="Branching can't be batched"):
-        assert isinstance(victim_gradients(_setting(Branching(), LocalPlan()), *_trial(1)), OneByOne)
+        assert isinstance(victim_gradients(_victim_model(Branching(), LocalPlan()), *_trial(1)), OneByOne)
 
 
 def test_dropout_is_off_and_the_model_untouched() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(432, 4))
-    setting = _setting(model, LocalPlan())
+    victim_model = _victim_model(model, LocalPlan())
     inputs, labels = _trial(1)
-    torch.testing.assert_close(Layered(setting)(inputs, labels), Layered(setting)(inputs, labels))
+    torch.testing.assert_close(Layered(victim_model)(inputs, labels), Layered(victim_model)(inputs, labels))
     assert model[1].p == 0.9
     assert all(p.requires_grad for p in model.parameters())

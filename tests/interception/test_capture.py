@@ -245,13 +245,13 @@ def test_unfinished_files_are_passed_over(folder: Path, observations: list[Obser
 
 
 def test_knowledge_of_images_is_kept(tmp_path: Path, observations: list[Observation]) -> None:
-    images, classes, guess = torch.rand(2, 1, 6, 6), torch.tensor([3, 1]), torch.rand(1, 1, 6, 6)
-    knowledge = Knowledge(public_images=images, public_labels=classes, guess=guess)
+    images, classes, previous = torch.rand(2, 1, 6, 6), torch.tensor([3, 1]), torch.rand(1, 1, 6, 6)
+    knowledge = Knowledge(public_images=images, public_labels=classes, previous=previous)
     save_observation(replace(observations[1], knowledge=knowledge), tmp_path)
 
     (loaded,) = load_observations(tmp_path, harness.small_net())
 
-    for name, kept in (("public_images", images), ("public_labels", classes), ("guess", guess)):
+    for name, kept in (("public_images", images), ("public_labels", classes), ("previous", previous)):
         assert torch.equal(getattr(loaded.knowledge, name), kept)
 
 

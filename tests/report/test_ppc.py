@@ -15,7 +15,7 @@ from fl_privacy.report.ppc_view import ppc_view_of
 from fl_privacy.report.readings import Reading
 from fl_privacy.report.trade_off import DefenseRow, Outcome, Versus
 from fl_privacy.results import Leakage, Traced, read_run
-from fl_privacy.results.summary import summarize
+from fl_privacy.results.aggregation import summarize
 from tests.experiment.runs import run
 from tests.results.runs import defended, record
 

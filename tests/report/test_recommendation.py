@@ -5,7 +5,7 @@ import pytest
 
 from fl_privacy.report.cost import FIGURES, figures_of
 from fl_privacy.report.recommendation import Candidate, answer, best_below
-from fl_privacy.results.summary import summarize
+from fl_privacy.results.aggregation import summarize
 
 
 def candidate(name, accuracy, pmm, psnr, *, upper=None, largest=None, recognizable=0, groups=20, by=""):

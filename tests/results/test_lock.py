@@ -11,9 +11,10 @@ import pytest
 
 from fl_privacy.errors import UserError
 from fl_privacy.results import RunFolder, read_run
+from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.folder import is_finished
 from fl_privacy.results.lock import LOCKS, hold, release
-from fl_privacy.results.summary import Summary, summarize
+from fl_privacy.results.summary import Summary
 
 from .runs import config
 

@@ -35,7 +35,6 @@ class AssumedTransform:
         return torch.cat(changed)[back].reshape(images.shape)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "AssumedTransform":
-        """With its tensor changed."""
         return AssumedTransform(self.transforms, change(self.chosen))
 
 

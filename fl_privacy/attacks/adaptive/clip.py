@@ -33,7 +33,6 @@ class Clip:
         return {name: g * factors[name].view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Clip":
-        """With its tensors changed."""
         return Clip(change(self.norms), self.scope)
 
 
@@ -54,7 +53,6 @@ class Clips:
         return gradients
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Clips":
-        """With its tensors changed."""
         return Clips(tuple(clip.map(change) for clip in self.parts))
 
 

@@ -1,12 +1,12 @@
 """The pixels that entered a fully connected layer, from the ratio of its gradients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.first_layer import FirstLayer, find_first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.gradient_inversion import labels as labeling
@@ -49,9 +49,9 @@ class AnalyticInversion:
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; nothing is drawn from ``seed``."""
-        return attack_in_groups(observations, self._attack, progress=progress, victims_of=one_each)
+        return attack_in_groups(observations, self._attack, progress=progress, as_victims=one_each)
 
-    def _attack(self, group: Group, report: Callable[[float], None]) -> dict[int, Reconstruction]:
+    def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
         """As many victims at a time as memory is meant for."""
         first = group.first
         if first.plan.shares != "gradient" and first.plan.optimizer == "adam":
@@ -61,9 +61,10 @@ class AnalyticInversion:
             raise NotAttackableError(f"The gradient of {min(missing)} is expected, but was withheld.")
         results: dict[int, Reconstruction] = {}
         at_once = max(1, _CHUNK_ELEMENTS // first.upload.tensors[layer.weight].numel())
-        for start in range(0, len(group.members), at_once):
-            results |= self._solve(group.members[start : start + at_once], layer)
-            report(len(results) / len(group.members))
+        observations = list(group.observations.items())
+        for start in range(0, len(observations), at_once):
+            results |= self._solve(observations[start : start + at_once], layer)
+            report(len(results) / len(observations))
         return results
 
     def _solve(self, members: Sequence[Member], layer: FirstLayer) -> dict[int, Reconstruction]:

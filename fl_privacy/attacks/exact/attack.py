@@ -1,12 +1,12 @@
 """Images that are read from an update without any search among images, and whether that is proven."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
 from fl_privacy.attacks.exact.factorization import column_space, sparse_factors
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
@@ -60,15 +60,15 @@ class ExactInversion:
             observations,
             lambda group, report: self._attack(group, seed, report),
             progress=progress,
-            victims_of=one_each,
+            as_victims=one_each,
         )
 
-    def _attack(self, group: Group, seed: int, report: Callable[[float], None]) -> dict[int, Reconstruction]:
+    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         layer, results = _layer(group.first), {}
-        for position, observation in group.members:
+        for position, observation in group.observations.items():
             rng = derive_generator(seed, "exact", str(observation.id))
             results[position] = self._read(observation, layer, rng)
-            report(len(results) / len(group.members))
+            report(len(results) / len(group.observations))
         return results
 
     def _read(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> Reconstruction:

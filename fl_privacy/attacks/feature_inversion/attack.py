@@ -1,13 +1,13 @@
 """Model inversion against the private front of a split network, many victims at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
 from fl_privacy.attacks.feature_inversion.problem import InversionProblem
 from fl_privacy.attacks.feature_inversion.reconstruction import best_reconstruction
@@ -17,8 +17,8 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
     NotAttackableError,
     attack_in_groups,
     failed,
-    failure,
     victims_of,
+    why_not_attackable,
 )
 from fl_privacy.attacks.gradient_inversion.initialization import Blank, Projection, Space, Start, Uniform
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
@@ -109,17 +109,17 @@ class ModelInversion:
 
         def wrong(observation: Observation) -> str | None:
             recovers = self.features == "recovered" or observation.knowledge.features is None
-            return failure(observation, telling=recovers)
+            return why_not_attackable(observation, informative=recovers)
 
         return attack_in_groups(
             observations,
             lambda group, report: self._attack(group, seed, report),
             progress=progress,
             wrong=wrong,
-            victims_of=lambda sound: [replace(victim, earlier=()) for victim in victims_of(sound)],
+            as_victims=lambda sound: [replace(victim, earlier=()) for victim in victims_of(sound)],
         )
 
-    def _attack(self, group: Group, seed: int, report: Callable[[float], None]) -> dict[int, Reconstruction]:
+    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
         device = torch.device(self.device or next(iter(first.sent.parameters.values())).device)
         dtype = torch.float64 if self.dtype == "float64" else torch.float32
@@ -129,9 +129,10 @@ class ModelInversion:
             raise NotAttackableError(str(error)) from error
         evaluating = replace(first.plan, batch_norm="eval")  # an image's features are its own
         front = Front(frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=dtype), layer)
-        told = self._features([o for _, o in group.members], front, seed=seed, report=report)
-        results = {p: failed(o, f) for (p, o), f in zip(group.members, told, strict=True) if isinstance(f, str)}
-        pairs = [(m, f) for m, f in zip(group.members, told, strict=True) if isinstance(f, Tensor)]
+        told = self._features(list(group.observations.values()), front, seed=seed, report=report)
+        known = list(zip(group.observations.items(), told, strict=True))
+        results = {position: failed(o, reason) for (position, o), reason in known if isinstance(reason, str)}
+        pairs = [(member, found) for member, found in known if isinstance(found, Tensor)]
         each = max(1, self.most_rows // self.restarts)
         for begin in range(0, len(pairs), each):
             chunk = pairs[begin : begin + each]
@@ -152,7 +153,7 @@ class ModelInversion:
         return chosen or cut_layer(observation.model, observation.input_shape, observation.sent.parameters)
 
     def _features(
-        self, observations: Sequence[Observation], front: Front, *, seed: int, report: Callable[[float], None]
+        self, observations: Sequence[Observation], front: Front, *, seed: int, report: Report
     ) -> list[Tensor | str]:
         told = [o.knowledge.features for o in observations]
         shape = (observations[0].upload.num_examples, *seen_shape(front, observations[0]))
@@ -180,7 +181,7 @@ class ModelInversion:
         front: Front,
         features: Tensor,
         seed: int,
-        report: Callable[[float], None],
+        report: Report,
     ) -> list[Reconstruction]:
         first, restarts = observations[0], self.restarts
         joint = self._joint(first)

@@ -38,7 +38,6 @@ class InversionProblem:
 
     @property
     def pixels(self) -> int:
-        """How many of the variables are pixels."""
         return int(torch.Size(self.shape).numel())
 
     def images(self, variables: Tensor) -> Tensor:
@@ -72,7 +71,6 @@ class InversionProblem:
         return values, (flat - origin).square().sum(1) / origin.square().sum()
 
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss (V,) and gradient (V, N)."""
         with torch.enable_grad():
             leaf = variables.detach().requires_grad_()
             loss = self.loss(leaf)
@@ -85,5 +83,4 @@ class InversionProblem:
         return torch.cat([pixels, variables[:, self.pixels :]], 1)
 
     def select(self, rows: Tensor) -> "InversionProblem":
-        """Of the victims ``rows``."""
         return replace(self, features=self.features[rows])

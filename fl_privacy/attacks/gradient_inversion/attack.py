@@ -1,9 +1,9 @@
 """Gradient inversion: find inputs whose gradient is the one observed, for many victims at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.gradient_inversion.compile import check_compiler
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
 from fl_privacy.attacks.gradient_inversion.preparation import prepare
@@ -40,7 +40,7 @@ class GradientInversion(Settings):
             observations, lambda group, report: self._attack(group, seed, report), progress=progress
         )
 
-    def _attack(self, group: Group, seed: int, report: Callable[[float], None]) -> dict[int, Reconstruction]:
-        prepared, observations = prepare(self, group, seed), dict(group.members)
-        results = {position: failed(observations[position], why) for position, why in prepared.failures.items()}
+    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        prepared = prepare(self, group, seed)
+        results = {position: failed(group.observations[position], why) for position, why in prepared.failures.items()}
         return results | attack_members(prepared, report) if prepared.members else results

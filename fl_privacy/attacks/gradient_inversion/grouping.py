@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress
+from fl_privacy.attacks.attack import Progress, Report
 from fl_privacy.types import ModelState, Observation, Reconstruction
 
 
@@ -14,15 +14,15 @@ class NotAttackableError(Exception):
     """Why victims can't be attacked, in one line."""
 
 
-def failure(observation: Observation, *, telling: bool = True) -> str | None:
-    """One line on what is wrong with ``observation``; ``None`` if nothing is.
+def why_not_attackable(observation: Observation, *, informative: bool = True) -> str | None:
+    """One line on why ``observation`` can't be attacked; ``None`` if it can.
 
     Args:
         observation: of one update.
-        telling: whether something has to be learned from the update, which must not be zero or constant then.
+        informative: whether something has to be learned from the update, which must not be zero or constant then.
     """
     wrong = _wrong_model(observation) or _wrong_tensors(observation)
-    return wrong or (_nothing_to_learn(observation) if telling else None) or _wrong_knowledge(observation)
+    return wrong or (_nothing_to_learn(observation) if informative else None) or _wrong_knowledge(observation)
 
 
 def _wrong_model(observation: Observation) -> str | None:
@@ -128,17 +128,17 @@ class Group:
     """Victims with the same model, values sent, plan, shapes and uploaded tensors.
 
     Attributes:
-        members: (position in the caller's sequence, observation).
+        observations: by position in the caller's sequence.
         earlier: the same victims, at the same positions, in each of the other rounds that are attacked with this one.
     """
 
-    members: list[tuple[int, Observation]] = field(default_factory=list)
+    observations: dict[int, Observation] = field(default_factory=dict)
     earlier: list["Group"] = field(default_factory=list)
 
     @property
     def first(self) -> Observation:
-        """A member, to read what all have in common."""
-        return self.members[0][1]
+        """One of them, to read what all have in common."""
+        return next(iter(self.observations.values()))
 
     def takes(self, victim: Victim) -> bool:
         """Whether ``victim``, whose shapes fit, was sent the same values in all rounds."""
@@ -151,9 +151,9 @@ class Group:
 
     def add(self, victim: Victim) -> None:
         """Take ``victim`` in."""
-        self.members.append((victim.position, victim.observation))
+        self.observations[victim.position] = victim.observation
         for group, observation in zip(self.earlier, victim.earlier, strict=True):
-            group.members.append((victim.position, observation))
+            group.observations[victim.position] = observation
 
 
 def group_victims(victims: Sequence[Victim]) -> list[Group]:
@@ -171,8 +171,8 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
     return groups
 
 
-GroupAttack = Callable[[Group, Callable[[float], None]], Mapping[int, Reconstruction]]
-"""(group, report of the share of the work that is done) -> the reconstruction of each member, by its position."""
+GroupAttack = Callable[[Group, Report], Mapping[int, Reconstruction]]
+"""(group, report of the share of the work that is done) -> the reconstruction of each observation, by its position."""
 
 
 def attack_in_groups(
@@ -180,8 +180,8 @@ def attack_in_groups(
     attack: GroupAttack,
     *,
     progress: Progress,
-    wrong: Callable[[Observation], str | None] = failure,
-    victims_of: Callable[[Iterable[tuple[int, Observation]]], list[Victim]] = victims_of,
+    wrong: Callable[[Observation], str | None] = why_not_attackable,
+    as_victims: Callable[[Iterable[tuple[int, Observation]]], list[Victim]] = victims_of,
 ) -> list[Reconstruction]:
     """The reconstruction of each observation, in their order.
 
@@ -190,14 +190,14 @@ def attack_in_groups(
         attack: a group that it raises ``NotAttackableError`` for fails.
         progress: told of a thousand parts of each victim.
         wrong: why an observation can't be attacked.
-        victims_of: which observations make one victim.
+        as_victims: which observations make one victim.
     """
     reasons = {position: wrong(observation) for position, observation in enumerate(observations)}
     results = {p: failed(observations[p], reason) for p, reason in reasons.items() if reason is not None}
-    victims = victims_of([(p, o) for p, o in enumerate(observations) if p not in results])
+    victims = as_victims([(p, o) for p, o in enumerate(observations) if p not in results])
     total, done = 1000 * len(victims), 0
     for group in group_victims(victims):
-        size = 1000 * len(group.members)
+        size = 1000 * len(group.observations)
 
         def report(share: float, before: int = done, size: int = size) -> None:
             progress(before + int(share * size), total)
@@ -205,7 +205,7 @@ def attack_in_groups(
         try:
             results |= attack(group, report)
         except NotAttackableError as reason:
-            results |= {position: failed(o, str(reason)) for position, o in group.members}
+            results |= {position: failed(o, str(reason)) for position, o in group.observations.items()}
         report(1.0)
         done += size
     for victim in victims:

@@ -75,7 +75,6 @@ class Normal:
     std: float = 1.0
 
     def __call__(self, blank: Blank) -> Tensor:
-        """Variables."""
         return self.std * torch.randn(blank.shape, generator=blank.generator)
 
 
@@ -84,7 +83,6 @@ class Uniform:
     """Pixels from U[0, 1]."""
 
     def __call__(self, blank: Blank) -> Tensor:
-        """Variables."""
         return blank.space.to_variables(torch.rand(blank.shape, generator=blank.generator))
 
 
@@ -95,7 +93,6 @@ class Constant:
     value: float = 0.5
 
     def __call__(self, blank: Blank) -> Tensor:
-        """Variables."""
         return blank.space.to_variables(torch.full(blank.shape, self.value))
 
 
@@ -110,7 +107,6 @@ class Pattern:
     size: int = 4
 
     def __call__(self, blank: Blank) -> Tensor:
-        """Variables."""
         b, c, h, w = blank.shape
         patch = torch.rand((b, c, self.size, self.size), generator=blank.generator)
         tiles = patch.repeat(1, 1, -(-h // self.size), -(-w // self.size))
@@ -128,7 +124,6 @@ class PublicMean:
     of_class: bool = False
 
     def __call__(self, blank: Blank) -> Tensor:
-        """Variables."""
         known, labels = blank.observation.knowledge, blank.labels
         if known.public_images is None:
             raise UserError(
@@ -155,11 +150,10 @@ class Previous:
     """What the attacker made of the same examples in an earlier round; in the first round as ``Normal``."""
 
     def __call__(self, blank: Blank) -> Tensor:
-        """Variables."""
-        guess = blank.observation.knowledge.guess
-        if guess is None:
+        previous = blank.observation.knowledge.previous
+        if previous is None:
             return Normal()(blank)
-        return Given(images=guess)(blank)
+        return Given(images=previous)(blank)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -173,7 +167,6 @@ class Given:
     images: Tensor
 
     def __call__(self, blank: Blank) -> Tensor:
-        """Variables."""
         shape = blank.shape
         if self.images.shape[-3:] != shape[-3:] or (self.images.dim() == 4 and len(self.images) != shape[0]):
             raise UserError(

@@ -7,6 +7,7 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.gradient_inversion.initialization import Projection
 from fl_privacy.attacks.optimizers import Optimizer
 
@@ -73,7 +74,7 @@ def minimize(
     enough: Tensor,
     descent: Descent,
     evaluate: Callable[[P, Tensor], tuple[Tensor, Tensor]],
-    report: Callable[[float], None],
+    report: Report,
 ) -> Minimum:
     """Minimize ``problem`` from ``variables`` (V, N).
 
@@ -104,7 +105,6 @@ def minimize(
         now = run.iteration // stride
         recorded = history[now, active]
         history[now, active] = torch.where(recorded.isnan() & ~over, loss, recorded)
-
         gradient = _noisy(gradient, problem.pixels, descent.noise, [generators[i] for i in active.tolist()])
         variables, ended, finished = run.step(variables, loss, gradient)
         if descent.projection != "none":

@@ -24,27 +24,21 @@ class Objective(Protocol):
     """
 
     @property
-    def elementwise(self) -> bool:
-        """As above."""
-        ...
+    def elementwise(self) -> bool: ...
 
     @property
-    def layers(self) -> LayerWeights:
-        """As above."""
-        ...
+    def layers(self) -> LayerWeights: ...
 
-    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Loss (V,)."""
-        ...
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor: ...
 
 
 def layer_weight(layers: LayerWeights, name: str) -> float:
-    """The weight of the tensor ``name``."""
+    """The weight of the last pattern that matches ``name``; 1 where none does."""
     matches = [weight for pattern, weight in layers.items() if fnmatch.fnmatchcase(name, pattern)]
     return matches[-1] if matches else 1.0
 
 
-def audible(layers: LayerWeights, names: Iterable[str]) -> list[str]:
+def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
     """The tensors whose weight is not 0.
 
     Raises:
@@ -57,10 +51,10 @@ def audible(layers: LayerWeights, names: Iterable[str]) -> list[str]:
                 f"Layer patterns are expected to match uploaded tensors, but got {pattern!r};"
                 f" use one of {', '.join(names)}."
             )
-    heard = [name for name in names if layer_weight(layers, name) != 0]
-    if not heard:
+    weighted = [name for name in names if layer_weight(layers, name) != 0]
+    if not weighted:
         raise UserError(f"At least one layer is expected to have weight, but all {len(names)} are muted; unmute one.")
-    return heard
+    return weighted
 
 
 def _weighted_sum(layers: LayerWeights, terms: Mapping[str, Tensor]) -> Tensor:
@@ -84,7 +78,6 @@ class L2:
     elementwise: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Loss (V,)."""
         loss = _weighted_sum(self.layers, {name: s.distance for name, s in statistics.items()})
         if not self.relative:
             return loss
@@ -100,7 +93,6 @@ class L1:
     elementwise: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Loss (V,)."""
         return _weighted_sum(self.layers, {name: s.absolute for name, s in statistics.items()})
 
 
@@ -164,7 +156,6 @@ class GaussianKernel:
     elementwise: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Loss (V,)."""
         terms = {}
         for position, (name, s) in enumerate(statistics.items()):
             elements = s.target.size if self.form == "normalized" else 1

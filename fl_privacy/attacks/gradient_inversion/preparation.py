@@ -167,7 +167,7 @@ class Prepared:
             self._like.device,
             runs=settings.iterations * math.ceil(len(self.members) / self.capacity),
             written=settings.iterations * len(self.members) * written_bytes(*self._trial()),
-            tensors=len(self.rounds[0].setting.names),
+            tensors=len(self.rounds[0].victim_model.names),
         )
         return CompiledEvaluation(demanded=False) if worthwhile else Problem.evaluate
 
@@ -202,11 +202,11 @@ def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
     dtype = torch.float64 if settings.dtype == "float64" else torch.float32
     rounds = [prepare_round(settings, one, device=device, dtype=dtype) for one in (group, *group.earlier)]
     evaluating = replace(first.plan, batch_norm="eval")
-    setting, members, failures = rounds[0].setting, [], {}
-    for position, observation in group.members:
+    victim_model, members, failures = rounds[0].victim_model, [], {}
+    for position, observation in group.observations.items():
         try:
             found = choose_labels(
-                observation, settings.labels, setting.model, loss_scale=setting.plan.loss_scale, seed=seed
+                observation, settings.labels, victim_model.model, loss_scale=victim_model.plan.loss_scale, seed=seed
             )
         except NotAttackableError as reason:
             failures[position] = str(reason)

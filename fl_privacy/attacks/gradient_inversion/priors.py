@@ -43,9 +43,7 @@ class Guess:
 class Prior(Protocol):
     """Guess -> penalty (V,), already weighted."""
 
-    def __call__(self, guess: Guess) -> Tensor:
-        """Penalty (V,)."""
-        ...
+    def __call__(self, guess: Guess) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,6 @@ class TotalVariation:
     isotropic: bool = False
 
     def __call__(self, guess: Guess) -> Tensor:
-        """Penalty (V,)."""
         across = guess.images[..., :, 1:] - guess.images[..., :, :-1]
         down = guess.images[..., 1:, :] - guess.images[..., :-1, :]
         if self.isotropic:
@@ -78,7 +75,6 @@ class ImageNorm:
     weight: float = 1e-6
 
     def __call__(self, guess: Guess) -> Tensor:
-        """Penalty (V,)."""
         return self.weight * (guess.images.flatten(2).square().sum(2) + 1e-12).sqrt().mean(1)
 
 
@@ -89,7 +85,6 @@ class ColorRange:
     weight: float = 1e-2
 
     def __call__(self, guess: Guess) -> Tensor:
-        """Penalty (V,)."""
         return self.weight * (guess.images - guess.images.clamp(0, 1)).square().flatten(1).mean(1)
 
 
@@ -108,7 +103,6 @@ class BatchNormStatistics:
     first: float = 10.0
 
     def __call__(self, guess: Guess) -> Tensor:
-        """Penalty (V,)."""
         penalty = guess.images.new_zeros(len(guess.images))
         for number, layer in enumerate(guess.batch_statistics()):
             distance = _length(layer.mean - layer.usual_mean) + _length(layer.variance - layer.usual_variance)
@@ -126,7 +120,6 @@ class GroupConsistency:
     weight: float = 1e-2
 
     def __call__(self, guess: Guess) -> Tensor:
-        """Penalty (V,)."""
         apart = guess.images.reshape(-1, guess.attempts, *guess.images.shape[1:])
         difference = apart - apart.mean(1, keepdim=True).detach()
         return self.weight * _length(difference.flatten(0, 1).flatten(1))

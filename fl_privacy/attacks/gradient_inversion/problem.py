@@ -124,7 +124,6 @@ class Problem:
 
     @property
     def pixels(self) -> int:
-        """How many of the variables are pixels."""
         return int(torch.Size(self.shape).numel())
 
     def images(self, variables: Tensor) -> Tensor:
@@ -173,7 +172,6 @@ class Problem:
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss (V,) and gradient (V, N)."""
         with differentiable_twice():
             leaf = variables.detach().requires_grad_()
             loss = self.loss(leaf)
@@ -195,5 +193,4 @@ class Problem:
         )
 
     def select(self, rows: Tensor) -> "Problem":
-        """Of the victims ``rows``."""
         return self.map(lambda values: values[rows])

@@ -1,10 +1,11 @@
 """Restarts: who is attacked again, how the work is cut into chunks, and which attempt is taken."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member, Prepared
@@ -21,19 +22,19 @@ class _Attempt:
     history: tuple[float, ...]
 
 
-def attack_members(prepared: Prepared, report: Callable[[float], None]) -> dict[int, Reconstruction]:
+def attack_members(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
     """Attack every member until an attempt is good enough or the restarts are used up.
 
     Only the first attempt below ``accept`` counts, however many ran beside it, so that the outcome does not depend
     on how the attempts were batched.
     """
-    group = prepared.attempts_together
-    capacity = max(1, prepared.capacity // group) * group
+    together = prepared.attempts_together
+    capacity = max(1, prepared.capacity // together) * together
     attempts: dict[int, list[_Attempt]] = {member.position: [] for member in prepared.members}
     pending, tried = list(prepared.members), 0
     while pending and tried < prepared.restarts:
         left = prepared.restarts - tried
-        at_once = left if tried and len(pending) * left <= capacity else group
+        at_once = left if tried and len(pending) * left <= capacity else together
         jobs = [(member, tried + extra) for member in pending for extra in range(at_once)]
         for begin in range(0, len(jobs), capacity):
             before, chunk = tried / prepared.restarts, jobs[begin : begin + capacity]
@@ -42,7 +43,7 @@ def attack_members(prepared: Prepared, report: Callable[[float], None]) -> dict[
             def meter(share: float, start: float = before + width * begin, size: float = width * len(chunk)) -> None:
                 report(start + share * size)
 
-            for member, attempt in _attempt(prepared, chunk, group, meter):
+            for member, attempt in _attempt(prepared, chunk, together, meter):
                 attempts[member.position].append(attempt)
         tried += at_once
         pending = [m for m in pending if not any(a.accepted for a in attempts[m.position])]
@@ -52,12 +53,12 @@ def attack_members(prepared: Prepared, report: Callable[[float], None]) -> dict[
 def _attempt(
     prepared: Prepared,
     jobs: Sequence[tuple[Member, int]],
-    group: int,
-    report: Callable[[float], None],
+    together: int,
+    report: Report,
 ) -> list[tuple[Member, _Attempt]]:
     settings = prepared.settings
     members, restarts = zip(*jobs, strict=True)
-    problem = prepared.problem(members, restarts, group)
+    problem = prepared.problem(members, restarts, together)
     variables, generators = prepared.start(members, restarts)
     descent = Descent(
         optimizer=settings.optimizer,

@@ -9,7 +9,7 @@ from torch import nn
 from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, Unknowns
 from fl_privacy.attacks.gradient_inversion.grouping import Group, NotAttackableError
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.objectives import audible
+from fl_privacy.attacks.gradient_inversion.objectives import weighted_names
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.attacks.gradient_inversion.problem import Round
 from fl_privacy.attacks.gradient_inversion.settings import Settings
@@ -21,7 +21,7 @@ from fl_privacy.attacks.gradient_inversion.targets import (
     needs_unrolling,
     stack,
 )
-from fl_privacy.gradients import Layered, Setting, Unrolled, VictimGradients, frozen_copy, victim_gradients
+from fl_privacy.gradients import Layered, Unrolled, VictimGradients, VictimModel, frozen_copy, victim_gradients
 from fl_privacy.gradients.low_rank import factorize
 from fl_privacy.types import Observation, Tensors
 
@@ -32,8 +32,8 @@ class PreparedRound:
 
     Attributes:
         observations: by the victims' positions.
-        setting: the model with the values that the attacker works with, the tensors that are matched, and the clients'
-            plan and loss, as far as they are known.
+        victim_model: with the values that the attacker works with, the tensors that are matched, and the clients' plan
+            and loss, as far as they are known.
         unrolls: whether local steps are replayed.
         gradients: of the victims' losses.
         ranks: of the gradients that need not be formed.
@@ -42,7 +42,7 @@ class PreparedRound:
     """
 
     observations: Mapping[int, Observation]
-    setting: Setting
+    victim_model: VictimModel
     unrolls: bool
     gradients: VictimGradients
     ranks: Mapping[str, int]
@@ -56,9 +56,9 @@ class PreparedRound:
     def of(self, positions: Sequence[int]) -> Round:
         """The updates of the victims at ``positions``, which may repeat."""
         observations = [self.observations[position] for position in positions]
-        parameter = next(self.setting.model.parameters())
+        parameter = next(self.victim_model.model.parameters())
         values = stack(
-            [self.matched(o) for o in observations], list(self.setting.names), parameter.device, parameter.dtype
+            [self.matched(o) for o in observations], list(self.victim_model.names), parameter.device, parameter.dtype
         )
         known = self.known.update_constraints(observations, self.matched).to(parameter.device, parameter.dtype)
         targets = {name: Target.of(value, known.bounds.get(name)) for name, value in values.items()}
@@ -78,12 +78,12 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
     """
     first = group.first
     uploaded = [name for name in first.sent.parameters if name in first.upload.tensors]
-    names = audible(settings.objective.layers, uploaded)
+    names = weighted_names(settings.objective.layers, uploaded)
     unrolls = needs_unrolling(first.plan, first.upload.num_examples, settings.local_steps)
     model = frozen_copy(first.model, first.assumed(), first.plan, device=device, dtype=dtype)
-    setting = Setting(model, names, first.plan)
-    trial = _trial(setting, first)
-    gradients, ranks = _choose(setting, trial, unrolls=unrolls, elementwise=settings.objective.elementwise)
+    victim_model = VictimModel(model, names, first.plan)
+    trial = _trial(victim_model, first)
+    gradients, ranks = _choose(victim_model, trial, unrolls=unrolls, elementwise=settings.objective.elementwise)
     linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     learnable = [f"{path}.weight" for path in linear if f"{path}.weight" in names]
     circumstances = _circumstances(
@@ -93,12 +93,12 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
     unknowns = None
     if known.hidden or known.loss_factor != 1:
         plan = replace(first.plan, loss_scale=first.plan.loss_scale * known.loss_factor)
-        setting = replace(setting, plan=plan, hidden=known.hidden.weight if known.hidden else None)
+        victim_model = replace(victim_model, plan=plan, hidden=known.hidden.weight if known.hidden else None)
         unknowns = known.hidden.unknowns(model.get_parameter(known.hidden.weight)) if known.hidden else None
-        gradients = gradients.under(setting)
+        gradients = gradients.under(victim_model)
     return PreparedRound(
-        observations=dict(group.members),
-        setting=setting,
+        observations=group.observations,
+        victim_model=victim_model,
         unrolls=unrolls,
         gradients=gradients,
         ranks=ranks,
@@ -107,14 +107,14 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
     )
 
 
-def _trial(setting: Setting, first: Observation) -> torch.Tensor:
-    """(2, B, C, H, W) images that ``setting.model`` takes."""
+def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
+    """(2, B, C, H, W) images that ``victim_model.model`` takes."""
     shape = (first.upload.num_examples, *first.input_shape)
-    parameter = next(setting.model.parameters())
+    parameter = next(victim_model.model.parameters())
     trial = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(parameter)
     try:
         with torch.no_grad():
-            logits = setting.model(trial[0])
+            logits = victim_model.model(trial[0])
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise NotAttackableError(f"The model does not take inputs of shape {shape}: {reason}") from error
@@ -125,13 +125,13 @@ def _trial(setting: Setting, first: Observation) -> torch.Tensor:
 
 
 def _choose(
-    setting: Setting, trial: torch.Tensor, *, unrolls: bool, elementwise: bool
+    victim_model: VictimModel, trial: torch.Tensor, *, unrolls: bool, elementwise: bool
 ) -> tuple[VictimGradients, Mapping[str, int]]:
     if unrolls:
-        return Unrolled(setting), {}
+        return Unrolled(victim_model), {}
     labels = torch.zeros(trial.shape[:2], dtype=torch.long, device=trial.device)
     try:
-        chosen = victim_gradients(setting, trial, labels)
+        chosen = victim_gradients(victim_model, trial, labels)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise NotAttackableError(f"The model can't be differentiated twice: {reason}") from error

@@ -85,7 +85,6 @@ class Explicit:
 
     @property
     def squared(self) -> Tensor:
-        """||g'||^2."""
         return self._guess.square().sum(1)
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
@@ -94,12 +93,10 @@ class Explicit:
 
     @property
     def distance(self) -> Tensor:
-        """||g' - g||^2."""
         return self._difference.square().sum(1)
 
     @property
     def absolute(self) -> Tensor:
-        """Sum of |g' - g|."""
         return self._difference.abs().sum(1)
 
     @property
@@ -131,7 +128,6 @@ class Products:
 
     @property
     def squared(self) -> Tensor:
-        """||g'||^2."""
         return self._along.square().sum((1, 2)) + self._beside
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
@@ -141,7 +137,6 @@ class Products:
 
     @property
     def distance(self) -> Tensor:
-        """||g' - g||^2."""
         return (self._along - self.factors.core).square().sum((1, 2)) + self._beside
 
     @property

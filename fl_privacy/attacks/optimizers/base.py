@@ -16,9 +16,7 @@ class OptimizerRun(Protocol):
     """
 
     @property
-    def iteration(self) -> Tensor:
-        """As above."""
-        ...
+    def iteration(self) -> Tensor: ...
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One move.
@@ -44,10 +42,10 @@ class OptimizerRun(Protocol):
 
 
 class Optimizer(Protocol):
-    """Settings of an optimizer."""
+    """What starts an optimization; it holds settings alone, so that one serves any number of victims."""
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> OptimizerRun:
-        """Begin.
+        """The run from ``variables`` on.
 
         Args:
             variables: (V, N).

@@ -52,7 +52,6 @@ class Adam:
             raise UserError(f"attack.weight_decay is expected to be at least 0, but got {self.weight_decay}; try 0.")
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> "_FirstOrderRun":
-        """Begin."""
         return _FirstOrderRun(self, variables, iterations, images)
 
     def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Tensor, rate: float) -> Tensor:
@@ -91,7 +90,6 @@ class GradientDescent:
         expect_share("attack.momentum", self.momentum)
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> "_FirstOrderRun":
-        """Begin."""
         return _FirstOrderRun(self, variables, iterations, images)
 
     def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Tensor, rate: float) -> Tensor:

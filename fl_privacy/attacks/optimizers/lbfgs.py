@@ -50,12 +50,10 @@ class LBFGS:
             raise UserError("A line search needs the gradient itself, but its sign is asked for; use line_search=none.")
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> "_LBFGSRun":
-        """Begin."""
         return (_LBFGSRun if self.line_search == "none" else _SearchingRun)(self, variables, iterations, images)
 
     @property
     def moments(self) -> int:
-        """Values of state per variable."""
         return 2 * self.history + (3 if self.line_search == "none" else 8)
 
 
@@ -118,7 +116,6 @@ class _LBFGSRun:
         self._moves[rows] = 0
 
     def select(self, rows: Tensor) -> None:
-        """Keep ``rows``."""
         self._history.select(rows)
         for name in ("iteration", "_moves", "_fresh", "_finished", "_move", "_gradient", "_loss"):
             setattr(self, name, getattr(self, name)[rows])
@@ -183,7 +180,6 @@ class _SearchingRun(_LBFGSRun):
         self._search.stop(rows)
 
     def select(self, rows: Tensor) -> None:
-        """Keep ``rows``."""
         super().select(rows)
         self._search.select(rows)
         for name in ("_evaluations", "_from", "_direction"):

@@ -8,9 +8,7 @@ from typing import Protocol
 class Schedule(Protocol):
     """(iteration from 0, iterations in all) -> factor."""
 
-    def __call__(self, iteration: int, iterations: int) -> float:
-        """Factor."""
-        ...
+    def __call__(self, iteration: int, iterations: int) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -18,7 +16,6 @@ class ConstantRate:
     """Always 1."""
 
     def __call__(self, iteration: int, iterations: int) -> float:
-        """Factor."""
         return 1.0
 
 
@@ -29,7 +26,6 @@ class StepDecay:
     factor: float = 0.1
 
     def __call__(self, iteration: int, iterations: int) -> float:
-        """Factor."""
         passed = sum(iteration >= int(iterations // divisor) for divisor in (2.667, 1.6, 1.142))
         return float(self.factor**passed)
 
@@ -45,7 +41,6 @@ class CosineRate:
     warmup: int = 0
 
     def __call__(self, iteration: int, iterations: int) -> float:
-        """Factor."""
         if iteration < self.warmup:
             return (iteration + 1) / self.warmup
         return 0.5 * (1 + math.cos(math.pi * (iteration - self.warmup) / max(iterations - self.warmup, 1)))

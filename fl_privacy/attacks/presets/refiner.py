@@ -39,11 +39,9 @@ class Sphere:
 
     @property
     def layers(self) -> LayerWeights:
-        """Those of ``objective``."""
         return self.objective.layers
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Loss (V,)."""
         loss = self.objective(statistics)
         if isinstance(self.objective, L2):
             return (loss - self.radius**2).abs()
@@ -65,7 +63,6 @@ class NoiseRatio:
     evaluator: str | None = None
 
     def __call__(self, guess: Guess) -> Tensor:
-        """Penalty (V,)."""
         images = guess.images
         network = self._find(images.shape[2:], images.device)
         ratios: Tensor = network(images.flatten(0, 1).clamp(0, 1).float())

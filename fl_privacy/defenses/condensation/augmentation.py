@@ -26,7 +26,7 @@ def siamese_by_class(classes: int, rng: torch.Generator) -> Augmentation:
 
 
 def unaugmented(images: Tensor) -> Tensor:
-    """No change."""
+    """The images as they are: the augmentation of methods without one."""
     return images
 
 

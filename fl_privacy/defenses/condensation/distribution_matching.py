@@ -43,8 +43,8 @@ def dm(
     """
     settings = dict(locals())
     for name, value in (("images_per_class", images_per_class), ("real_batch", real_batch), ("width", width)):
-        checks.number(f"defense.{name}", value, at_least=1, example=50)
-    checks.number("defense.iterations", iterations, at_least=0, example=200)
+        checks.whole(f"defense.{name}", value, at_least=1, example=50)
+    checks.whole("defense.iterations", iterations, at_least=0, example=200)
     checks.number("defense.lr", lr, above=0, example=1.0)
     checks.one_of("defense.augment", augment, (True, False))
     checks.one_of("defense.start", start, ("noise", "real"))
@@ -54,7 +54,7 @@ def dm(
         images = classes.start(images_per_class, start, rng).requires_grad_()
         optimizer = torch.optim.SGD([images], lr=lr, momentum=0.5)
         for _ in counted("condensing images", range(iterations)):
-            network = fresh_network(images, data.num_classes, width, rng).requires_grad_(False)
+            network = fresh_network(CondensationNet, images, data.num_classes, rng, width=width).requires_grad_(False)
             change = siamese_by_class(len(images), rng) if augment else unaugmented
             real, made = change(classes.draw(real_batch, rng)), change(images)
             with torch.no_grad():

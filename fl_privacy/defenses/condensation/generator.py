@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.models import build_model
+from fl_privacy.defenses.condensation.network import fresh_network
 from fl_privacy.types import Batch
 
 _COARSE = 4
@@ -56,17 +56,7 @@ class Generator(nn.Module):
 
 def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, width: int) -> Generator:
     """For images like those of ``batch``, with initial values drawn from ``rng``."""
-    generator = build_model(
-        Generator,
-        seed=int(torch.randint(2**62, (1,), generator=rng, device=rng.device)),
-        in_channels=batch.inputs.shape[1],
-        image_size=batch.inputs.shape[2],
-        num_classes=num_classes,
-        noise=_NOISE,
-        width=width,
-    )
-    assert isinstance(generator, Generator)
-    return generator.to(batch.inputs.device)
+    return fresh_network(Generator, batch.inputs, num_classes, rng, noise=_NOISE, width=width)
 
 
 def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:

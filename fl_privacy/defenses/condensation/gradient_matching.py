@@ -111,11 +111,11 @@ class _Plan:
     augment: bool
 
     def __post_init__(self) -> None:
-        checks.number("defense.networks", self.networks, at_least=0, example=2)
+        checks.whole("defense.networks", self.networks, at_least=0, example=2)
         checks.number("defense.lr", self.lr, above=0, example=0.1)
         checks.one_of("defense.start", self.start, ("noise", "real"))
         for name in ("images_per_class", "outer_steps", "inner_steps", "real_batch", "width"):
-            checks.number(f"defense.{name}", getattr(self, name), at_least=1, example=10)
+            checks.whole(f"defense.{name}", getattr(self, name), at_least=1, example=10)
 
 
 def _matching(name: str, plan: _Plan) -> Defense:
@@ -128,7 +128,7 @@ def _matching(name: str, plan: _Plan) -> Defense:
             return siamese_by_class(len(images), rng) if plan.augment else unaugmented
 
         for _ in counted("network", range(plan.networks)):
-            network = fresh_network(images, data.num_classes, plan.width, rng)
+            network = fresh_network(CondensationNet, images, data.num_classes, rng, width=plan.width)
             for step in counted("condensing images", range(plan.outer_steps)):
                 change = draw()
                 real = change(classes.draw(plan.real_batch, rng))

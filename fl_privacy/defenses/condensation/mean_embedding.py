@@ -49,11 +49,11 @@ def dp_merf(
     """
     settings = dict(locals())
     for name, value in (("images_per_class", images_per_class), ("batch_size", batch_size), ("features", features)):
-        checks.number(f"defense.{name}", value, at_least=2 if name == "features" else 1, example=100)
+        checks.whole(f"defense.{name}", value, at_least=2 if name == "features" else 1, example=100)
     checks.number("defense.bandwidth", bandwidth, above=0, example=0.35)
-    checks.number("defense.iterations", iterations, at_least=0, example=500)
+    checks.whole("defense.iterations", iterations, at_least=0, example=500)
     checks.number("defense.lr", lr, above=0, example=0.01)
-    checks.number("defense.width", width, at_least=2, example=16)
+    checks.whole("defense.width", width, at_least=2, example=16)
     multiplier = noise_multiplier_for(epsilon=epsilon, sample_rate=1.0, steps=1, delta=delta)
 
     def make(batch: Batch, data: LocalData) -> Batch:

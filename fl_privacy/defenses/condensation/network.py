@@ -1,10 +1,14 @@
-"""The network that images are condensed with."""
+"""The network that images are condensed with, and how such networks begin."""
+
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.errors import UserError
 from fl_privacy.models import build_model
+from fl_privacy.models.layers import require_pixels
+
+Network = TypeVar("Network", bound=nn.Module)
 
 _BLOCKS = 3
 
@@ -32,12 +36,8 @@ class CondensationNet(nn.Module):
 
     def __init__(self, *, in_channels: int, image_size: int, num_classes: int, width: int) -> None:
         super().__init__()
+        require_pixels("Condensation", image_size, least=2**_BLOCKS)
         side = image_size // 2**_BLOCKS
-        if side < 1:
-            raise UserError(
-                f"Condensation expects images of at least {2**_BLOCKS} pixels, but got {image_size};"
-                " set data.image_size=28."
-            )
         layers: list[nn.Module] = []
         for block in range(_BLOCKS):
             layers += [
@@ -60,16 +60,17 @@ class CondensationNet(nn.Module):
         return logits
 
 
-def fresh_network(images: Tensor, num_classes: int, width: int, rng: torch.Generator) -> CondensationNet:
-    """With initial values drawn from ``rng``, for ``images`` (..., C, H, W)."""
-    seed = int(torch.randint(2**62, (1,), generator=rng, device=rng.device))
+def fresh_network(
+    kind: type[Network], images: Tensor, num_classes: int, rng: torch.Generator, **options: int
+) -> Network:
+    """A network of ``kind`` with initial values drawn from ``rng``, for ``images`` (..., C, H, W)."""
     network = build_model(
-        CondensationNet,
-        seed=seed,
+        kind,
+        seed=int(torch.randint(2**62, (1,), generator=rng, device=rng.device)),
         in_channels=images.shape[-3],
         image_size=images.shape[-2],
         num_classes=num_classes,
-        width=width,
+        **options,
     )
-    assert isinstance(network, CondensationNet)
+    assert isinstance(network, kind)
     return network.to(images.device)

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from fl_privacy import checks
 from fl_privacy.defenses.condensation.classes import exchanging, of_every_class
 from fl_privacy.defenses.condensation.generator import Generator, drawn_set, fresh_generator
+from fl_privacy.defenses.condensation.network import fresh_network
 from fl_privacy.defenses.defense import Defense, LocalData
 from fl_privacy.defenses.noise.mechanism import sample_noise
 from fl_privacy.defenses.privacy.accountants import mixture_noise_multiplier
 from fl_privacy.effects import Part, PrivateRelease
 from fl_privacy.metrics.matching import hard_labels
-from fl_privacy.models import build_model
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
@@ -51,9 +51,9 @@ def gs_wgan(
     """
     settings = dict(locals())
     for name in ("images_per_class", "critics", "iterations", "critic_steps", "batch_size"):
-        checks.number(f"defense.{name}", settings[name], at_least=1, example=50)
+        checks.whole(f"defense.{name}", settings[name], at_least=1, example=50)
     checks.number("defense.lr", lr, above=0, example=1e-3)
-    checks.number("defense.width", width, at_least=2, example=16)
+    checks.whole("defense.width", width, at_least=2, example=16)
     multiplier = mixture_noise_multiplier(epsilon=epsilon, share=1 / critics, steps=iterations, delta=delta)
 
     def make(batch: Batch, data: LocalData) -> Batch:
@@ -64,9 +64,8 @@ def gs_wgan(
         judges: dict[int, Critic] = {}
         for _ in counted("training the generator", range(iterations)):
             number = int(torch.randint(critics, (1,), generator=rng, device=rng.device))
-            rows = (part == number).nonzero().flatten()
             if number not in judges:
-                own = Batch(batch.inputs[rows], batch.labels[rows])
+                own = Batch(batch.inputs[part == number], batch.labels[part == number])
                 judges[number] = Critic(own, data.num_classes, rng, width=width, lr=lr)
             for _ in range(critic_steps):
                 judges[number].train(generator, batch_size, rng)
@@ -128,15 +127,7 @@ class Critic:
 
     def __init__(self, own: Batch, num_classes: int, rng: torch.Generator, *, width: int, lr: float) -> None:
         self._images, self._labels = own.inputs, hard_labels(own.labels)
-        network = build_model(
-            CriticNet,
-            seed=int(torch.randint(2**62, (1,), generator=rng, device=rng.device)),
-            in_channels=own.inputs.shape[1],
-            image_size=own.inputs.shape[2],
-            num_classes=num_classes,
-            width=width,
-        )
-        self._network = network.to(own.inputs.device)
+        self._network = fresh_network(CriticNet, own.inputs, num_classes, rng, width=width)
         self._optimizer = torch.optim.Adam(self._network.parameters(), lr=lr, betas=(0.5, 0.9))
 
     def train(self, generator: Generator, batch_size: int, rng: torch.Generator) -> None:

@@ -110,7 +110,7 @@ class _Refinement:
         checks.number("defense.epsilon", self.epsilon, at_least=0, example=0.1)
         checks.number("defense.alpha", self.alpha, at_least=0, at_most=1, example=0.5)
         checks.number("defense.beta", self.beta, at_least=0, example=1.0)
-        checks.number("defense.iterations", self.iterations, at_least=1, example=10)
+        checks.whole("defense.iterations", self.iterations, at_least=1, example=10)
         checks.number("defense.lr", self.lr, above=0, example=1.0)
         checks.number("defense.decay", self.decay, above=0, at_most=1, example=0.95)
         checks.one_of("defense.weights", self.weights, ("product", "gradient", "value", "none"))
@@ -123,7 +123,6 @@ class _Refinement:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """By name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
     def prepare(self, input_shape: Sequence[int]) -> None:
@@ -147,7 +146,6 @@ class _Refinement:
         return pull_within({name: robust[name].detach() for name in tensors}, tensors, self.epsilon)
 
     def on_upload(self, tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
-        """End the round."""
         ImageMemory(state, "refiner").end_round(forget=not self.warm_start)
         return tensors
 

@@ -123,5 +123,4 @@ class _Penalty(nn.Module):
         self.layer = layer
 
     def forward(self) -> Tensor:
-        """Scalar."""
         return self.layer.penalty()

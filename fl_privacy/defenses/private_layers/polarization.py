@@ -45,8 +45,7 @@ def spn(
         alpha2: factor of the polarization loss, at least 0.
         bits: K, length of the codes (32, 64 or 128 in the paper).
         margin: m, at least 1.
-        layer: name of the linear layer whose input are the features; ``None`` takes the last linear layer, whose
-            outputs are the classes.
+        layer: the linear layer whose input are the features; ``None``: the last one, whose outputs are the classes.
         bound: first weights of the private head are from U(-bound, bound), above 0; ``None`` gives them the spread of
             that layer's, as in the paper, which draws both alike. The perturbation grows with it.
     """
@@ -101,8 +100,8 @@ def _linear_layers(model: nn.Module, name: str | None) -> tuple[nn.Linear, nn.Li
     if not linear:
         raise UserError("SPN expects a model that ends in a linear layer, but got one without; choose another model.")
     last = list(linear)[-1]
-    if name is not None and name not in linear:
-        raise UserError(f"defense.layer is expected to be one of {', '.join(linear)}, but got {name!r}.")
+    if name is not None:
+        checks.one_of("defense.layer", name, linear)
     return linear[last], linear[name or last]
 
 

@@ -94,7 +94,7 @@ class Client:
         mine = self.examples.subset(self.indices) if self.test is None else self.test
         return Personalized(seconds=seconds, evaluation=self.evaluate(sent, state, mine) if test else None)
 
-    def probe(self, sent: ModelState, state: ClientState, *, round: int, victim: int, batch_size: int) -> LocalResult:
+    def probe(self, sent: ModelState, state: ClientState, *, round: int, probe: int, batch_size: int) -> LocalResult:
         """The upload this client would make if ``victim_batch`` were all it had.
 
         ``state`` is left as it was, but for what the defense makes of the client's examples once.
@@ -102,7 +102,7 @@ class Client:
         Raises:
             UserError: batch norm in training mode has but one value to normalize.
         """
-        work = self.probe_work(state, round=round, victim=victim, batch_size=batch_size)
+        work = self.probe_work(state, round=round, probe=probe, batch_size=batch_size)
         try:
             return self.do(work, sent, ClientState(dict(state.tensors)))
         except ValueError as error:
@@ -113,16 +113,16 @@ class Client:
                 ) from error
             raise
 
-    def victim_batch(self, victim: int, batch_size: int, state: ClientState | None = None) -> Batch:
-        """(B, ...) the ``victim``-th of the disjoint batches that are probed; the same in every round."""
+    def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
+        """(B, ...) the ``probe``-th of the disjoint batches that are probed, from 0; the same in every round."""
         own = self._own(ClientState() if state is None else state)
-        if (victim + 1) * batch_size > own.number:
+        if (probe + 1) * batch_size > own.number:
             raise UserError(
-                f"Client {self.id} is expected to hold {(victim + 1) * batch_size} examples to be probed"
-                f" {victim + 1} times, but has {own.number}; ask for fewer victims or a smaller batch_size."
+                f"Client {self.id} is expected to hold {(probe + 1) * batch_size} examples to be probed"
+                f" {probe + 1} times, but has {own.number}; ask for fewer victims or a smaller batch_size."
             )
         order = torch.randperm(own.number, generator=self._audited("victims"))
-        return own.batch(order[victim * batch_size : (victim + 1) * batch_size])
+        return own.batch(order[probe * batch_size : (probe + 1) * batch_size])
 
     @property
     def number_of_examples(self) -> int:
@@ -140,10 +140,10 @@ class Client:
         plan = self.plan.in_round(round)
         return LocalWork(order=order, batches=batches, plan=plan, purpose=purpose, seconds=own.seconds)
 
-    def probe_work(self, state: ClientState, *, round: int, victim: int, batch_size: int) -> LocalWork:
-        """What the client trains on for the probe of its batch ``victim`` in ``round``."""
-        batch, purpose = self.victim_batch(victim, batch_size, state), f"round-{round}/victim-{victim}"
-        order = local_batches(batch_size, self.plan, self._audited("probe", round, victim))
+    def probe_work(self, state: ClientState, *, round: int, probe: int, batch_size: int) -> LocalWork:
+        """What the client trains on for its ``probe``-th probe in ``round``."""
+        batch, purpose = self.victim_batch(probe, batch_size, state), f"round-{round}/victim-{probe}"
+        order = local_batches(batch_size, self.plan, self._audited("probe", round, probe))
         batches = [Batch(batch.inputs[i], batch.labels[i]) for i in order]
         batches = self._augmented(batches, purpose) if self.plan.augment_probes else batches
         plan = self.plan.in_round(round, probe=True)

@@ -59,7 +59,6 @@ class Replay:
 
     @cached_property
     def examples(self) -> Batch:
-        """See ``examples_behind``."""
         return examples_behind(self.client, self.victim, self.state, batch_size=self.batch_size)
 
     @cached_property
@@ -115,7 +114,7 @@ def _work(client: Client, victim: VictimId, state: ClientState, batch_size: int)
         )
     if victim.probe is None:
         return client.training_work(state, round=victim.round)
-    return client.probe_work(state, round=victim.round, victim=victim.probe, batch_size=batch_size)
+    return client.probe_work(state, round=victim.round, probe=victim.probe, batch_size=batch_size)
 
 
 def _rows(victim: VictimId, work: LocalWork, batch_size: int) -> list[int]:

@@ -108,7 +108,6 @@ def local_update(
         timed=timed,
     )
     parameters, buffers = steps.values.parameters, steps.values.buffers
-
     if shares_gradient:
         update: Tensors = {name: steps.gradients[name] for name in sent.parameters if name in steps.gradients}
     else:

@@ -48,17 +48,17 @@ def run_encrypted(
     """
     keys = KeyHolder()
     adder = Adder(keys.public_context())
-    kept = {client: ClientState() for client in clients}
+    states = {client: ClientState() for client in clients}
     for round in range(1, rounds + 1):
         started = time.perf_counter()
         asked = server.select(round)
         results: dict[int, LocalResult | Failure] = {}
         for client in counted("client", asked):
-            state = ClientState(dict(kept[client].tensors))
+            state = ClientState(dict(states[client].tensors))
             work = partial(clients[client].update, server.sent_to(client), state, round=round)
             results[client] = result = attempt(work)
             if isinstance(result, LocalResult):
-                kept[client] = state
+                states[client] = state
         sound, excluded = _usable(server, results)
         packing = Packing(bits=bits, summands=len(sound))
         began, before = time.perf_counter(), adder.received
@@ -79,8 +79,8 @@ def run_encrypted(
             defense_seconds=crypto + sum(r.defense_seconds for r in sound.values()),
             upload_bytes=adder.received - before,
         )
-        on_round(with_personalized(report, personalize(server, clients, kept, round)) if server.personal else report)
-    return kept
+        on_round(with_personalized(report, personalize(server, clients, states, round)) if server.personal else report)
+    return states
 
 
 def _usable(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_privacy.errors import UserError
+from fl_privacy.checks import whole
 
 SLOT_BITS = 40
 """Whole numbers up to 2^40 survive CKKS at the precision of ``fl_privacy.federation.secure.ckks``."""
@@ -28,11 +28,13 @@ class Packing:
     summands: int = 10
 
     def __post_init__(self) -> None:
-        if self.bits < 2 or self.width > SLOT_BITS:
-            raise UserError(
-                f"secure_aggregation.bits is expected in 2..{SLOT_BITS - self._room} for {self.summands} clients,"
-                f" but got {self.bits}; try 16."
-            )
+        whole(
+            "secure_aggregation.bits",
+            self.bits,
+            at_least=2,
+            at_most=SLOT_BITS - self._room,
+            example=f"more do not fit for {self.summands} clients, try 16",
+        )
 
     @property
     def _room(self) -> int:

@@ -11,7 +11,7 @@ from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, compose, pruning, spn
 from fl_privacy.defenses.private_layers.polarization import PolarizationHead
 from fl_privacy.effects import PrivateLoss
-from fl_privacy.gradients import Layered, Setting
+from fl_privacy.gradients import Layered, VictimModel
 from fl_privacy.types import LocalPlan, VictimId
 from tests.attacks.defended import informed, protected, smooth_images, victims
 from tests.attacks.victims import error, observe, smooth_net
@@ -47,7 +47,7 @@ def test_what_a_private_head_does_is_a_vector_of_features_an_example():
     names = list(seen.upload.tensors)
     plan = LocalPlan(loss_scale=0.6)
     frozen = smooth_net().requires_grad_(False)
-    layered = Layered(Setting(frozen, names, plan, hidden="5.weight"))
+    layered = Layered(VictimModel(frozen, names, plan, hidden="5.weight"))
     found = layered(truth.inputs[None], truth.labels[None], sent_back[None] / 0.6)
     for name in names:
         torch.testing.assert_close(found[name][0], seen.upload.tensors[name])

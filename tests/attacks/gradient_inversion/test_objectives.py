@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel, Objective, audible
+from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel, Objective, weighted_names
 from fl_privacy.attacks.gradient_inversion.statistics import Explicit, Target
 from fl_privacy.errors import UserError
 
@@ -89,8 +89,8 @@ def test_a_zero_gradient_has_a_finite_loss_and_slope() -> None:
 
 
 def test_muted_layers_are_left_out() -> None:
-    assert audible({"a.*": 0, "a.bias": 2}, ["a.weight", "a.bias"]) == ["a.bias"]
+    assert weighted_names({"a.*": 0, "a.bias": 2}, ["a.weight", "a.bias"]) == ["a.bias"]
     with pytest.raises(UserError, match="muted"):
-        audible({"*": 0}, ["a.weight"])
+        weighted_names({"*": 0}, ["a.weight"])
     with pytest.raises(UserError, match="typo"):
-        audible({"typo": 0}, ["a.weight"])
+        weighted_names({"typo": 0}, ["a.weight"])

@@ -115,11 +115,11 @@ def test_the_mean_of_the_class_as_start() -> None:
 
 
 def test_an_earlier_guess_as_start() -> None:
-    victim, guess = observations(smooth_net(), 1)[0], torch.rand(1, *SHAPE)
+    victim, previous = observations(smooth_net(), 1)[0], torch.rand(1, *SHAPE)
     attack = inverting_gradients(iterations=1, lr=1e-9, dtype="float64", start="previous")
-    found = attack([victim.told(guess=guess)], seed=0)[0]
+    found = attack([victim.told(previous=previous)], seed=0)[0]
     assert found.batch is not None
-    torch.testing.assert_close(found.batch.inputs, guess)
+    torch.testing.assert_close(found.batch.inputs, previous)
     unknown, normal = attack([victim], seed=0)[0], replace(attack, start=STARTS["normal"])([victim], seed=0)[0]
     assert unknown.loss == normal.loss
 

@@ -98,7 +98,7 @@ def test_examples_are_drawn_by_class_uniformly():
 
 
 def network():
-    return fresh_network(torch.zeros(1, 3, 16, 16), 5, 4, derive_generator(0))
+    return fresh_network(CondensationNet, torch.zeros(1, 3, 16, 16), 5, derive_generator(0), width=4)
 
 
 def test_gradients_by_class_equal_a_loop():
@@ -136,7 +136,7 @@ def test_distribution_matching_brings_the_features_closer():
     classes = Classes.of(own_batch())
     gaps = {"start": 0.0, "made": 0.0}
     for seed in range(10):
-        net = fresh_network(start.inputs, 5, 8, derive_generator(seed, "judge"))
+        net = fresh_network(CondensationNet, start.inputs, 5, derive_generator(seed, "judge"), width=8)
         wanted = mean_features(net, classes.images[classes.order].reshape(5, 12, 3, 16, 16))
         for name, batch in (("start", start), ("made", made)):
             found = mean_features(net, ((batch.inputs - 0.5) / 0.25).reshape(5, 3, 3, 16, 16))
@@ -151,7 +151,7 @@ def test_gradient_matching_brings_the_gradients_closer():
     classes = Classes.of(own_batch())
     gaps = {"start": 0.0, "made": 0.0}
     for seed in range(5):
-        net = fresh_network(start.inputs, 5, 8, derive_generator(seed, "judge"))
+        net = fresh_network(CondensationNet, start.inputs, 5, derive_generator(seed, "judge"), width=8)
         everything = classes.images[classes.order].reshape(5, 12, 3, 16, 16)
         wanted = class_gradients(net, everything, classes.present)
         for name, batch in (("start", start), ("made", made)):

@@ -121,8 +121,8 @@ def test_a_probe_meets_the_head_that_the_first_round_starts_from():
     sent = ModelState.of(client.model)
     drawn = ClientState({f"private/out.spn.{name}": t for name, t in head.state_dict().items()})
     for round in (1, 7):
-        fresh = client.probe(sent, ClientState(), round=round, victim=0, batch_size=2).upload
-        kept = client.probe(sent, drawn, round=round, victim=0, batch_size=2).upload
+        fresh = client.probe(sent, ClientState(), round=round, probe=0, batch_size=2).upload
+        kept = client.probe(sent, drawn, round=round, probe=0, batch_size=2).upload
         federation.assert_same_tensors(fresh.tensors, kept.tensors)
 
 
@@ -236,7 +236,7 @@ def test_only_what_is_uploaded_is_clipped():
         federation.clients(defense=compose(spn(alpha2=100.0), dp_noise(at="gradient", scale=0, clip_norm=0.1)))[0],
         plan=federation.FEDSGD,
     )
-    upload = client.probe(ModelState.of(client.model), ClientState(), round=1, victim=0, batch_size=2).upload
+    upload = client.probe(ModelState.of(client.model), ClientState(), round=1, probe=0, batch_size=2).upload
     norm = torch.cat([t.flatten() for t in upload.tensors.values()]).norm()
     assert norm.item() == pytest.approx(0.1, rel=1e-4)
 
