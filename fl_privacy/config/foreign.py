@@ -20,6 +20,7 @@ from fl_privacy.config.keys import captured_groups, captured_keys, declared_sett
 from fl_privacy.config.overrides import compose_file, expand_sweep, parse_overrides
 from fl_privacy.config.reading import select
 from fl_privacy.config.settings import RunSettings
+from fl_privacy.config.targets import own_modules
 from fl_privacy.errors import UserError
 
 MOST_BYTES = 1 << 17
@@ -180,7 +181,8 @@ def _expect_trusted(key: str, target: object, trust: Collection[str], where: str
 def _is_defined_in(module: str, name: str) -> bool:
     """Whether the user's own ``module`` defines ``name``, instead of having imported it from elsewhere."""
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        with own_modules(module):
+            found = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
         raise UserError(f"trust={module} is expected to be a module, but can't be imported ({error}).") from error
     home = str(getattr(found, "__module__", ""))

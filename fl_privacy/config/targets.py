@@ -1,6 +1,11 @@
 """Hydra's instantiate with one line of error instead of a chain of tracebacks."""
 
 import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import hydra.utils
@@ -64,7 +69,7 @@ def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
 
 
 def locate_target(section: DictConfig, name: str) -> Any:
-    """What the ``_target_`` of the configuration section ``name`` names.
+    """What the ``_target_`` of the configuration section ``name`` names; see :func:`own_modules`.
 
     Raises:
         UserError: it has none, or it can't be imported.
@@ -73,7 +78,8 @@ def locate_target(section: DictConfig, name: str) -> Any:
     if target is None:
         raise UserError(f"{name} is expected to name what it builds, but has no _target_; add {name}._target_=PATH.")
     try:
-        return hydra.utils.get_object(target)
+        with own_modules(target):
+            return hydra.utils.get_object(target)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
@@ -81,6 +87,23 @@ def locate_target(section: DictConfig, name: str) -> Any:
             f"{name}._target_ is expected to be an import path, but {target!r} can't be imported"
             f" ({_first_line(error)}); check the spelling and that the package is installed."
         ) from error
+
+
+@contextmanager
+def own_modules(target: str) -> Iterator[None]:
+    """Where nothing installed is called like the first word of ``target``, look in the working directory as well.
+
+    For this import alone, and last: no file that lies there stands in for an installed or an optional package.
+    """
+    here = str(Path.cwd())
+    if find_spec(target.partition(".")[0]) is not None:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 def _first_line(error: BaseException) -> str:
