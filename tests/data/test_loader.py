@@ -192,7 +192,7 @@ def test_a_disk_that_is_full_is_done_without_too(root, tmp_path, monkeypatch):
         ("pets", {"image_column": "owner"}, "Image 0 of data set pets"),
         ("pets", {"image_size": 0}, "image_size"),
         ("pets", {"channels": 2}, "channels"),
-        ("pets", {"fit": "stretch"}, "resize or pad"),
+        ("pets", {"fit": "stretch"}, "one of resize, pad"),
         ("broken", {}, "train.parquet is expected to be a parquet file"),
         ("lonely", {}, "split train, but got test"),
     ],

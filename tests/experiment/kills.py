@@ -61,13 +61,13 @@ def search(out: Path) -> Sequence[str]:
 
 
 def recorded(out: Path) -> Any:
-    """Every line of measurement of every run, and its weights."""
+    """Every line of measurement of every run that finished, and its weights; what was interrupted is moved aside."""
 
     def lines(run: Path) -> list[Any]:
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return [{key: value for key, value in record.items() if key not in NO_RESULT} for record in records]
 
-    runs = sorted(path.parent for path in out.glob("*/metrics.jsonl"))
+    runs = sorted(path.parent for path in out.glob("*/metrics.jsonl") if "-interrupted-" not in path.parent.name)
     assert runs
     return {run.name: (sorted(map(str, lines(run))), (run / "model.safetensors").read_bytes()) for run in runs}
 

@@ -84,7 +84,7 @@ def test_the_truth_of_a_condensed_image_is_the_nearest_of_the_client_s_own():
 def test_condensed_images_are_made_once_for_all_who_look(monkeypatch):
     built, made = federation(*DM), []
     train = distribution_matching.fresh_network
-    monkeypatch.setattr(distribution_matching, "fresh_network", lambda *a: made.append(a) or train(*a))
+    monkeypatch.setattr(distribution_matching, "fresh_network", lambda *a, **k: made.append(a) or train(*a, **k))
     seen = observations(built, AUDIT)
     made.clear()
     truth = truth_of(built)

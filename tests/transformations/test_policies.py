@@ -128,7 +128,7 @@ def test_the_table_of_the_code_is_asked_for_or_read_in_the_file(tmp_path):
     assert {policy.table for policy in random_policies(9, derive_generator(0), table="code")} == {"code"}
     with pytest.raises(UserError, match="numbers of the table 'code', but table is 'paper'"):
         read_policies(str(tmp_path), "paper")
-    with pytest.raises(UserError, match="table is expected to be paper or code"):
+    with pytest.raises(UserError, match="table is expected to be one of paper, code"):
         read_policies("16", "other")
 
 
