@@ -91,9 +91,9 @@ def sparse_factors(
             yield None
             continue
         directions = _polished(rows, chosen)
-        scales = torch.linalg.solve(directions, basis.T @ bias.double())
+        scales = torch.linalg.solve_ex(directions, basis.T @ bias.double())[0]
         columns = basis @ directions * scales
-        inputs = torch.linalg.solve(directions * scales, reduced)
+        inputs = torch.linalg.solve_ex(directions * scales, reduced)[0]
         yield SparseFactors(columns, inputs, _agreement(columns, inputs, *layer))
 
 
@@ -153,7 +153,7 @@ def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, floa
         weights = ((rows @ directions).square() + max(smoothing, 1e-7) ** 2) ** -power
         curvature = (rows.T[None] * weights.T[:, None]) @ rows
         curvature = curvature / curvature.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] + ridge
-        directions = torch.linalg.solve(curvature, directions.T[..., None])[..., 0].T
+        directions = torch.linalg.solve_ex(curvature, directions.T[..., None])[0][..., 0].T
         directions = directions / directions.norm(dim=0)
     return directions
 
