@@ -4,8 +4,9 @@ What is used most is here under one name; it is imported when it is first asked 
 and models run where only PyTorch is installed, and nothing waits for Flower that does without.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from fl_privacy.on_demand import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.defenses import Defense, compose
@@ -58,11 +59,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(home), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_demand(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

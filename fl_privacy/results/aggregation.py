@@ -9,7 +9,7 @@ from fl_privacy.metrics import METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
 from fl_privacy.results.records import Attacker, records_of
 from fl_privacy.results.summary import AttackedRound, Leakage, Recognized, Seconds, Spent, Summary, Tested, Traced
-from fl_privacy.types import VictimId
+from fl_privacy.victim_ids import VictimId
 
 NOT_METRICS = frozenset(
     {"kind", "attacker", "id", "round", "client", "image", "label_source", "certainty", "attack_loss", "failure"}
