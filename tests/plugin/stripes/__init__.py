@@ -13,7 +13,7 @@ from fl_privacy.metrics import Metric
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 
-def stripes(size: int = 12) -> Dataset:
+def stripes(size: int = 16) -> Dataset:
     """Horizontal and vertical stripes."""
     lines = torch.zeros(size, size, dtype=torch.uint8)
     lines[::2] = 255
