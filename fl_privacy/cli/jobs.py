@@ -15,7 +15,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.results.read import failed_attackers
 
 if TYPE_CHECKING:
-    from fl_privacy.experiment.contracts import Monitor
+    from fl_privacy.experiment.protocols import Monitor
     from fl_privacy.experiment.run_folder import Command
 
 

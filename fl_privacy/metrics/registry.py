@@ -9,6 +9,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
+from fl_privacy.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -204,3 +206,20 @@ METRICS: dict[str, Metric] = {
         description="Share of the labels recovered; in a batch, each guessed label counts once.",
     ),
 }
+
+NOT_METRICS = frozenset(
+    {"kind", "attacker", "id", "round", "client", "image", "label_source", "certainty", "attack_loss", "failure"}
+)
+"""What else is recorded of an image; no metric goes by one of these names."""
+
+
+def register_metric(name: str, metric: Metric) -> None:
+    """Measure ``metric`` of every image from now on, and show it in tables, reports and the catalog as ``name``.
+
+    Raises:
+        UserError: ``name`` is no identifier, or means something else already.
+    """
+    if not name.isidentifier() or name in NOT_METRICS:
+        raise UserError(f"A metric's name is expected to be an identifier that no record uses, but got {name!r}.")
+    if METRICS.setdefault(name, metric) is not metric:
+        raise UserError(f"A metric {name} is expected once, but there is another by that name; choose another one.")

@@ -17,44 +17,16 @@ if TYPE_CHECKING:
     from fl_privacy.models.torchvision_models import MobileNetV2, ViT
 
 _HOMES = {
-    "fl_privacy.models.block_networks": (
-        "VGG16",
-        "AlexNet",
-    ),
-    "fl_privacy.models.build": (
-        "build_model",
-        "check_model",
-    ),
+    "fl_privacy.models.block_networks": ("VGG16", "AlexNet"),
+    "fl_privacy.models.build": ("build_model", "check_model"),
     "fl_privacy.models.convnet": ("ConvNet",),
-    "fl_privacy.models.cut": (
-        "Front",
-        "Rest",
-        "cut_layer",
-    ),
-    "fl_privacy.models.initialization": (
-        "INITIALIZERS",
-        "initialize",
-    ),
-    "fl_privacy.models.layers": (
-        "ACTIVATIONS",
-        "InputNormalization",
-        "has_batch_norm",
-    ),
-    "fl_privacy.models.lenet": (
-        "DLNet",
-        "LeNet",
-        "LeNet5",
-    ),
+    "fl_privacy.models.cut": ("Front", "Rest", "cut_layer"),
+    "fl_privacy.models.initialization": ("INITIALIZERS", "initialize"),
+    "fl_privacy.models.layers": ("ACTIVATIONS", "InputNormalization", "has_batch_norm"),
+    "fl_privacy.models.lenet": ("DLNet", "LeNet", "LeNet5"),
     "fl_privacy.models.mlp": ("MLP",),
-    "fl_privacy.models.resnet": (
-        "ResNet10",
-        "ResNet18",
-        "ResNet20",
-    ),
-    "fl_privacy.models.torchvision_models": (
-        "MobileNetV2",
-        "ViT",
-    ),
+    "fl_privacy.models.resnet": ("ResNet10", "ResNet18", "ResNet20"),
+    "fl_privacy.models.torchvision_models": ("MobileNetV2", "ViT"),
 }
 
 __all__ = [

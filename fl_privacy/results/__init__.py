@@ -14,28 +14,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fl_privacy.results.environment": ("describe_environment",),
-    "fl_privacy.results.folder": (
-        "Identity",
-        "RunFolder",
-        "folder_name",
-        "is_finished",
-    ),
+    "fl_privacy.results.folder": ("Identity", "RunFolder", "folder_name", "is_finished"),
     "fl_privacy.results.pictures": ("Pair",),
-    "fl_privacy.results.read": (
-        "Baseline",
-        "PartitionTable",
-        "Run",
-        "find_baseline",
-        "read_run",
-        "read_summary",
-    ),
+    "fl_privacy.results.read": ("Baseline", "PartitionTable", "Run", "find_baseline", "read_run", "read_summary"),
     "fl_privacy.results.records": ("Attacker",),
-    "fl_privacy.results.summary": (
-        "Leakage",
-        "Recognized",
-        "Summary",
-        "Traced",
-    ),
+    "fl_privacy.results.summary": ("Leakage", "Recognized", "Summary", "Traced"),
 }
 
 __all__ = [
