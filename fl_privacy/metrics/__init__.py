@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fl_privacy.on_demand import on_demand
+from fl_privacy.lazy import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.metrics.images import MetricFunction, bayesian_privacy_loss

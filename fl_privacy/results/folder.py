@@ -52,14 +52,8 @@ class Identity:
     @classmethod
     def of(cls, label: str, config: Mapping[str, Any], *, undefended: bool) -> Identity:
         """The identity of the run that ``config`` describes."""
-        return cls(
-            label=label,
-            hash=run_hash(config),
-            training=training_hash(config),
-            repeat=repeat_hash(config),
-            undefended=undefended,
-            config=config,
-        )
+        hashes = {"hash": run_hash(config), "training": training_hash(config), "repeat": repeat_hash(config)}
+        return cls(label=label, undefended=undefended, config=config, **hashes)
 
 
 class RunFolder:
@@ -284,7 +278,7 @@ class RunFolder:
 
 
 def folder_name(label: str, config: Mapping[str, Any]) -> str:
-    """Of the run that ``config`` describes."""
+    """The identity of the run that ``config`` describes."""
     return f"{label}-{run_hash(config)}"
 
 

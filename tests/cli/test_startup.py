@@ -39,7 +39,8 @@ def imported(*arguments: str, folder: Path) -> tuple[int, set[str]]:
 def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a cache, as a first command leaves it."""
     folder = tmp_path_factory.mktemp("used")
-    assert imported("run", "defense=pruning", "--cfg", folder=folder)[0] == 0
+    for defense in ("none", "pruning"):
+        assert imported("run", f"defense={defense}", "--cfg", folder=folder)[0] == 0
     return folder
 
 
