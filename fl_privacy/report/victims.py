@@ -22,7 +22,7 @@ class VictimView:
         rank: ``Best``, ``Median``, ``Worst`` read, or empty.
         where: round, client and image in words.
         figures: its metrics in words.
-        label: whether the class was found, in words, and whether the attacker is sure of the image.
+        label: whether the class was found, in words, whether the attacker is sure, and what read the image.
         failure: why there is no reconstruction.
         original: PNG as a data URI, empty if the picture was lost.
         transformed: likewise, what the defense put in place of the original; empty if it did not.
@@ -112,7 +112,7 @@ def _view(
         rank=rank,
         where=f"Round {victim['round']}, client {victim['client']}, {_victim_and_image(victim)}",
         figures=caption(victim),
-        label="" if failed else ", ".join(filter(None, [_label(victim), _certainty(victim)])),
+        label="" if failed else ", ".join(filter(None, [_label(victim), _certainty(victim), victim["member"]])),
         failure=failed,
         original=data_uri(pair.original) if pair else "",
         transformed=data_uri(pair.transformed) if pair and pair.transformed is not None else "",

@@ -12,7 +12,10 @@ from fl_privacy.results.summary import AttackedRound, Leakage, Recognized, Secon
 from fl_privacy.types import VictimId
 
 NOT_METRICS = frozenset(
-    {"kind", "attacker", "id", "round", "client", "image", "label_source", "certainty", "attack_loss", "failure"}
+    {
+        *("kind", "attacker", "id", "round", "client", "image", "failure"),
+        *("label_source", "certainty", "member", "attack_loss"),
+    }
 )
 """Fields of a victim's record that are no metric; any other number is one."""
 
@@ -127,6 +130,7 @@ def _leakage(victims: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str,
         tracing=_tracing(traced),
         label_sources=dict(sources),
         certainties=dict(Counter(v["certainty"] for v in victims if v.get("failure") is None)),
+        members=dict(Counter(v["member"] for v in victims if v["member"] and v.get("failure") is None).most_common()),
         images=len(victims),
         failures=sum(r.get("failure") is not None for r in victims),
     )
