@@ -13,11 +13,11 @@ from fl_privacy.attacks.auto.race import Race, Winner
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
 from fl_privacy.attacks.gradient_inversion import GradientInversion
+from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
     attack_in_groups,
     failed,
-    why_not_attackable,
 )
 from fl_privacy.checks import one_of, whole
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction

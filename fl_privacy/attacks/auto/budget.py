@@ -19,6 +19,9 @@ _KEPT = 3
 _LAST = 0.6
 """Share of the evaluations that the best attempt gets in the last rung."""
 
+_MOST = 27
+"""Attempts at a victim."""
+
 _STAGE = 200
 """Evaluations of the last rung from which it is cut in stages, at each of which total variation is eased."""
 
@@ -56,7 +59,16 @@ def expect_budget(budget: object, evaluations: int | None) -> None:
 
 def most_attempts(evaluations: int) -> int:
     """How many attempts can be told apart with so many evaluations in all."""
-    return max(1, int((1 - _LAST) * evaluations / 2 / _LEAST))
+    most = [n for n in range(1, _MOST + 1) if n * _LEAST * _early(n) <= (1 - _LAST) * evaluations]
+    return max(most, default=1)
+
+
+def _early(attempts: int) -> int:
+    """Rungs before the last one."""
+    numbers = 0
+    while attempts > 1:
+        attempts, numbers = math.ceil(attempts / _KEPT), numbers + 1
+    return numbers
 
 
 def rungs(evaluations: int, attempts: int) -> list[Rung]:

@@ -1,7 +1,6 @@
 """What an update itself shows of the defense that made it, to an attacker that nobody has told."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,15 +23,15 @@ _MOST_BITS = 12
 _OFF_GRID = 0.02
 """Of a step, that levels may be off an even grid in single precision."""
 
-_SMALLEST_KEPT = 0.02
-"""Of the median magnitude: where all kept elements are above, it was the largest that were kept."""
+_AT_THRESHOLD = 0.02
+"""Share of the kept elements within a factor of two of the smallest, from which that is a threshold."""
 
 
 @dataclass(frozen=True)
 class Usual:
-    """Of undefended gradients of a model: the share of zeros of each tensor, and of empty columns of the last layer."""
+    """Of undefended gradients of a model: the share of scattered zeros, and of empty columns of the last layer."""
 
-    zeros: Mapping[str, float]
+    scattered: float
     columns: float
 
 
@@ -41,16 +40,15 @@ def usual_of(observation: Observation) -> Usual:
     rng = torch.Generator().manual_seed(0)
     count = observation.upload.num_examples
     like = next(iter(observation.sent.parameters.values()))
-    zeros: dict[str, float] = {}
-    columns = 0.0
+    scattered = columns = 0.0
     for _ in range(3):
         images = torch.rand((count, *observation.input_shape), generator=rng).to(like)
         labels = torch.randint(observation.num_classes, (count,), generator=rng).to(like.device)
         state = observation.assumed()
         found = loss_gradients(observation.model, state, Batch(images, labels), batch_norm="eval").gradients
-        zeros = {name: max(zeros.get(name, 0.0), share_of_zeros(value)) for name, value in found.items()}
+        scattered = max(scattered, scattered_zeros(found))
         columns = max(columns, _empty_columns(observation, found))
-    return Usual(zeros, columns)
+    return Usual(scattered, columns)
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:
@@ -58,13 +56,10 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
     update = observation.update()
     if (effect := _quantized(update)) is not None:
         return (Part("few levels", effect=effect),)
+    if scattered_zeros(update) > usual.scattered + _MORE_ZEROS:
+        return (Part("zeros", effect=_sparse(update)),)
     if _empty_columns(observation, update) > usual.columns + max(_MORE_ZEROS, 0.2 * usual.columns):
         return (Part("empty columns", effect=MutedFeatures()),)
-    sizes = {name: value.numel() for name, value in update.items()}
-    expected = sum(usual.zeros.get(name, 0.0) * size for name, size in sizes.items())
-    seen = sum(share_of_zeros(value) * sizes[name] for name, value in update.items())
-    if seen - expected > _MORE_ZEROS * sum(sizes.values()):
-        return (Part("zeros", effect=_sparse(update)),)
     return ()
 
 
@@ -76,9 +71,18 @@ def with_evidence(observation: Observation, usual: Usual) -> Observation:
     return replace(observation, knowledge=replace(observation.knowledge, defense=found)) if found else observation
 
 
-def share_of_zeros(value: Tensor) -> float:
-    """In [0, 1]."""
-    return float((value == 0).double().mean()) if value.numel() else 0.0
+def scattered_zeros(update: Tensors) -> float:
+    """Share of the elements of weights that are zero, though neither all of their row nor all of their column is.
+
+    A silent neuron leaves a row or a column empty; zeros elsewhere are rare in what nobody has touched.
+    """
+    zeros = total = 0
+    for value in update.values():
+        if value.dim() > 1:
+            empty = value.flatten(1) == 0
+            live = empty[~empty.all(1)][:, ~empty.all(0)]
+            zeros, total = zeros + int(live.sum()), total + live.numel()
+    return zeros / total if total else 0.0
 
 
 def _empty_columns(observation: Observation, update: Tensors) -> float:
@@ -92,9 +96,14 @@ def _empty_columns(observation: Observation, update: Tensors) -> float:
 
 def _sparse(update: Tensors) -> Sparse:
     """Zeros that were put there; in each layer the kept ones tell what the others may have been."""
-    kept = torch.cat([value[value != 0].abs().flatten() for value in update.values()])
-    largest = len(kept) >= _ENOUGH and float(kept.min()) > _SMALLEST_KEPT * float(kept.median())
-    return Sparse(largest=largest, scope="layer")
+    votes = total = 0
+    for value in update.values():
+        kept = value[value != 0].abs()
+        if len(kept) >= _ENOUGH:
+            total += len(kept)
+            near = int((kept <= 2 * kept.min()).sum())
+            votes += len(kept) if near >= max(4, _AT_THRESHOLD * len(kept)) else 0
+    return Sparse(largest=2 * votes > total, scope="layer")
 
 
 def _quantized(update: Tensors) -> Quantized | None:
@@ -113,7 +122,8 @@ def _bits(value: Tensor) -> int | None:
         return 1
     if len(levels) < 3 or len(levels) > min(2**_MOST_BITS, value.numel() // 2) or step <= 0:
         return None
-    places = levels / step
-    if float((places - places.round()).abs().max()) > max(_OFF_GRID, 1e-6 * largest / step):
+    highest = round(largest / step)
+    places = levels * highest / largest
+    if float((places - places.round()).abs().max()) > _OFF_GRID:
         return None
-    return max(2, math.ceil(math.log2(2 * largest / step + 2) - 0.01))
+    return max(2, math.ceil(math.log2(2 * highest + 2)))

@@ -19,7 +19,7 @@ _MOVES = 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Member:
+class Contender:
     """A descent, whose attempts are told apart by nothing but where they start.
 
     Attributes:
@@ -47,7 +47,7 @@ class Member:
 
 def attempts_at(
     observation: Observation, most: int, placed: Callable[[GradientInversion], GradientInversion]
-) -> list[tuple[Member, int]]:
+) -> list[tuple[Contender, int]]:
     """At most so many pairs of a member and the number of its start, those first that read most alone.
 
     Args:
@@ -65,7 +65,7 @@ def attempts_at(
     return chosen[:most]
 
 
-def _members(observation: Observation) -> Sequence[Member]:
+def _members(observation: Observation) -> Sequence[Contender]:
     start = Uniform() if observation.knowledge.public_images is None else PublicMean()
     base = replace(
         inverting_gradients(),
@@ -79,19 +79,19 @@ def _members(observation: Observation) -> Sequence[Member]:
     adam = replace(base, optimizer=Adam(lr=0.1, sign="hard", schedule=StepDecay()))
     per_iteration = _MOVES * 5 // 4
     return (
-        Member(
+        Contender(
             name="cosine by L-BFGS",
             attack=replace(quasi_newton, objective=Cosine()),
             evaluations=per_iteration,
         ),
-        Member(name="cosine by signed Adam", attack=adam, lower=0.3),
-        Member(name="cosine by signed Adam, smooth", attack=adam, roughness=4e-2, lower=0.3),
-        Member(
+        Contender(name="cosine by signed Adam", attack=adam, lower=0.3),
+        Contender(name="cosine by signed Adam, smooth", attack=adam, roughness=4e-2, lower=0.3),
+        Contender(
             name="L2 by L-BFGS",
             attack=replace(quasi_newton, objective=L2(relative=True)),
             evaluations=per_iteration,
         ),
-        Member(
+        Contender(
             name="cosine and batch-norm statistics by signed Adam",
             attack=replace(adam, priors=(BatchNormStatistics(weight=1e-3),)),
             lower=0.3,

@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.auto.budget import Rung
 from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge
-from fl_privacy.attacks.auto.members import Member
+from fl_privacy.attacks.auto.members import Contender
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
@@ -83,7 +83,7 @@ class Race:
         NotAttackableError: no member can attack the group.
     """
 
-    def __init__(self, group: Group, pairs: Sequence[tuple[Member, int]], seed: int) -> None:
+    def __init__(self, group: Group, pairs: Sequence[tuple[Contender, int]], seed: int) -> None:
         self._members = list(dict.fromkeys(member for member, _ in pairs))
         self._prepared: list[Prepared] = [prepare(member.attack, group, seed) for member in self._members]
         first = self._prepared[0]
@@ -95,7 +95,7 @@ class Race:
             for victim in first.members
         }
 
-    def _with_transforms(self, pairs: Sequence[tuple[Member, int]]) -> Iterable[tuple[Member, int]]:
+    def _with_transforms(self, pairs: Sequence[tuple[Contender, int]]) -> Iterable[tuple[Contender, int]]:
         """Where the client may have transformed its images, each transformation gets an attempt of the first member."""
         transforms = len(self._prepared[0].rounds[0].known.transforms)
         return pairs if transforms < 2 else [(pairs[0][0], start) for start in range(max(transforms, len(pairs)))]

@@ -17,12 +17,12 @@ from tests.attacks.exact.test_exact import mlp
 from tests.attacks.exact.test_exact import victims as images_behind
 from tests.attacks.victims import CLASSES, error, examples, observations, smooth_net
 
-SHORT = AutoAttack(evaluations=300)
+SHORT = AutoAttack(evaluations=200)
 
 
 def test_reads_more_than_a_preset_of_the_same_length():
-    seen = observations(smooth_net().float(), 3)
-    found, plain = SHORT(seen, seed=0), inverting_gradients(iterations=300)(seen, seed=0)
+    seen = observations(smooth_net(), 3)
+    found, plain = SHORT(seen, seed=0), inverting_gradients(iterations=200)(seen, seed=0)
     truth = examples(3)
     for k, (ours, theirs) in enumerate(zip(found, plain, strict=True)):
         own = type(truth)(truth.inputs[k : k + 1], truth.labels[k : k + 1])
@@ -37,7 +37,7 @@ def test_what_is_proven_needs_no_descent():
 
 
 def test_the_same_alone_and_in_company():
-    attack = AutoAttack(evaluations=150, most_victims=1)
+    attack = AutoAttack(evaluations=80, most_victims=1)
     seen = observations(smooth_net(), 3)
     together = attack(seen, seed=1)
     for alone, one in zip([attack([each], seed=1)[0] for each in seen], together, strict=True):
@@ -46,14 +46,14 @@ def test_the_same_alone_and_in_company():
 
 
 def test_labels_that_nothing_tells_are_optimized():
-    (seen,) = observations(smooth_net().float(), 1)
+    (seen,) = observations(smooth_net(), 1)
     hidden = {name: t for name, t in seen.upload.tensors.items() if not name.startswith("5.")}
     (found,) = SHORT([replace(seen, upload=replace(seen.upload, tensors=hidden))], seed=0)
     assert found.label_source == "optimized"
 
 
 def test_what_can_not_be_attacked_says_why():
-    (seen,) = observations(smooth_net().float(), 1)
+    (seen,) = observations(smooth_net(), 1)
     zero = {name: torch.zeros_like(t) for name, t in seen.upload.tensors.items()}
     (found,) = SHORT([replace(seen, upload=replace(seen.upload, tensors=zero))], seed=0)
     assert found.batch is None and "zero everywhere" in found.failure
@@ -66,7 +66,7 @@ def test_settings_out_of_range_are_refused(wrong):
 
 
 def test_a_budget_in_seconds_comes_to_an_end():
-    (found,) = AutoAttack(budget=0.3)(observations(smooth_net().float(), 1), seed=0)
+    (found,) = AutoAttack(budget=0.3)(observations(smooth_net(), 1), seed=0)
     assert found.batch is not None
 
 
@@ -93,7 +93,7 @@ def defended(seen: Observation, defense) -> Observation:
 
 
 EVIDENT = {
-    "pruned": (pruning(rate=0.7), Sparse(largest=True, scope="layer")),
+    "pruned": (pruning(rate=0.9), Sparse(largest=True, scope="layer")),
     "shared by magnitude": (selective_sharing(share=0.2), Sparse(largest=True, scope="layer")),
     "shared at random": (selective_sharing(share=0.3, by="random"), Sparse(largest=False, scope="layer")),
     "8 bits": (quantization(bits=8), Quantized(bits=8)),
@@ -123,7 +123,7 @@ def test_empty_columns_show_and_an_undefended_update_shows_nothing():
 
 
 def test_zeros_that_are_evident_are_answered():
-    seen = observations(smooth_net().float(), 1)
+    seen = observations(smooth_net(), 1)
     pruned = [defended(each, pruning(rate=0.5)) for each in seen]
     (found,) = SHORT(pruned, seed=0)
     assert any("not zero" in sentence for sentence in found.countermeasures)
