@@ -5,19 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fl_privacy.metrics import METRICS, Statistic, aggregate, pmm
+from fl_privacy.metrics import METRICS, NOT_METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
 from fl_privacy.results.records import Attacker, records_of
 from fl_privacy.results.summary import AttackedRound, Leakage, Recognized, Seconds, Spent, Summary, TestedRound, Traced
 from fl_privacy.types import VictimId
-
-NOT_METRICS = frozenset(
-    {
-        *("kind", "attacker", "id", "round", "client", "image", "failure"),
-        *("label_source", "certainty", "member", "attack_loss"),
-    }
-)
-"""Fields of an image's record that are no metric; any other number is one."""
 
 _SHARE, _SIZE = (0.0, 1.0), (0.0, float("inf"))
 _RANGES = {"cosine": (-1.0, 1.0), "zeros": _SHARE, "solvable": _SHARE} | dict.fromkeys(
