@@ -208,7 +208,10 @@ METRICS: dict[str, Metric] = {
 }
 
 NOT_METRICS = frozenset(
-    {"kind", "attacker", "id", "round", "client", "image", "label_source", "certainty", "attack_loss", "failure"}
+    {
+        *("kind", "attacker", "id", "round", "client", "image", "failure"),
+        *("label_source", "certainty", "member", "attack_loss"),
+    }
 )
 """What else is recorded of an image; no metric goes by one of these names."""
 

@@ -47,6 +47,7 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run),
         leakage=_leakage_rows(last),
+        members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],
         by_round=_round_rows(found),
         charts=_charts(run),

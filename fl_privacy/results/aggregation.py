@@ -123,6 +123,7 @@ def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, 
         tracing=_tracing(traced),
         label_sources=dict(sources),
         certainties=dict(Counter(v["certainty"] for v in images if v.get("failure") is None)),
+        members=dict(Counter(v["member"] for v in images if v["member"] and v.get("failure") is None).most_common()),
         images=len(images),
         failures=sum(r.get("failure") is not None for r in images),
     )
