@@ -14,8 +14,10 @@ from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Privac
 from fl_privacy.flower.records import (
     BUFFERS,
     CLIENT,
+    DATA_PATH,
     METRICS,
     NUM_EXAMPLES,
+    OWN_DATA,
     PARAMETERS,
     PARTITION,
     PARTITIONS,
@@ -31,23 +33,29 @@ MakeClient = Callable[[Context], NumPyClient]
 
 
 def numpy_client_app(
-    make_client: MakeClient, *, audited: bool = False, simulated: Callable[[], bool] = lambda: False
+    make_client: MakeClient,
+    *,
+    audited: Callable[[Context], bool] | bool = False,
+    simulated: Callable[[], bool] = lambda: False,
 ) -> ClientApp:
     """A ClientApp that answers with a ``NumPyClient``.
 
-    It knows the messages ``train``, ``evaluate``, ``evaluate.personalize`` and ``query``, and if ``audited`` also
-    ``train.probe``: an upload of a batch as small as the server likes, as often as it likes, is nothing that a client
-    with data to protect gives.
+    It knows the messages ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, and if
+    ``audited`` also ``train.probe``: an upload of a batch as small as the server likes, as often as it likes, is
+    nothing that a client with data to protect gives.
 
     The reply has the records of the request, so that stock strategies can read it; what the client raises becomes an
     error reply with that one line. Metrics that are no numbers stay on the node.
 
     Args:
         make_client: for the context of each message.
-        audited: whether probes are answered.
+        audited: whether probes are answered, by all nodes or by that of a context.
         simulated: whether clients draw from a seed that the server knows, which ``query`` then tells.
     """
     app = ClientApp()
+
+    def is_audited(context: Context) -> bool:
+        return audited(context) if callable(audited) else audited
 
     def answer(message: Message, context: Context, work: Callable[[NumPyClient], RecordDict]) -> Message:
         content = attempt(lambda: work(make_client(context)))
@@ -62,7 +70,7 @@ def numpy_client_app(
 
     @app.train("probe")
     def probe(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda client: _train(_prober(client, audited), message.content))
+        return answer(message, context, lambda client: _train(_prober(client, is_audited(context)), message.content))
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -74,9 +82,15 @@ def numpy_client_app(
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return Message(
-            RecordDict({CLIENT: ConfigRecord({**_identity(context), SIMULATED: int(simulated())})}), reply_to=message
-        )
+        identity = {**_identity(context), SIMULATED: int(simulated()), OWN_DATA: int(DATA_PATH in context.node_config)}
+        return Message(RecordDict({CLIENT: ConfigRecord(identity)}), reply_to=message)
+
+    @app.query("examples")
+    def examples(message: Message, context: Context) -> Message:
+        count = attempt(lambda: _number_of_examples(make_client(context)))
+        if isinstance(count, Failure):
+            return Message(Error(CLIENT_RAISED, count.reason), reply_to=message)
+        return Message(RecordDict({CLIENT: ConfigRecord({NUM_EXAMPLES: count})}), reply_to=message)
 
     return app
 
@@ -151,6 +165,15 @@ def _personalizer(client: NumPyClient) -> Callable[[Arrays, Config], tuple[float
             f"A client that personalizes is expected to be a PrivacyClient, but is a {type(client).__name__}."
         )
     return client.personalize
+
+
+def _number_of_examples(client: NumPyClient) -> int:
+    if not isinstance(client, PrivacyClient):
+        raise UserError(
+            f"A client that is asked for its number of examples is expected to be a PrivacyClient, but is a"
+            f" {type(client).__name__}."
+        )
+    return client.wrapped.number_of_examples
 
 
 def _config(content: RecordDict) -> Config:

@@ -6,48 +6,95 @@ Flower has SecAgg+ for its legacy interface only, which this module keeps to its
 import copy
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.client import Client as FlowerClient
-from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
-from flwr.common import (
-    FitIns,
-    FitRes,
-    Parameters,
-    Scalar,
-    bytes_to_ndarray,
-    ndarrays_to_parameters,
-    parameters_to_ndarrays,
-)
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from flwr.common.secure_aggregation.secaggplus_constants import Key as SecAggKey
-from flwr.server import LegacyContext
-from flwr.server.client_manager import ClientManager
-from flwr.server.client_proxy import ClientProxy
-from flwr.server.compat.grid_client_proxy import GridClientProxy
-from flwr.server.strategy import Strategy
-from flwr.server.workflow import SecAggPlusWorkflow
-from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+from flwr.clientapp.typing import Mod
+from flwr.serverapp import Grid
 
 from fl_privacy.checks import number
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client, RoundReport, Server
+from fl_privacy.federation import Client, Failure, RoundReport, Server
 from fl_privacy.federation.guard import unrounded
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.backends import quiet_flower
 from fl_privacy.flower.clients import COUNTS, NAMES, MaskableClient
+from fl_privacy.flower.inside.legacy import (
+    MAIN_CONFIGS_RECORD,
+    MAIN_PARAMS_RECORD,
+    RECORD_KEY_CONFIGS,
+    ClientManager,
+    ClientProxy,
+    FitIns,
+    FitRes,
+    GridClientProxy,
+    LegacyClient,
+    LegacyContext,
+    LegacyStrategy,
+    Parameters,
+    Scalar,
+    SecAggKey,
+    SecAggPlusWorkflow,
+    WorkflowKey,
+    bytes_to_ndarray,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+    secaggplus_mod,
+)
 from fl_privacy.flower.mods import reproducible_mod
-from fl_privacy.flower.records import DEFENSE_SECONDS, PARTITION, ROUND, TRAIN_LOSS, to_array, to_tensor
-from fl_privacy.flower.transport import FIRST_NODE, LocalGrid
+from fl_privacy.flower.nodes import Nodes
+from fl_privacy.flower.records import (
+    CLIENT,
+    DEFENSE_SECONDS,
+    NUM_EXAMPLES,
+    PARTITION,
+    ROUND,
+    TRAIN_LOSS,
+    to_array,
+    to_tensor,
+)
+from fl_privacy.flower.transport import FIRST_NODE, LocalGrid, PromptGrid, RelayGrid, pair
 from fl_privacy.types import Upload
 
 Fits = list[tuple[ClientProxy, FitRes]]
+
+EXAMPLES = "query.examples"
+"""Type of the message that asks for the number of examples, which is told in the clear under SecAgg+."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking:
+    """How updates become whole numbers that masks can hide.
+
+    Attributes:
+        clip: largest absolute value that an update may hold.
+        levels: of a quantized value.
+        threshold: share of the clients whose key shares unmask the sum, in (0, 1].
+    """
+
+    clip: float = 8.0
+    levels: int = 2**22
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        number("secure_aggregation.clip", self.clip, above=0, example=1.0)
+        number("secure_aggregation.threshold", self.threshold, above=0, at_most=1, example=0.5)
+
+    def workflow(self, max_weight: int, timeout: float | None) -> SecAggPlusWorkflow:
+        """Flower's protocol for clients of at most ``max_weight`` examples."""
+        return SecAggPlusWorkflow(
+            num_shares=1.0,
+            reconstruction_threshold=self.threshold,
+            max_weight=float(max_weight),
+            clipping_range=float(self.clip),
+            quantization_range=self.levels,
+            timeout=timeout,
+        )
 
 
 def run_secure_aggregation(
@@ -79,78 +126,142 @@ def run_secure_aggregation(
     Raises:
         UserError: a setting is out of range, clients keep private layers, or too few clients were left in a round.
     """
+    masking = Masking(clip=clip, levels=levels, threshold=threshold)
+    _expect_all_shared(server)
+
+    def make_client(context: Context) -> MaskableClient:
+        return MaskableClient(clients[int(context.node_config[PARTITION])], context.state, clip=clip)
+
+    app = masking_client_app(make_client, mods=[reproducible_mod(server.seed)])
+    traffic = Traffic(LocalGrid(server.clients, app), {client: FIRST_NODE + client for client in server.clients})
+    workflow = masking.workflow(max(client.number_of_examples for client in clients.values()), timeout=None)
+    for round in range(1, rounds + 1):
+        on_round(_train_round(server, traffic, workflow, round, threshold))
+    return traffic
+
+
+def run_secure_on_grid(
+    grid: Grid,
+    server: Server,
+    *,
+    rounds: int,
+    on_round: Callable[[RoundReport], None],
+    nodes: Nodes,
+    masking: Masking,
+    timeout: float = 600.0,
+) -> "Traffic":
+    """``run_secure_aggregation`` with clients on nodes of their own, whose apps are ``masking_client_app``.
+
+    A node that joins or comes back takes part from the next round on.
+
+    Args:
+        grid: leads to the nodes.
+        server: as for ``run_secure_aggregation``, like ``rounds`` and ``on_round``.
+        rounds: how many.
+        on_round: told of each round.
+        nodes: which node holds which partition.
+        masking: clip, levels and threshold; nodes take theirs from the run's configuration.
+        timeout: seconds to wait for the replies of each of the protocol's four stages.
+
+    Raises:
+        UserError: besides what ``run_secure_aggregation`` raises, the nodes do not fit the server's clients.
+    """
+    _expect_all_shared(server)
+    prompt, workflow = PromptGrid(grid), None
+    traffic = Traffic(prompt, {})
+    for round in range(1, rounds + 1):
+        nodes.refresh(prompt)
+        traffic.nodes = {client: nodes[client] for client in server.clients if client in nodes}
+        if workflow is None:
+            workflow = masking.workflow(_most_examples(traffic, timeout), timeout)
+        on_round(_train_round(server, traffic, workflow, round, masking.threshold))
+    return traffic
+
+
+def masking_client_app(make_client: Callable[[Context], MaskableClient], mods: Sequence[Mod] = ()) -> ClientApp:
+    """A ClientApp whose answers to training messages are those of SecAgg+.
+
+    Args:
+        make_client: for the context of each message.
+        mods: around the protocol.
+    """
+
+    def client_fn(context: Context) -> LegacyClient:
+        return make_client(context).to_client()
+
+    return ClientApp(client_fn=client_fn, mods=[*mods, secaggplus_mod])
+
+
+def _expect_all_shared(server: Server) -> None:
     if server.personal:
         raise UserError("SecAgg+ is expected with the whole model shared, but layers are private; use defense=none.")
-    number("secure_aggregation.clip", clip, above=0, example=1.0)
-    number("secure_aggregation.threshold", threshold, above=0, at_most=1, example=0.5)
 
-    def make_client(context: Context) -> FlowerClient:
-        client = clients[int(context.node_config[PARTITION])]
-        return MaskableClient(client, context.state, clip=clip).to_client()
 
-    mods = [reproducible_mod(server.seed), secaggplus_mod]
-    grid = Traffic(server.clients, ClientApp(client_fn=make_client, mods=mods))
-    workflow = SecAggPlusWorkflow(
-        num_shares=1.0,
-        reconstruction_threshold=threshold,
-        max_weight=float(max(client.number_of_examples for client in clients.values())),
-        clipping_range=float(clip),
-        quantization_range=levels,
-    )
-    for round in range(1, rounds + 1):
-        on_round(_train_round(server, grid, workflow, round, threshold))
-    return grid
+def _most_examples(traffic: "Traffic", timeout: float) -> int:
+    """The largest number of examples that a node has, which scales the weights of all."""
+    questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
+    replies = [r for _, r in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]
+    told = [r.content.config_records[CLIENT].get(NUM_EXAMPLES) for r in replies if isinstance(r, Message)]
+    numbers = [count for count in told if isinstance(count, int) and count > 0]
+    if not numbers:
+        reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")
+        raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}")
+    return max(numbers)
 
 
 def _train_round(
-    server: Server, grid: "Traffic", workflow: SecAggPlusWorkflow, round: int, threshold: float
+    server: Server, traffic: "Traffic", workflow: SecAggPlusWorkflow, round: int, threshold: float
 ) -> RoundReport:
-    grid.failed.clear()
-    started, before = time.perf_counter(), grid.received
-    strategy = _Summing(server, grid)
+    traffic.failed.clear()
+    started, before = time.perf_counter(), traffic.received
+    strategy = _Summing(server, traffic)
     context = LegacyContext(_server_context(), strategy=strategy)
-    context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: round})
+    context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: round})
     context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord()
     with quiet_flower():
-        workflow(grid, context)
+        workflow(traffic, context)
     if strategy.report is None:
-        reasons = "; ".join(f"client {c}: {reason}" for c, reason in sorted(grid.failed.items())[:3])
+        reasons = "; ".join(f"client {c}: {reason}" for c, reason in sorted(traffic.failed.items())[:3])
         raise UserError(
             f"At least {threshold:.0%} of the clients are expected to answer in round {round}, but fewer did"
             f" ({reasons}); fix the clients or lower secure_aggregation.threshold."
         )
-    return strategy.report(time.perf_counter() - started, grid.received - before)
+    return strategy.report(time.perf_counter() - started, traffic.received - before)
 
 
-class Traffic(LocalGrid):
-    """A grid in this process that keeps account of what the server receives.
+class Traffic(RelayGrid):
+    """A grid that keeps account of what the server receives.
 
     Attributes:
+        nodes: the node of each client.
         received: bytes so far.
         masked: the arrays by which each client last replied, as the server sees them.
         failed: why a client did not reply.
     """
 
-    def __init__(self, clients: Sequence[int], client_app: ClientApp) -> None:
-        super().__init__(clients, client_app)
+    def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:
+        super().__init__(grid)
+        self.nodes = nodes
         self.received = 0
         self.masked: dict[int, list[np.ndarray]] = {}
         self.failed: dict[int, str] = {}
 
-    def deliver(self, messages: Sequence[Message]) -> list[Message]:
-        """As a ``LocalGrid``; nodes elsewhere would get copies of what the workflow sends, and take keys out of it."""
-        for message in messages:
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Nodes get copies of what the workflow sends: those in this process would take keys out of it."""
+        sent = list(messages)
+        for message in sent:
             message.content = copy.deepcopy(message.content)
-        replies = super().deliver(messages)
-        for reply in replies:
-            if reply.has_error():
-                self.failed.setdefault(reply.metadata.src_node_id - FIRST_NODE, reply.error.reason or "it dropped out")
-            else:
-                self.received += sum(map(len, _payload(reply.content)))
-                record = reply.content.config_records.get(RECORD_KEY_CONFIGS)
-                if vectors := record and record.get(SecAggKey.MASKED_PARAMETERS):
-                    arrays = [bytes_to_ndarray(piece) for piece in vectors]  # type: ignore[union-attr,arg-type]
-                    self.masked[reply.metadata.src_node_id - FIRST_NODE] = arrays
+        replies = list(self.grid.send_and_receive(sent, timeout=timeout))
+        client_of = {node: client for client, node in self.nodes.items()}
+        for message, reply in pair(sent, replies):
+            client = client_of[message.metadata.dst_node_id]
+            if isinstance(reply, Failure):
+                self.failed.setdefault(client, reply.reason)
+                continue
+            self.received += sum(map(len, _payload(reply.content)))
+            record = reply.content.config_records.get(RECORD_KEY_CONFIGS)
+            if vectors := record and record.get(SecAggKey.MASKED_PARAMETERS):
+                self.masked[client] = [bytes_to_ndarray(piece) for piece in vectors]  # type: ignore[union-attr,arg-type]
         return replies
 
 
@@ -162,18 +273,23 @@ def _payload(content: RecordDict) -> list[bytes]:
 
 
 @dataclass
-class _Summing(Strategy):
+class _Summing(LegacyStrategy):
     """What the workflow wants of a strategy: whom to ask, and what to make of the mean."""
 
     server: Server
-    grid: Traffic
+    traffic: Traffic
     report: Callable[[float, int], RoundReport] | None = field(default=None, init=False)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        chosen = self.server.select(server_round)
-        return [(GridClientProxy(FIRST_NODE + c, self.grid, 1), self._instructions(c, server_round)) for c in chosen]
+        proxies = {}
+        for client in self.server.select(server_round):
+            if client in self.traffic.nodes:
+                proxies[client] = GridClientProxy(self.traffic.nodes[client], self.traffic, 1)
+            else:
+                self.traffic.failed[client] = "its node is not connected"
+        return [(proxy, self._instructions(client, server_round)) for client, proxy in proxies.items()]
 
     def _instructions(self, client: int, round: int) -> FitIns:
         state = self.server.sent_to(client)
@@ -184,7 +300,8 @@ class _Summing(Strategy):
     def aggregate_fit(
         self, server_round: int, results: Fits, failures: list[Any]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        replies = {proxy.node_id - FIRST_NODE: reply for proxy, reply in results}
+        client_of = {node: client for client, node in self.traffic.nodes.items()}
+        replies = {client_of[proxy.node_id]: reply for proxy, reply in results}
         if len({reply.metrics[NAMES] for reply in replies.values()}) > 1:
             raise UserError("SecAgg+ is expected to add up the same tensors of every client, but their names differ.")
         some = next(iter(replies.values()))
@@ -206,7 +323,7 @@ class _Summing(Strategy):
         self.report = lambda seconds, received: RoundReport(
             round=server_round,
             clients=tuple(sorted(replies)),
-            excluded={c: r for c, r in self.grid.failed.items() if c not in replies},
+            excluded={c: r for c, r in self.traffic.failed.items() if c not in replies},
             train_loss=total(TRAIN_LOSS) / len(replies),
             seconds=seconds,
             defense_seconds=total(DEFENSE_SECONDS),
