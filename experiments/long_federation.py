@@ -21,7 +21,7 @@ import safetensors.torch
 
 from fl_privacy.config import compose_run, to_yaml
 from fl_privacy.experiment.build import build_federation, clients_of
-from fl_privacy.experiment.contracts import plain_loop
+from fl_privacy.experiment.protocols import plain_loop
 from fl_privacy.federation import Audit, RoundReport
 from fl_privacy.flower import run_in_process, run_ray
 from fl_privacy.interception import Interceptor
