@@ -4,12 +4,13 @@ import json
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.guard import Failure, attempt
+from fl_privacy.flower.arrays import array_values, plain_array
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.records import (
     BUFFERS,
@@ -106,7 +107,7 @@ def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
 
 def _train(fit: Callable[[Arrays, Config], Reply], content: RecordDict) -> RecordDict:
     sent = all_arrays(content)
-    arrays, num_examples, metrics = fit([a.numpy() for a in sent.values()], _config(content))
+    arrays, num_examples, metrics = fit([array_values(a) for a in sent.values()], _config(content))
     names = json.loads(str(metrics[NAMES])) if NAMES in metrics else list(sent)
     reply = {n: np.asarray(a) for n, a in zip(names, arrays, strict=True)}
     records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = dict(_like_request(content, reply))
@@ -124,16 +125,16 @@ def _like_request(content: RecordDict, reply: Mapping[str, np.ndarray]) -> dict[
         buffers = content.array_records[BUFFERS]
         return {
             PARAMETERS: ArrayRecord({n: shortest(a) for n, a in reply.items() if n not in buffers}),
-            BUFFERS: ArrayRecord({n: Array.from_numpy_ndarray(a) for n, a in reply.items() if n in buffers}),
+            BUFFERS: ArrayRecord({n: plain_array(a) for n, a in reply.items() if n in buffers}),
         }
     return {
-        key: ArrayRecord({n: Array.from_numpy_ndarray(reply[n]) if n in reply else a for n, a in record.items()})
+        key: ArrayRecord({n: plain_array(reply[n]) if n in reply else a for n, a in record.items()})
         for key, record in content.array_records.items()
     }
 
 
 def _evaluate(evaluate: Callable[[Arrays, Config], tuple[float, int, Config]], content: RecordDict) -> RecordDict:
-    arrays = [a.numpy() for a in all_arrays(content).values()]
+    arrays = [array_values(a) for a in all_arrays(content).values()]
     loss, num_examples, metrics = evaluate(arrays, _config(content))
     return RecordDict(
         {METRICS: MetricRecord({NUM_EXAMPLES: int(num_examples), "loss": float(loss), **_numbers(metrics)})}
