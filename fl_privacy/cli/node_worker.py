@@ -13,7 +13,9 @@ from fl_privacy.flower.inside.supernode import SuperNodeAddress, answer_messages
 
 def main(address: str, app: str) -> None:
     """Answer messages until standard input, which begins with the SuperNode's secret, is closed by its end."""
-    secret = sys.stdin.buffer.read(SECRET_BYTES)
+    secret = b""
+    while len(secret) < SECRET_BYTES and (piece := os.read(0, SECRET_BYTES - len(secret))):
+        secret += piece
     threading.Thread(target=_end_with_parent, daemon=True).start()
     answer_messages(SuperNodeAddress(address, secret), installed_app(app))
 
@@ -32,7 +34,7 @@ def installed_app(reference: str) -> Any:
 
 
 def _end_with_parent() -> None:
-    while sys.stdin.buffer.read(1):
+    while os.read(0, 1):  # unbuffered: the interpreter could not end while a thread waits in a buffer
         pass
     os._exit(0)
 

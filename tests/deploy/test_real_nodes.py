@@ -28,7 +28,7 @@ NODES, ROUNDS = 4, 10
 VICTIM = 1
 """The node that is killed."""
 
-RUN_SECONDS = 420.0
+RUN_SECONDS = 600.0
 RUNS = {
     "spn": "defense=spn",
     "passports": "model=lenet5 defense=fdl_pp",
@@ -96,7 +96,7 @@ def test_three_runs_outlive_a_node_that_is_killed(
         start(federation, deployment, number, proxy.address if number == NODES - 1 else None)
     for name, overrides in RUNS.items():
         asked = f"{COMMON} {overrides} out={federation.folder / name}"
-        waits = {"round-timeout": 30, "reconnect-timeout": 150}
+        waits = {"round-timeout": 90, "reconnect-timeout": 150}
         federation.run(f"run-{name}", deployment.app, {"overrides": asked, "authenticated-nodes": True, **waits})
 
     private = ("spn", "passports")
@@ -207,7 +207,7 @@ def test_nothing_private_is_on_the_wire_in_plain_text(
             federation.start_node(f"node-{number}", config, superlink=proxy.address)
         for name in ("spn", "passports"):
             config = {"overrides": f"{overrides} {RUNS[name]} out={tmp_path / name}", "own-data": True}
-            federation.run(name, deployment.app, {**config, "authenticated-nodes": False, "round-timeout": 60})
+            federation.run(name, deployment.app, {**config, "authenticated-nodes": False, "round-timeout": 90})
         for name in ("spn", "passports"):
             federation.wait(name, RUN_SECONDS)
             assert len(rounds_of(tmp_path / name)) == 3, federation.said(name)[-2000:]

@@ -29,6 +29,8 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from fl_privacy.federation.guard import Failure, attempt
 
+logger = logging.getLogger(__name__)
+
 APP_RAISED = 2
 """Flower's code of an error that a ClientApp raised."""
 
@@ -111,10 +113,12 @@ def answer_messages(node: SuperNodeAddress, app: Callable[[Message, Context], Me
         except httpx.TransportError:  # it is not there yet, or busy
             time.sleep(1.0)
             continue
-        if found.HasField("task") and found.token:
-            _answer(node, found.token, app)
-        else:
+        if not (found.HasField("task") and found.token):
             time.sleep(POLL_SECONDS)
+            continue
+        token = found.token
+        if isinstance(lost := attempt(lambda: _answer(node, token, app)), Failure):  # noqa: B023
+            logger.warning("A message could not be answered, its run may have ended: %s", lost.reason)
 
 
 def _answer(node: SuperNodeAddress, token: str, app: Callable[[Message, Context], Message]) -> None:
