@@ -1,4 +1,4 @@
-"""``fl-privacy supernode``: what it hands on, what it refuses; that it works is in ``tests/deploy/test_real_nodes.py``."""
+"""``fl-privacy supernode``: what it hands on and refuses; ``tests/deploy/test_real_nodes.py`` shows that it works."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def test_options_are_handed_on(ends: list[list[str]]) -> None:
 
 @pytest.mark.parametrize("option", ["--isolation=process", "--ssl-keyfile", "--superexec-auth-secret-file"])
 def test_what_it_sets_itself_is_refused(ends: list[list[str]], option: str) -> None:
-    with pytest.raises(UserError, match="sets --.* itself"):
+    with pytest.raises(UserError, match=r"sets --.* itself"):
         supernode.run_node([option, "x"], app="a:b", patience=9)
     assert not ends
 
