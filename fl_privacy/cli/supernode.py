@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 AGAIN_SECONDS = 5.0
 """After which a worker that died, or a node that is not admitted, is started again."""
 
+PAUSE_VARIABLE = "FL_PRIVACY_NODE_PAUSE"
+"""Environment variable by which this command tells itself to wait before it tries again."""
+
 SECRET_BYTES = 32
 
 _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile")
@@ -47,6 +50,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
         )
     from fl_privacy.flower.inside.supernode import run_supernode  # noqa: PLC0415
 
+    time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
     started, secret = time.monotonic(), secrets.token_bytes(SECRET_BYTES)
     command = [sys.executable, "-m", "fl_privacy.cli.node_worker", _runtime_address(arguments), app]
     threading.Thread(target=_keep_alive, args=(command, secret), daemon=True).start()
@@ -57,9 +61,9 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
     left = patience - (time.monotonic() - started) - AGAIN_SECONDS
     if ended.not_admitted and left > 0:
         logger.warning("The SuperLink takes this node for connected still, or does not know its key: trying again")
-        time.sleep(AGAIN_SECONDS)
         again = [sys.executable, "-m", "fl_privacy", "supernode", "--app", app, "--patience", f"{left:.1f}"]
-        os.execv(sys.executable, [*again, *arguments])  # Flower's threads and handlers end with this program
+        # at once: Flower ends this program soon, with its threads and handlers
+        os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
     return ended.status
 
 

@@ -140,11 +140,11 @@ class PromptGrid(RelayGrid):
         started = time.monotonic()
         while waiting:
             waited = time.monotonic() - started
-            if timeout is not None and waited >= timeout:
-                break
-            found = list(self.pull_messages(waiting))
+            found = list(self.pull_messages(waiting))  # may take minutes where a node died while it sent its reply
             replies += found
             waiting.difference_update(reply.metadata.reply_to_message_id for reply in found)
+            if timeout is not None and waited >= timeout:
+                break
             if waiting:
                 time.sleep(min(max(self.SOONEST, self.PACE * waited), self.RAREST))
         return replies

@@ -94,7 +94,7 @@ def test_written_again_it_keeps_keys_and_adds_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"nodes": 0}, "--nodes is expected to be at least 1"),
+        ({"nodes": 0}, "--nodes is expected to be a whole number from 1"),
         ({"port": 0}, "--port is expected"),
         ({"host": "a b; rm"}, "--host is expected to be a name or an address"),
         ({"host": ""}, "--host is expected"),

@@ -191,7 +191,7 @@ def test_deployed_nodes_train_under_secure_aggregation(tmp_path: Path, monkeypat
 
     run_app(f"{SECURED} secure_aggregation=secagg out=secured", nodes=3)
 
-    (run,) = (tmp_path / "secured/deployed").iterdir()
+    (run,) = (path.parent for path in (tmp_path / "secured/deployed").glob("*/metrics.jsonl"))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["clients"] for row in rows if row["kind"] == "round"] == [[0, 1, 2]] * 2
     assert "SecAgg+ hides each update" in (run / "threat_model.json").read_text()
@@ -202,7 +202,7 @@ def test_deployed_nodes_train_under_secure_aggregation(tmp_path: Path, monkeypat
     [
         ("secure_aggregation=ckks", "secure_aggregation=none or secagg, but got ckks"),
         ("secure_aggregation=secagg attack=idlg", "no single update that could be attacked"),
-        ("secure_aggregation=secagg defense=spn", "layers are private"),
+        ("secure_aggregation=secagg defense=split_fed", "layers are private"),
     ],
 )
 def test_what_secure_aggregation_can_t_do_is_refused(
@@ -261,7 +261,7 @@ def test_nodes_train_on_folders_of_their_own(
 
     run_on_folders(f"{OWN} data.root={folders[2]} out=own", folders)
 
-    (run,) = (tmp_path / "own/deployed").iterdir()
+    (run,) = (path.parent for path in (tmp_path / "own/deployed").glob("*/metrics.jsonl"))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["clients"] for row in rows if row["kind"] == "round"] == [[0, 1]] * 2
     assert "data of their own" in (run / "threat_model.json").read_text()

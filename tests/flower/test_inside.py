@@ -123,7 +123,7 @@ def test_a_message_is_pulled_and_its_reply_pushed_as_expected(function: object, 
 
 
 def test_a_supernode_leaves_answering_to_others_who_know_its_secret(capsys: pytest.CaptureFixture[str]) -> None:
-    assert supernode.run_supernode(["--help"]) == 0
+    assert supernode.run_supernode(["--help"]) == supernode.Ended(0, not_admitted=False)
 
     said = capsys.readouterr().out
     for option in ("--isolation", "--superexec-auth-secret-file", "--port", "--node-config"):
