@@ -19,9 +19,10 @@ from fl_privacy.config import RunSettings, compose_run, to_yaml
 from fl_privacy.config.foreign import expect_plain
 from fl_privacy.config.targets import plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import build_federation, client_of_folder, clients_of
+from fl_privacy.experiment.build import build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.ground_truth import sees_other_images
+from fl_privacy.experiment.own_data import client_of_folder
 from fl_privacy.experiment.protocols import Backend, plain_loop
 from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.experiment.threat_model import Whereabouts
@@ -91,7 +92,8 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Wher
         run_on_grid(grid, server, timeout=timeout, rules=rules, **settings)
 
     def secured(server: Server, clients: Any, **settings: Any) -> None:
-        from fl_privacy.flower.secure_aggregation import Masking, run_secure_on_grid  # noqa: PLC0415
+        from fl_privacy.flower.secure_aggregation import Masking  # noqa: PLC0415
+        from fl_privacy.flower.secure_nodes import run_secure_on_grid  # noqa: PLC0415
 
         masking = Masking(**_masking(config))
         nodes = Nodes(server.clients, **asdict(rules))

@@ -11,7 +11,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.flower.inside.supernode import SuperNodeAddress, answer_messages
 
 
-def main(address: str, app: str) -> None:
+def serve_node(address: str, app: str) -> None:
     """Answer messages until standard input, which begins with the SuperNode's secret, is closed by its end."""
     secret = b""
     while len(secret) < SECRET_BYTES and (piece := os.read(0, SECRET_BYTES - len(secret))):
@@ -40,4 +40,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve_node(*sys.argv[1:])

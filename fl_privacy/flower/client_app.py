@@ -81,6 +81,13 @@ def numpy_client_app(
     def personalize(message: Message, context: Context) -> Message:
         return answer(message, context, lambda client: _evaluate(_personalizer(client), message.content))
 
+    _answer_queries(app, make_client, simulated)
+    return app
+
+
+def _answer_queries(app: ClientApp, make_client: MakeClient, simulated: Callable[[], bool]) -> None:
+    """Have ``app`` say which partition its node holds, and of how many examples its client is."""
+
     @app.query()
     def query(message: Message, context: Context) -> Message:
         identity = {**_identity(context), SIMULATED: int(simulated()), OWN_DATA: int(DATA_PATH in context.node_config)}
@@ -92,8 +99,6 @@ def numpy_client_app(
         if isinstance(count, Failure):
             return Message(Error(CLIENT_RAISED, count.reason), reply_to=message)
         return Message(RecordDict({CLIENT: ConfigRecord({NUM_EXAMPLES: count})}), reply_to=message)
-
-    return app
 
 
 def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:

@@ -33,6 +33,9 @@ Reply = tuple[Arrays, int, Config]
 NAMES = "names"
 """Key under which a list of arrays has its names with it, as JSON: in the config given and in the metrics returned."""
 
+ATTEMPT = "attempt"
+"""Key of the config: the number of the protocol's run under SecAgg+, where a round that failed is tried again."""
+
 COUNTS = "counts"
 """Key of the metrics under which whole-number buffers travel in the clear, as JSON: SecAgg+ would blur them."""
 
@@ -81,11 +84,11 @@ class PrivacyClient(NumPyClient):
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train in the round ``config["server-round"]``; the reply is what the plan shares."""
-        round = _integer(config, ROUND)
-        self.memory.expect_new("train", round)
+        round, number = _integer(config, ROUND), self._message_number(config)
+        self.memory.expect_new("train", number)
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.update(self._sent(parameters, config), state, round=round)
-        self.memory.save(state, after=("train", round))
+        self.memory.save(state, after=("train", number))
         return _reply(result)
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
@@ -122,6 +125,10 @@ class PrivacyClient(NumPyClient):
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.evaluate(self._sent(parameters, config), state, mine)
         return result.loss, result.num_examples, {"accuracy": result.accuracy}
+
+    def _message_number(self, config: Config) -> int:
+        """By which a training message is told from earlier ones."""
+        return _integer(config, ROUND)
 
     def _sent(self, parameters: Arrays, config: Config) -> ModelState:
         model = self.wrapped.model
@@ -221,6 +228,10 @@ class MaskableClient(PrivacyClient):
             num_examples,
             {**metrics, NAMES: json.dumps(list(masked)), COUNTS: json.dumps(counts)},
         )
+
+    def _message_number(self, config: Config) -> int:
+        """A round that failed may be tried again: what came of the first time stays masked."""
+        return _integer(config, ATTEMPT)
 
 
 def _reply(result: LocalResult) -> Reply:

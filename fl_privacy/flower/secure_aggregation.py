@@ -3,31 +3,27 @@
 Flower has SecAgg+ for its legacy interface only, which this module keeps to itself.
 """
 
-import copy
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
-from flwr.serverapp import Grid
 
 from fl_privacy.checks import number
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client, Failure, RoundReport, Server
+from fl_privacy.federation import Client, RoundReport, Server
 from fl_privacy.federation.guard import unrounded
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.backends import quiet_flower
-from fl_privacy.flower.clients import COUNTS, NAMES, MaskableClient
+from fl_privacy.flower.clients import ATTEMPT, COUNTS, NAMES, MaskableClient
 from fl_privacy.flower.inside.legacy import (
     MAIN_CONFIGS_RECORD,
     MAIN_PARAMS_RECORD,
-    RECORD_KEY_CONFIGS,
     ClientManager,
     ClientProxy,
     FitIns,
@@ -38,33 +34,26 @@ from fl_privacy.flower.inside.legacy import (
     LegacyStrategy,
     Parameters,
     Scalar,
-    SecAggKey,
     SecAggPlusWorkflow,
     WorkflowKey,
-    bytes_to_ndarray,
     ndarrays_to_parameters,
     parameters_to_ndarrays,
     secaggplus_mod,
 )
 from fl_privacy.flower.mods import reproducible_mod
-from fl_privacy.flower.nodes import Nodes
 from fl_privacy.flower.records import (
-    CLIENT,
     DEFENSE_SECONDS,
-    NUM_EXAMPLES,
     PARTITION,
     ROUND,
     TRAIN_LOSS,
     to_array,
     to_tensor,
 )
-from fl_privacy.flower.transport import FIRST_NODE, LocalGrid, PromptGrid, RelayGrid, pair
+from fl_privacy.flower.traffic import Traffic
+from fl_privacy.flower.transport import FIRST_NODE, LocalGrid
 from fl_privacy.types import Upload
 
 Fits = list[tuple[ClientProxy, FitRes]]
-
-EXAMPLES = "query.examples"
-"""Type of the message that asks for the number of examples, which is told in the clear under SecAgg+."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +95,7 @@ def run_secure_aggregation(
     clip: float = 8.0,
     levels: int = 2**22,
     threshold: float = 0.5,
-) -> "Traffic":
+) -> Traffic:
     """Train ``server.state`` for ``rounds`` rounds under SecAgg+ (Bell et al. 2020); returns what the server received.
 
     Masks hide each update; their keys are shared among the clients, so that the sum can be unmasked as long as
@@ -127,7 +116,7 @@ def run_secure_aggregation(
         UserError: a setting is out of range, clients keep private layers, or too few clients were left in a round.
     """
     masking = Masking(clip=clip, levels=levels, threshold=threshold)
-    _expect_all_shared(server)
+    expect_all_shared(server)
 
     def make_client(context: Context) -> MaskableClient:
         return MaskableClient(clients[int(context.node_config[PARTITION])], context.state, clip=clip)
@@ -136,45 +125,7 @@ def run_secure_aggregation(
     traffic = Traffic(LocalGrid(server.clients, app), {client: FIRST_NODE + client for client in server.clients})
     workflow = masking.workflow(max(client.number_of_examples for client in clients.values()), timeout=None)
     for round in range(1, rounds + 1):
-        on_round(_train_round(server, traffic, workflow, round, threshold))
-    return traffic
-
-
-def run_secure_on_grid(
-    grid: Grid,
-    server: Server,
-    *,
-    rounds: int,
-    on_round: Callable[[RoundReport], None],
-    nodes: Nodes,
-    masking: Masking,
-    timeout: float = 600.0,
-) -> "Traffic":
-    """``run_secure_aggregation`` with clients on nodes of their own, whose apps are ``masking_client_app``.
-
-    A node that joins or comes back takes part from the next round on.
-
-    Args:
-        grid: leads to the nodes.
-        server: as for ``run_secure_aggregation``, like ``rounds`` and ``on_round``.
-        rounds: how many.
-        on_round: told of each round.
-        nodes: which node holds which partition.
-        masking: clip, levels and threshold; nodes take theirs from the run's configuration.
-        timeout: seconds to wait for the replies of each of the protocol's four stages.
-
-    Raises:
-        UserError: besides what ``run_secure_aggregation`` raises, the nodes do not fit the server's clients.
-    """
-    _expect_all_shared(server)
-    prompt, workflow = PromptGrid(grid), None
-    traffic = Traffic(prompt, {})
-    for round in range(1, rounds + 1):
-        nodes.refresh(prompt)
-        traffic.nodes = {client: nodes[client] for client in server.clients if client in nodes}
-        if workflow is None:
-            workflow = masking.workflow(_most_examples(traffic, timeout), timeout)
-        on_round(_train_round(server, traffic, workflow, round, masking.threshold))
+        on_round(train_secure_round(server, traffic, workflow, round=round, threshold=threshold))
     return traffic
 
 
@@ -192,29 +143,37 @@ def masking_client_app(make_client: Callable[[Context], MaskableClient], mods: S
     return ClientApp(client_fn=client_fn, mods=[*mods, secaggplus_mod])
 
 
-def _expect_all_shared(server: Server) -> None:
+def expect_all_shared(server: Server) -> None:
+    """Raise ``UserError`` if clients keep a part of the model to themselves."""
     if server.personal:
         raise UserError("SecAgg+ is expected with the whole model shared, but layers are private; use defense=none.")
 
 
-def _most_examples(traffic: "Traffic", timeout: float) -> int:
-    """The largest number of examples that a node has, which scales the weights of all."""
-    questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
-    replies = [r for _, r in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]
-    told = [r.content.config_records[CLIENT].get(NUM_EXAMPLES) for r in replies if isinstance(r, Message)]
-    numbers = [count for count in told if isinstance(count, int) and count > 0]
-    if not numbers:
-        reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")
-        raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}")
-    return max(numbers)
-
-
-def _train_round(
-    server: Server, traffic: "Traffic", workflow: SecAggPlusWorkflow, round: int, threshold: float
+def train_secure_round(
+    server: Server,
+    traffic: Traffic,
+    workflow: SecAggPlusWorkflow,
+    *,
+    round: int,
+    threshold: float,
+    attempt: int | None = None,
 ) -> RoundReport:
+    """One round of the protocol.
+
+    Args:
+        server: selects clients and moves the model by the mean.
+        traffic: leads to them.
+        workflow: of ``Masking``.
+        round: of the training.
+        threshold: for the message.
+        attempt: the number of the protocol's run, where a round may take several; ``None`` takes the round's.
+
+    Raises:
+        UserError: too few clients were left.
+    """
     traffic.failed.clear()
     started, before = time.perf_counter(), traffic.received
-    strategy = _Summing(server, traffic)
+    strategy = _Summing(server, traffic, round if attempt is None else attempt)
     context = LegacyContext(_server_context(), strategy=strategy)
     context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: round})
     context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord()
@@ -229,55 +188,13 @@ def _train_round(
     return strategy.report(time.perf_counter() - started, traffic.received - before)
 
 
-class Traffic(RelayGrid):
-    """A grid that keeps account of what the server receives.
-
-    Attributes:
-        nodes: the node of each client.
-        received: bytes so far.
-        masked: the arrays by which each client last replied, as the server sees them.
-        failed: why a client did not reply.
-    """
-
-    def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:
-        super().__init__(grid)
-        self.nodes = nodes
-        self.received = 0
-        self.masked: dict[int, list[np.ndarray]] = {}
-        self.failed: dict[int, str] = {}
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Nodes get copies of what the workflow sends: those in this process would take keys out of it."""
-        sent = list(messages)
-        for message in sent:
-            message.content = copy.deepcopy(message.content)
-        replies = list(self.grid.send_and_receive(sent, timeout=timeout))
-        client_of = {node: client for client, node in self.nodes.items()}
-        for message, reply in pair(sent, replies):
-            client = client_of[message.metadata.dst_node_id]
-            if isinstance(reply, Failure):
-                self.failed.setdefault(client, reply.reason)
-                continue
-            self.received += sum(map(len, _payload(reply.content)))
-            record = reply.content.config_records.get(RECORD_KEY_CONFIGS)
-            if vectors := record and record.get(SecAggKey.MASKED_PARAMETERS):
-                self.masked[client] = [bytes_to_ndarray(piece) for piece in vectors]  # type: ignore[union-attr,arg-type]
-        return replies
-
-
-def _payload(content: RecordDict) -> list[bytes]:
-    values = [value for record in content.config_records.values() for value in record.values()]
-    lists = [value if isinstance(value, list) else [value] for value in values]
-    arrays = [array.data for record in content.array_records.values() for array in record.values()]
-    return [piece for some in lists for piece in some if isinstance(piece, bytes)] + arrays
-
-
 @dataclass
 class _Summing(LegacyStrategy):
     """What the workflow wants of a strategy: whom to ask, and what to make of the mean."""
 
     server: Server
     traffic: Traffic
+    attempt: int
     report: Callable[[float, int], RoundReport] | None = field(default=None, init=False)
 
     def configure_fit(
@@ -294,7 +211,7 @@ class _Summing(LegacyStrategy):
     def _instructions(self, client: int, round: int) -> FitIns:
         state = self.server.sent_to(client)
         values = {**state.parameters, **state.buffers}
-        config: dict[str, Scalar] = {ROUND: round, NAMES: json.dumps(list(values))}
+        config: dict[str, Scalar] = {ROUND: round, ATTEMPT: self.attempt, NAMES: json.dumps(list(values))}
         return FitIns(ndarrays_to_parameters([to_array(t) for t in values.values()]), config)
 
     def aggregate_fit(
