@@ -180,7 +180,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
                 continue
             (root / name).mkdir()
             for index in range(12):
-                pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+                pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
                 pixels[:, :, label] //= 4
                 Image.fromarray(pixels).save(root / name / f"{index}.png")
     return roots
@@ -191,7 +191,7 @@ def test_nothing_private_is_on_the_wire_in_plain_text(
 ) -> None:
     """Nodes with folders of their own; the proxy hears every byte between them and the SuperLink."""
     overrides = (
-        "data=image_folder data.image_size=16 data.channels=3 data.classes=[bird,cat,dog] federation=fedavg"
+        "data=image_folder data.image_size=32 data.channels=3 data.classes=[bird,cat,dog] federation=fedavg"
         f" federation.clients=2 federation.rounds=3 federation.plan.batch_size=8 data.root={folders[2]} device=cpu"
         " attack=none baseline=false evaluate_every=3"
     )
