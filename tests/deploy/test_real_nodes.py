@@ -125,10 +125,10 @@ def test_three_runs_outlive_a_node_that_is_killed(
         new, foreign = after[run].load().tensors, others[run].load().tensors
         assert new.keys() == old.keys()
         for name, tensor in old.items():
-            if tensor.numel() >= 20 and tensor.is_floating_point():
+            if tensor.numel() >= 500:  # smaller ones may lie together by chance
                 told_apart += 1
                 assert distance(new[name], tensor) < 0.5 * distance(new[name], foreign[name]), (run, name)
-    assert told_apart >= 2
+    assert told_apart == 3, "the head that SPN trains, and two passports"
     assert "CERTIFICATE_VERIFY_FAILED" not in federation.said("node-0")
 
 
