@@ -12,6 +12,7 @@ from torch import nn
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings, to_yaml
+from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.targets import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
@@ -143,7 +144,8 @@ def prepare_defense(defense: Defense, dataset: Dataset) -> None:
 
 
 def build_metrics(config: RunSettings, dataset: Dataset) -> dict[str, MetricFunction]:
-    """The metrics that need something of ``config``, by name."""
+    """The metrics that need something of ``config``, by name; those of plugins are registered."""
+    register_plugin_metrics()
     functions = {"bpki": bayesian_privacy_loss(bins=config.bpki.bins, smoothing=config.bpki.smoothing)}
     if config.evaluator is not None:
         functions["noise_ratio"] = noise_ratio(config.evaluator, dataset.train.input_shape)
@@ -267,11 +269,11 @@ def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> A
     asked -= {colluder}
     sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
     probes: tuple[Probe, ...] = ()
-    if config.intercept.target == "probe":
+    if config.intercept.uploads == "probe":
         probes = spread_probes(config.victims, config.batch_size, sizes)
     return Audit(
         rounds=audited,
-        target=config.intercept.target,
+        uploads=config.intercept.uploads,
         probes=probes,
         clients=frozenset(asked),
         batch_size=config.batch_size,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.checks import fits
+from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.errors import UserError
 from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.folder import FORMAT, Identity
@@ -68,7 +69,7 @@ class Run:
         return self.path.name
 
     def of_kind(self, kind: str, attacker: Attacker = Attacker.PLAIN) -> list[Mapping[str, Any]]:
-        """The records of one kind: ``round``, ``perturbation``; ``victim``, ``history``, ``attack`` of ``attacker``."""
+        """The records of one kind, see ``schema.RECORDS``; those of attacks by ``attacker``."""
         return records_of(self.records, kind, attacker)
 
     def read_pairs(self) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
@@ -82,6 +83,7 @@ def read_run(path: Path) -> Run:
     Raises:
         UserError: ``path`` is not the folder of a run, or was damaged by something else than a kill.
     """
+    register_plugin_metrics()
     path = path.resolve()
     if not path.is_dir():
         raise UserError(f"{path} is expected to be the folder of a run, but there is no such folder.")
@@ -191,7 +193,7 @@ def failed_attackers(path: Path) -> dict[Attacker, str]:
     records, _ = read_records(path / "metrics.jsonl")
     found: dict[Attacker, str] = {}
     for attacker in Attacker:
-        reasons = [record.get("failure") for record in records_of(records, "victim", attacker)]
+        reasons = [record.get("failure") for record in records_of(records, "image", attacker)]
         if reasons and all(reasons):
             found[attacker] = Counter(map(str, reasons)).most_common(1)[0][0]
     return found
