@@ -15,6 +15,7 @@ from fl_privacy.attacks.presets import (
     refiner_aware,
     sapag,
 )
+from fl_privacy.attacks.reconstructing import reconstruct
 
 __all__ = [
     "AnalyticInversion",
@@ -31,6 +32,7 @@ __all__ = [
     "inverting_gradients",
     "model_inversion",
     "no_progress",
+    "reconstruct",
     "refiner_aware",
     "sapag",
 ]

@@ -4,7 +4,7 @@ from fl_privacy.metrics.images import MetricFunction, bayesian_privacy_loss
 from fl_privacy.metrics.intervals import FEW, Statistic, aggregate, pmm, share_at_most
 from fl_privacy.metrics.learned import noise_ratio
 from fl_privacy.metrics.registry import LARGEST_PSNR, METRICS, Metric, Threshold, decimals
-from fl_privacy.metrics.scores import ImageScore, VictimScore, evaluate, evaluate_all
+from fl_privacy.metrics.scores import ImageScore, VictimScore, evaluate, evaluate_all, unjudged
 
 __all__ = [
     "FEW",
@@ -24,4 +24,5 @@ __all__ = [
     "noise_ratio",
     "pmm",
     "share_at_most",
+    "unjudged",
 ]

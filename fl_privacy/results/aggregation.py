@@ -12,7 +12,19 @@ from fl_privacy.results.summary import AttackedRound, Leakage, Recognized, Secon
 from fl_privacy.types import VictimId
 
 NOT_METRICS = frozenset(
-    {"kind", "attacker", "id", "round", "client", "image", "label_source", "certainty", "attack_loss", "failure"}
+    {
+        "kind",
+        "attacker",
+        "id",
+        "round",
+        "client",
+        "image",
+        "label_source",
+        "certainty",
+        "attack_loss",
+        "failure",
+        "label",
+    }
 )
 """Fields of a victim's record that are no metric; any other number is one."""
 

@@ -182,6 +182,7 @@ class RunFolder:
                 certainty=score.certainty,
                 attack_loss=score.attack_loss,
                 failure=image.failure,
+                **({} if score.labels is None else {"label": int(score.labels[image.image])}),
             )
         if score.history:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
