@@ -22,8 +22,8 @@ from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.captured import as_captured, captures_of, expect_of
 from fl_privacy.experiment.captured_app import report_app
 from fl_privacy.experiment.composition import Experiment
-from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.foreign_captures import app_captures, load_app
+from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.run_folder import finished_before, open_folder
 from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.experiment.weights import load_weights

@@ -14,7 +14,6 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain, to_plain
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.foreign import (
     AttackPlan,
     Captured,
@@ -24,6 +23,7 @@ from fl_privacy.experiment.foreign import (
     worth_attacking,
 )
 from fl_privacy.experiment.known_images import KnownImages, Source
+from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.files import write_private
 from fl_privacy.normalization import Normalization
 from fl_privacy.report import write_report

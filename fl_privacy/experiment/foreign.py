@@ -11,9 +11,9 @@ from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge
-from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.judge import Judge
 from fl_privacy.experiment.known_images import KnownImages
+from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.federation import local_update
 from fl_privacy.gradients.unrolled import step_slices
 from fl_privacy.interception import describe_model

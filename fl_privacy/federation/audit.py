@@ -26,34 +26,34 @@ class Audit:
 
     Attributes:
         rounds: in which rounds, from 1.
-        target: ``probe``: each victim is a batch of ``batch_size`` examples, which its client turns into an upload as
+        uploads: ``probe``: each victim is a batch of ``batch_size`` examples, which its client turns into an upload as
             if it were all its data, with its defense and the model of that round; the papers' setting.
             ``update``: the updates that train the model.
             ``both``: those, and whatever batches clients answer probes of.
-        probes: the victims of target ``probe``.
-        clients: whose updates are intercepted with target ``update``; ``both`` takes those of all.
+        probes: the victims where probes are intercepted.
+        clients: whose updates are intercepted with ``update``; ``both`` takes those of all.
         batch_size: examples of a probed batch.
     """
 
     rounds: frozenset[int] = frozenset()
-    target: Literal["probe", "update", "both"] = "probe"
+    uploads: Literal["probe", "update", "both"] = "probe"
     probes: tuple[Probe, ...] = ()
     clients: frozenset[int] = frozenset()
     batch_size: int = 1
 
     def probes_of(self, round: int) -> tuple[Probe, ...]:
         """The probes that are sent out in ``round``."""
-        return self.probes if self.target == "probe" and round in self.rounds else ()
+        return self.probes if self.uploads == "probe" and round in self.rounds else ()
 
     def intercepts(self, round: int, client: int) -> bool:
         """Whether the training update of ``client`` in ``round`` is captured."""
-        if self.target == "both":
+        if self.uploads == "both":
             return round in self.rounds
-        return self.target == "update" and round in self.rounds and client in self.clients
+        return self.uploads == "update" and round in self.rounds and client in self.clients
 
     def expects(self, probe: Probe) -> bool:
         """Whether an answer to ``probe`` is one that was asked for."""
-        return self.target == "both" or probe in self.probes
+        return self.uploads == "both" or probe in self.probes
 
 
 def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:

@@ -212,7 +212,7 @@ class AuditReport:
             },
             "federation": {"strategy": self.strategy, "rounds": rounds, "plan": asdict(plan)},
             "attack": {"name": self._attack_name},
-            "intercept": {"target": "both", "rounds": list(audited)},
+            "intercept": {"uploads": "both", "rounds": list(audited)},
             "victims": self.victims,
             "batch_size": 1,
             "seed": 0,

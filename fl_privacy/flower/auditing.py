@@ -144,7 +144,7 @@ class AuditedStrategy(Strategy):
             sink=self.report.captured,
         )
         with self.report.opened(plan, fields_told, sorted(chosen), rounds):
-            self._curious = HonestButCurious(self.strategy, interceptor, Audit(rounds=chosen, target="both"))
+            self._curious = HonestButCurious(self.strategy, interceptor, Audit(rounds=chosen, uploads="both"))
             try:
                 result = _start_with_hooks(self.strategy, self, given.args[1:], given.kwargs)
             finally:

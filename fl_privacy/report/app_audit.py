@@ -23,8 +23,8 @@ def audit_lede(run: Run) -> str:
     trained = f"{model} of a Flower app" + (f", trained by {chosen(run, 'federation')}" if rounds else "")
     trained += f" over {rounds} round{'s' if rounds != 1 else ''}" if rounds else ""
     guarded = f"defended by {' and '.join(run.defenses)}, as clients say" if run.defenses else "without a defense"
-    victims = run.of_kind("victim")
-    against = f", attacked by {chosen(run, 'attack')}" if victims else ""
+    attacked = run.of_kind("image")
+    against = f", attacked by {chosen(run, 'attack')}" if attacked else ""
     against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
     return f"{trained}, {guarded}{against}. {_attacked(run)}".strip()
 
@@ -32,8 +32,8 @@ def audit_lede(run: Run) -> str:
 def _attacked(run: Run) -> str:
     """How many images each attacked upload is of: that decides how much leaks."""
     sizes: dict[str, int] = {}
-    for victim in run.of_kind("victim"):
-        sizes[victim["id"]] = max(sizes.get(victim["id"], 0), victim["image"] + 1)
+    for image in run.of_kind("image"):
+        sizes[image["id"]] = max(sizes.get(image["id"], 0), image["image"] + 1)
     if not sizes:
         return "No upload was attacked, which says nothing about privacy."
     probes = [size for id, size in sizes.items() if "victim-" in id]
