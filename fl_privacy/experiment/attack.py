@@ -94,7 +94,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     app, note = load_app(captures, config)
     defense = "+".join(part.name for part in note.defense) or "none"
-    name = config.truth or "unknown data"
+    name = config.truth or "unknown"
     config = config.changed({"choices.data": Path(name).name, "choices.defense": defense, "choices.federation": "app"})
     if (done := finished_before(config, "attack", monitor)) is not None:
         return done

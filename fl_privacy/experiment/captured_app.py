@@ -107,36 +107,35 @@ class AppReport:
     Attributes:
         observations: of training updates and probes.
         source: of the true images.
-        normalization: of the clients' images.
         fingerprints: of the images behind each probe.
         defense: that clients tell of.
         found: sentences on single updates, and on how many each is true of.
         victims: images of the server's own, where no client answers probes.
         problems: what went wrong, a line each.
+        identified: clients that say which partition they hold: what theirs are is not known of others.
         every: attack all updates, however many images they are of.
         adaptive: an attacker that knows the defense attacks as well, where clients tell of one.
     """
 
     observations: Sequence[Observation]
     source: Source
-    normalization: Normalization | None
     fingerprints: Mapping[VictimId, Sequence[str]]
     defense: Description = ()
     found: Counter[str] = field(default_factory=Counter)
     victims: int = 8
     problems: Sequence[str] = ()
+    identified: frozenset[int] = frozenset()
     every: bool = False
     adaptive: bool = True
 
     def truth(self) -> KnownImages:
         """What is known of the images behind the updates."""
-        source, own = self.source, self.source.normalization
         return KnownImages(
-            data=source.data,
-            of_client=source.of_client,
-            normalization=None if own is None else self.normalization,
+            data=self.source.data,
+            of_client=self.source.of_client,
+            normalization=self.source.normalization,
             fingerprints=self.fingerprints,
-            numbers={o.id: o.upload.num_examples for o in self.observations},
+            numbers={o.id: o.upload.num_examples for o in self.observations if o.id.client in self.identified},
         )
 
 

@@ -22,6 +22,9 @@ from fl_privacy.models import has_batch_norm, normalization_of
 from fl_privacy.results import RunFolder
 from fl_privacy.types import Observation, VictimId
 
+MOST_FOUND = 12
+"""Sentences on single updates, those true of most first."""
+
 MOST_IMAGES, MOST_STEPS = 16, 8
 """An update of more images or local steps is captured, but not attacked unless it is asked for: that takes hours, and
 tells of single images next to nothing, whatever one image would give away."""
@@ -159,8 +162,9 @@ def describe_app(observations: Sequence[Observation], defense: Description, foun
                 " tells: reconstructions may have other colors than their originals."
             )
         lines += describe_model(model)
-    total = sum(found.values()) and max(found.values())
-    lines += [f"{said} (so in {n} of {total} updates)" if n < total else said for said, n in found.items()]
+    total = max(found.values(), default=0)
+    often = found.most_common(MOST_FOUND)
+    lines += [f"{said} (So in {n} of {total} updates.)" if n < total else said for said, n in often]
     if defense:
         lines.append(f"Clients say that they defend themselves: {settings_in_words(defense) or defense[0].name}.")
     else:

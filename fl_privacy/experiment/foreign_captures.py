@@ -51,11 +51,9 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
     model = build_network_for(config, shape, classes, **_normalizing(config.model, note))
     observations = load_observations(captures, model)
     source = find_images(config.truth)
-    own = source.normalization
     app = AppReport(
         observations=observations,
         source=source,
-        normalization=own if own is not None else note.normalization,
         fingerprints=_by_victim(note.fingerprints, observations),
         defense=note.defense,
         found=Counter(),

@@ -104,7 +104,7 @@ class Source:
         normalization: of its images.
     """
 
-    name: str = "unknown data"
+    name: str = "unknown"
     data: object = None
     of_client: OfClient | None = None
     input_shape: tuple[int, ...] | None = None

@@ -41,6 +41,7 @@ class AuditReport:
         strategy: name of the one that trains.
         model: of the clients.
         victims: single images that clients are asked for in a round, at most.
+        identified: clients that say which partition they hold.
     """
 
     out: Path
@@ -61,6 +62,7 @@ class AuditReport:
         self._folder: Any = None
         self._writer: CaptureWriter | None = None
         self._told: frozenset[str] = frozenset()
+        self.identified: set[int] = set()
 
     @contextmanager
     def opened(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> Iterator[None]:
@@ -133,11 +135,11 @@ class AuditReport:
             AppReport(
                 observations=observations,
                 source=self.model.source,
-                normalization=self._normalization,
                 fingerprints={victim: tuple(i.fingerprints) for victim, i in self._images.items()},
                 defense=self._defense,
                 found=self._found,
                 victims=self.victims,
+                identified=frozenset(self.identified),
                 problems=[f"{why} ({n} times)" if n > 1 else why for why, n in seen.items() if why],
             ),
             self._attack,

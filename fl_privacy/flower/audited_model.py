@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord
@@ -65,11 +66,13 @@ def read_model(
             f" {source.name}, but has {classes}."
         )
     told = _normalization(transform)
+    if told is not None and source.normalization is not None:
+        source = replace(source, normalization=told)
     normalization = source.normalization if told is None else told
-    kind = type(made)
+    kind: Any = type(made) if isinstance(model, nn.Module) else model
     return AuditedModel(
-        name=kind.__name__,
-        path=f"{kind.__module__}.{kind.__qualname__}",
+        name=getattr(kind, "__name__", type(made).__name__),
+        path=f"{kind.__module__}.{getattr(kind, '__qualname__', type(made).__qualname__)}",
         network=made if normalization is None else normalized(made, normalization),
         input_shape=shape,
         num_classes=classes,

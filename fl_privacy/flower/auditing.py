@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Result, Strategy
@@ -19,11 +18,11 @@ from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Failure, audited_rounds
 from fl_privacy.federation.guard import attempt
-from fl_privacy.flower.audit_records import ANSWERS, probing, told_defense, told_images
+from fl_privacy.flower.audit_records import ANSWERS, asked_probe, probing, told_defense, told_images
 from fl_privacy.flower.audit_report import ATTACK, AuditReport, NothingCapturedError
 from fl_privacy.flower.audited_model import AuditedModel, expect_arrays_of, read_model
 from fl_privacy.flower.interception import HonestButCurious
-from fl_privacy.flower.records import to_tensor
+from fl_privacy.flower.records import CLIENT
 from fl_privacy.flower.told_plan import Told, read_plan
 from fl_privacy.flower.transport import pair
 from fl_privacy.interception import Interceptor
@@ -126,9 +125,12 @@ class AuditedStrategy(Strategy):
             UserError: no client is there, the arrays are not of the model, or a round does not exist.
             NothingCapturedError: nothing was captured; it has the training's ``result``.
         """
-        given = inspect.signature(type(self.strategy).start).bind(self.strategy, *args, **kwargs)
+        signature = inspect.signature(type(self.strategy).start)
+        given = signature.bind(self.strategy, *args, **kwargs)
         given.apply_defaults()
-        told = given.arguments
+        told = dict(given.arguments)
+        for name, parameter in signature.parameters.items():
+            told |= told[name] if parameter.kind is parameter.VAR_KEYWORD else {}
         grid, arrays = told["grid"], told["initial_arrays"]
         rounds = whole("num_rounds", told.get("num_rounds", 3), at_least=1, example=3)
         self._timeout = float(told.get("timeout", 3600))
@@ -177,9 +179,10 @@ class AuditedStrategy(Strategy):
         received = list(replies)
         self._note(received)
         if server_round in self._curious.audit.rounds:
-            failed = attempt(lambda: self._probe(server_round, received))
-            if isinstance(failed, Failure):
-                logger.warning("The probes of round %d failed: %s", server_round, failed.reason)
+            for work in (self._identify, self._probe):
+                failed = attempt(lambda: work(server_round, received))  # noqa: B023
+                if isinstance(failed, Failure):
+                    logger.warning("The audit of round %d is not complete: %s", server_round, failed.reason)
         return self._curious.aggregate_train(server_round, received)
 
     def configure_evaluate(
@@ -192,6 +195,13 @@ class AuditedStrategy(Strategy):
 
     def summary(self) -> None:
         self.strategy.summary()
+
+    def _identify(self, round: int, received: Sequence[Message]) -> None:
+        """Note which clients say what partition they hold."""
+        assert self._curious is not None
+        for message, reply in pair(self._sent, received):
+            if not isinstance(reply, Failure) and CLIENT in reply.content.config_records:
+                self.report.identified.add(self._curious.client_of(message, reply))
 
     def _probe(self, round: int, received: Sequence[Message]) -> None:
         """Ask the clients of this round that answer probes, ``victims`` in all, for the uploads of single images."""
@@ -216,18 +226,17 @@ class AuditedStrategy(Strategy):
         replies = list(self._grid.send_and_receive(asked, timeout=self._timeout))
         self._note(replies)
         for message, reply in pair(asked, replies):
-            if isinstance(reply, Failure):
-                self._seen[f"a probe failed ({reply.reason})"] += 1
-            elif (images := told_images(reply.content)) is not None:
+            if not isinstance(reply, Failure) and (images := told_images(reply.content)) is not None:
                 client = self._curious.client_of(message, reply)
-                number = next(int(r["victim"]) for r in [message.content.config_records["train.probe"]])  # type: ignore[arg-type]
+                number, _ = asked_probe(message.content) or (0, 0)
                 self.report.probed(VictimId(round, client, number), images)
         self._curious.read(round, asked, replies)
 
     def _note(self, replies: Iterable[Message]) -> None:
         for reply in replies:
             if reply.has_error():
-                self._seen[(reply.error.reason or "").strip().splitlines()[-1][:200] if reply.error.reason else ""] += 1
+                said = (reply.error.reason or "").strip().splitlines() or [f"Flower's error {reply.error.code}"]
+                self._seen[said[-1][:200]] += 1
             else:
                 self.report.defended(told_defense(reply.content))
 
@@ -287,8 +296,3 @@ def _no_strategy(strategy: object) -> str:
             " fl_privacy.flower.numpy_client_app(client_fn)."
         )
     return f"A strategy of flwr.serverapp.strategy is expected, but got {kind.__name__}; audit(FedAvg(...), model=Net)."
-
-
-def final_arrays(result: Result) -> dict[str, torch.Tensor]:
-    """The weights that a training came to."""
-    return {} if result.arrays is None else {n: to_tensor(a.numpy()) for n, a in result.arrays.items()}

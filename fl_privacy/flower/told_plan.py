@@ -6,7 +6,6 @@ from typing import Any
 
 from flwr.app import Context
 
-from fl_privacy.config.groups import suggest
 from fl_privacy.errors import UserError
 from fl_privacy.types import LocalPlan
 
@@ -83,5 +82,7 @@ def _fits(name: str, value: object) -> bool:
 def _named(told: Mapping[str, object]) -> dict[str, Any]:
     names = {f.name for f in fields(LocalPlan)}
     if unknown := [key for key in told if key not in names]:
+        from fl_privacy.config.groups import suggest  # noqa: PLC0415
+
         raise UserError(f"Unknown key plan.{unknown[0]}{suggest(str(unknown[0]), names)}")
     return {str(key): value for key, value in told.items()}

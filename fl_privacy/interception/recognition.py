@@ -121,10 +121,13 @@ def _steps(observation: Observation, told: Collection[str], said: list[str]) -> 
         return plan
     if {"epochs", "steps", "batch_size"} & set(told):
         said.append(f"The plan says {expected} local steps on {number} examples, but batch norm counted {taken}.")
-    size = min(plan.batch_size or number, number)
-    passes, rest = divmod(taken, math.ceil(number / size))
-    if not rest and passes:
-        return replace(plan, epochs=passes, steps=None)
+    if "batch_size" in told:
+        passes, rest = divmod(taken, math.ceil(number / min(plan.batch_size or number, number)))
+        return replace(plan, epochs=None, steps=taken) if rest else replace(plan, epochs=passes, steps=None)
+    passes = (plan.epochs or 1) if "epochs" in told else 1
+    size = math.ceil(number * passes / taken)
+    if math.ceil(number / size) * passes == taken:
+        return replace(plan, epochs=passes, steps=None, batch_size=size)
     return replace(plan, epochs=None, steps=taken)
 
 
@@ -133,11 +136,11 @@ def _learning_rate(observation: Observation, told: Collection[str], said: list[s
     if plan.shares == "gradient" or found is None:
         return plan
     if "lr" not in told:
-        said.append(f"The learning rate was not told; by the bias of the output layer it is about {found:.2g}.")
+        said.append(f"The learning rate was not told; by the bias of the output layer it is about {found:.1g}.")
         return replace(plan, lr=found)
     if not found / _OFF <= plan.lr <= found * _OFF:
         said.append(
-            f"The plan's learning rate is {plan.lr:g}, but by the bias of the output layer it is about {found:.2g}:"
+            f"The plan's learning rate is {plan.lr:g}, but by the bias of the output layer it is about {found:.1g}:"
             " is it the client's, or does a defense scale the update?"
         )
     return plan

@@ -22,7 +22,11 @@ def audit_lede(run: Run) -> str:
     model = chosen(run, "model")
     trained = f"{model} of a Flower app" + (f", trained by {chosen(run, 'federation')}" if rounds else "")
     trained += f" over {rounds} round{'s' if rounds != 1 else ''}" if rounds else ""
-    guarded = f"defended by {' and '.join(run.defenses)}, as clients say" if run.defenses else "without a defense"
+    guarded = (
+        f"defended by {' and '.join(run.defenses)}, as clients say"
+        if run.defenses
+        else "without a defense that clients tell of"
+    )
     attacked = run.of_kind("image")
     against = f", attacked by {chosen(run, 'attack')}" if attacked else ""
     against += ", with and without knowledge of the defense" if run.summary.adaptive else ""

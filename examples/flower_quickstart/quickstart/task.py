@@ -1,5 +1,6 @@
 """Model, data and training, as in any PyTorch project; nothing here knows of fl_privacy's audits."""
 
+import os
 from functools import cache
 
 import torch
@@ -10,7 +11,11 @@ from torchvision.transforms import Normalize
 
 from fl_privacy.data import load_data as load_images
 
-NORMALIZE = Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+DATA = os.environ.get("QUICKSTART_DATA", "cifar10")
+"""A data set that fl_privacy loads; ``mnist_mini`` needs no download."""
+
+CHANNELS = 1 if "mnist" in DATA else 3
+NORMALIZE = Normalize((0.5,) * CHANNELS, (0.5,) * CHANNELS)
 
 
 class Net(nn.Module):
@@ -18,7 +23,7 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 5, stride=2, padding=2)
+        self.conv1 = nn.Conv2d(CHANNELS, 16, 5, stride=2, padding=2)
         self.norm1 = nn.BatchNorm2d(16)
         self.conv2 = nn.Conv2d(16, 32, 5, stride=2, padding=2)
         self.norm2 = nn.BatchNorm2d(32)
@@ -32,7 +37,7 @@ class Net(nn.Module):
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Every ``step``-th image of CIFAR-10 from ``start``, normalized."""
+    """Every ``step``-th image of the data set from ``start``, normalized."""
 
     def __init__(self, split: str, start: int, step: int, most: int) -> None:
         examples = getattr(_images(), split)
@@ -47,7 +52,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 @cache
 def _images():
-    return load_images("cifar10")
+    return load_images(DATA, image_size=32)
 
 
 def load_data(partition: int, partitions: int, batch_size: int = 32) -> tuple[DataLoader, DataLoader]:
