@@ -110,6 +110,7 @@ class AppReport:
         fingerprints: of the images behind each probe.
         defense: that clients tell of.
         found: sentences on single updates, and on how many each is true of.
+        said: sentences on the app.
         victims: images of the server's own, where no client answers probes.
         problems: what went wrong, a line each.
         identified: clients that say which partition they hold: what theirs are is not known of others.
@@ -122,6 +123,7 @@ class AppReport:
     fingerprints: Mapping[VictimId, Sequence[str]]
     defense: Description = ()
     found: Counter[str] = field(default_factory=Counter)
+    said: Sequence[str] = ()
     victims: int = 8
     problems: Sequence[str] = ()
     identified: frozenset[int] = frozenset()
@@ -174,7 +176,7 @@ def report_app(
         truth=truth,
         defense=app.defense,
         adaptive=app.adaptive and bool(app.defense),
-        sentences=[*describe_app(app.observations, app.defense, app.found), *said, *_told(app.problems)],
+        sentences=[*describe_app(app.observations, app.defense, app.found), *app.said, *said, *_told(app.problems)],
     )
     plan = AttackPlan(attack=attack or _nothing, seed=seed, threads=threads or torch.get_num_threads())
     attack_captured(captured, plan, folder, monitor or Monitor())

@@ -138,6 +138,7 @@ class AuditReport:
                 fingerprints={victim: tuple(i.fingerprints) for victim, i in self._images.items()},
                 defense=self._defense,
                 found=self._found,
+                said=self._sources(),
                 victims=self.victims,
                 identified=frozenset(self.identified),
                 problems=[f"{why} ({n} times)" if n > 1 else why for why, n in seen.items() if why],
@@ -154,13 +155,18 @@ class AuditReport:
         told = self.model.normalization
         return told if self.model.told or not of_clients else of_clients[0]
 
+    def _sources(self) -> list[str]:
+        """Where what is known of the images' normalization comes from."""
+        if self.model.told:
+            return ["How images are normalized was told."]
+        clients = {images.normalization for images in self._images.values()}
+        said = [f"Clients say that they normalize images by {one.in_words()}." for one in clients if one is not None]
+        seen = self.model.source.normalization
+        return said or ([f"The images of data are normalized by {seen.in_words()}."] if seen else [])
+
     def _with_clients_normalization(self) -> list[Observation]:
         """The observations, by a model that normalizes as the clients say that they do."""
         chosen, own = self._normalization, self.model.normalization
-        if self.model.source.normalization is not None and not self.model.told:
-            self._found[
-                f"Images of data are normalized, {self.model.source.normalization.in_words()}, as was seen."
-            ] += 1
         if chosen == own:
             return self._observations
         model = self.model.network

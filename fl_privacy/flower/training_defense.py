@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from flwr.app import Context, RecordDict
@@ -135,16 +135,17 @@ class DefendedTraining:
         batch = Batch(_plain(images, self.normalization), labels)
         batch = _hooked(self.defense, batch, self._state, self._rng)
         model = self._prepared(tuple(batch.inputs.shape[1:]))
+        plan = replace(self.plan, batch_norm=_mode(self.net))
         public = public_state(self.net, self.defense)
         values = ModelState(
             {**self._private.parameters, **public.parameters}, {**self._private.buffers, **public.buffers}
         )
-        result = loss_gradients(model, values, batch, batch_norm=self.plan.batch_norm, changes=self.defense.loss)
+        result = loss_gradients(model, values, batch, batch_norm=plan.batch_norm, changes=self.defense.loss)
         step = LocalStep(
             model=model,
             sent=values,
             batch=batch,
-            plan=self.plan,
+            plan=plan,
             state=self._state,
             rng=self._rng,
             changes=self.defense.loss,
@@ -217,6 +218,12 @@ def _hooked(defense: Defense, batch: Batch, state: ClientState, rng: torch.Gener
     for hook in defense.data:
         batch = hook(batch, state, rng)
     return batch
+
+
+def _mode(net: nn.Module) -> Literal["train", "eval"]:
+    """How batch norm of ``net`` runs: in training mode unless every such layer was put into evaluation mode."""
+    layers = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    return "eval" if layers and not any(layer.training for layer in layers) else "train"
 
 
 def _plain(images: Tensor, normalization: Normalization | None) -> Tensor:

@@ -116,7 +116,7 @@ def _steps(observation: Observation, told: Collection[str], said: list[str]) -> 
         return plan
     expected = len(step_slices(number, plan))
     if taken > 1:
-        said.append(f"Clients took {taken} local steps on {number} examples, which the attack replays.")
+        said.append(f"Clients took {taken} local steps on {number} examples, which an attack has to replay.")
     if taken == expected:
         return plan
     if {"epochs", "steps", "batch_size"} & set(told):

@@ -240,9 +240,7 @@ class Flat(Net):
         return self.fc(torch.sigmoid(self.norm(self.conv(x))).mean((2, 3)).repeat(1, 16))
 
 
-def tried(
-    out: Path, *, run: bool = False, strategy: Any = None, rounds: int = 1, clients: int = 2, **settings: Any
-) -> None:
+def tried(out: Path, *, run: bool = False, strategy: Any = None, clients: int = 2, **settings: Any) -> None:
     given = {"model": Net, "data": pictures, "out": out, "attack": "none", **settings}
     audited = audit(strategy or app.fedavg(), **given)
     audited.patience = 0.05
@@ -298,7 +296,7 @@ def test_a_wrong_first_try_ends_in_one_line_or_works(name: str, tmp_path: Path) 
         return
     with pytest.raises(UserError, match=line) as raised:
         tried(tmp_path, **settings)
-    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 600
 
 
 RIGHT: dict[str, dict[str, Any]] = {

@@ -140,6 +140,8 @@ def test_a_step_without_a_defense_is_a_backward_pass() -> None:
 def test_defenses_of_the_training_act_in_a_step(make: Callable[[], Defense]) -> None:
     images, labels = batch()
     plain, net, place = fresh(), fresh(), context()
+    plain.norm.eval()
+    net.norm.eval()
     with train_step(Defense(), plain, seed=0) as step:
         step(images, labels)
     before = {name: value.clone() for name, value in net.state_dict().items()}
