@@ -22,7 +22,7 @@ from fl_privacy.experiment.foreign import (
     rehearsed,
     worth_attacking,
 )
-from fl_privacy.experiment.known_images import KnownImages, Source
+from fl_privacy.experiment.known_images import KnownImages, NamedImages
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.files import write_private
 from fl_privacy.normalization import Normalization
@@ -119,7 +119,7 @@ class AppReport:
     """
 
     observations: Sequence[Observation]
-    source: Source
+    source: NamedImages
     fingerprints: Mapping[VictimId, Sequence[str]]
     defense: Description = ()
     found: Counter[str] = field(default_factory=Counter)

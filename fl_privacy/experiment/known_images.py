@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.data import Dataset, Examples, load_data
-from fl_privacy.data.samples import LOOKED_AT, find_normalization, fingerprint, samples
+from fl_privacy.data.own_examples import LOOKED_AT, find_normalization, fingerprint, samples
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Replay
 from fl_privacy.normalization import Normalization
@@ -92,7 +92,7 @@ class KnownImages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class NamedImages:
     """What a user named as ``data``.
 
     Attributes:
@@ -112,7 +112,7 @@ class Source:
     normalization: Normalization | None = None
 
 
-def find_images(data: object) -> Source:
+def find_images(data: object) -> NamedImages:
     """``data`` as a user may name it: a data set of this package or of PyTorch, a loader, a list of examples, the name
     of a data set, a folder of images, or a function from a client's partition to one of these.
 
@@ -120,7 +120,7 @@ def find_images(data: object) -> Source:
         UserError: it is none, or empty.
     """
     if data is None:
-        return Source()
+        return NamedImages()
     if isinstance(data, str | Path):
         return _named(str(data))
     if isinstance(data, type):
@@ -130,7 +130,7 @@ def find_images(data: object) -> Source:
     return _looked_into(data)
 
 
-def _named(name: str) -> Source:
+def _named(name: str) -> NamedImages:
     path = Path(name).expanduser()
     if path.exists() or path.is_absolute() or name.startswith("."):
         if path.is_file():
@@ -139,14 +139,14 @@ def _named(name: str) -> Source:
     return _looked_into(load_data(name), name=name)
 
 
-def _looked_into(data: object, *, of_client: OfClient | None = None, name: str | None = None) -> Source:
+def _looked_into(data: object, *, of_client: OfClient | None = None, name: str | None = None) -> NamedImages:
     first = list(islice(_examples(data), LOOKED_AT))
     if not first:
         raise UserError("data is expected to hold images, but is empty.")
     classes = data.train.num_classes if isinstance(data, Dataset) else None
     classes = data.num_classes if isinstance(data, Examples) else classes
     own = isinstance(data, Dataset | Examples)
-    return Source(
+    return NamedImages(
         name=name or (data.name if isinstance(data, Dataset) else "its own data"),
         data=None if of_client else data,
         of_client=of_client,

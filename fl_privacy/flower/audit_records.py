@@ -30,7 +30,7 @@ class ProbedImages:
     """What an answer to a probe says of the images behind it.
 
     Attributes:
-        fingerprints: of each, see ``data.samples.fingerprint``.
+        fingerprints: of each, see ``data.own_examples.fingerprint``.
         normalization: of what entered the model; ``None`` for images in [0, 1].
     """
 

@@ -15,7 +15,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.flower.audit_records import ProbedImages
 from fl_privacy.flower.audited_model import AuditedModel
 from fl_privacy.flower.records import to_tensor
-from fl_privacy.interception import CaptureWriter, recognized
+from fl_privacy.interception import CaptureWriter, recognize_training
 from fl_privacy.models import normalized
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 
@@ -100,7 +100,7 @@ class AuditReport:
     def captured(self, observation: Observation) -> None:
         """Take an update: find out how its client trained, and write it down."""
         assert self._writer is not None
-        known, said = recognized(observation, self._told)
+        known, said = recognize_training(observation, self._told)
         self._found.update(said)
         self._writer.write(known)
         self._observations.append(known)

@@ -9,9 +9,9 @@ import torch
 from flwr.app import ArrayRecord
 from torch import nn
 
-from fl_privacy.data.samples import told_normalization
+from fl_privacy.data.own_examples import told_normalization
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.known_images import Source, find_images
+from fl_privacy.experiment.known_images import NamedImages, find_images
 from fl_privacy.flower.guarded_upload import made_of
 from fl_privacy.models import check_model, normalized
 from fl_privacy.normalization import Normalization
@@ -40,7 +40,7 @@ class AuditedModel:
     network: nn.Module
     input_shape: tuple[int, ...]
     num_classes: int
-    source: Source
+    source: NamedImages
     normalization: Normalization | None
     told: bool
 

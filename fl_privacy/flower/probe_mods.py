@@ -13,7 +13,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from fl_privacy.data.samples import as_sample, find_normalization, fingerprint
+from fl_privacy.data.own_examples import as_sample, find_normalization, fingerprint
 from fl_privacy.errors import UserError
 from fl_privacy.flower.audit_records import (
     ANSWERS,

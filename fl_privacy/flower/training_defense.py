@@ -9,7 +9,7 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import Tensor, nn
 
-from fl_privacy.data.samples import IMAGE_KEYS, LABEL_KEYS
+from fl_privacy.data.own_examples import IMAGE_KEYS, LABEL_KEYS
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client.private_part import join_private, private_names, public_state, store_private

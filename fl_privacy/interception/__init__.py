@@ -3,7 +3,7 @@
 from fl_privacy.interception.capture_reader import load_observations
 from fl_privacy.interception.capture_writer import CaptureWriter, save_observation
 from fl_privacy.interception.interceptor import Interceptor
-from fl_privacy.interception.recognition import describe_model, recognized
+from fl_privacy.interception.recognition import describe_model, recognize_training
 from fl_privacy.interception.side_information import InsiderInformation, SideInformation, States, no_states
 
 __all__ = [
@@ -15,6 +15,6 @@ __all__ = [
     "describe_model",
     "load_observations",
     "no_states",
-    "recognized",
+    "recognize_training",
     "save_observation",
 ]

@@ -19,7 +19,7 @@ _OFF = 3.0
 _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 
 
-def recognized(observation: Observation, told: Collection[str] = ()) -> tuple[Observation, list[str]]:
+def recognize_training(observation: Observation, told: Collection[str] = ()) -> tuple[Observation, list[str]]:
     """``observation`` with the plan that its update shows, and a sentence on each thing that was found.
 
     Weights are told from a change by how much of the values sent is in them, the mode of batch norm by whether its

@@ -8,9 +8,9 @@ from fl_privacy.models.initialization import INITIALIZERS, initialize
 from fl_privacy.models.layers import ACTIVATIONS, InputNormalization, has_batch_norm
 from fl_privacy.models.lenet import DLNet, LeNet, LeNet5
 from fl_privacy.models.mlp import MLP
-from fl_privacy.models.normalized import normalization_of, normalized
 from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
 from fl_privacy.models.torchvision_models import MobileNetV2, ViT
+from fl_privacy.models.wrapping import normalization_of, normalized
 
 __all__ = [
     "ACTIVATIONS",

@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.models.initialization import initialize
-from fl_privacy.models.normalized import normalized
+from fl_privacy.models.wrapping import normalized
 from fl_privacy.normalization import Normalization
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.interception import describe_model, recognized
+from fl_privacy.interception import describe_model, recognize_training
 from fl_privacy.interception.recognition import estimated_lr
 from fl_privacy.types import LocalPlan, ModelState, Observation, Upload, VictimId
 
@@ -68,7 +68,7 @@ def observed(*, examples: int = 1, steps: int = 1, lr: float = 0.1, mode: str = 
     ],
 )
 def test_a_plan_is_corrected(seen: dict[str, Any], told: tuple[str, ...], plan: dict[str, Any], line: str) -> None:
-    found, said = recognized(observed(**seen), told)
+    found, said = recognize_training(observed(**seen), told)
     assert {name: getattr(found.plan, name) for name in plan} == plan
     assert line in " ".join(said)
 
@@ -78,14 +78,14 @@ def test_a_plan_is_corrected(seen: dict[str, Any], told: tuple[str, ...], plan: 
     [((), {"epochs": 1, "batch_size": 2}), (("batch_size",), {"epochs": 3, "batch_size": 32})],
 )
 def test_the_number_of_local_steps_is_counted(told: tuple[str, ...], expected: dict[str, int]) -> None:
-    plan = recognized(observed(steps=3, examples=6), told)[0].plan
+    plan = recognize_training(observed(steps=3, examples=6), told)[0].plan
     assert {name: getattr(plan, name) for name in expected} == expected
 
 
 def test_a_change_of_the_weights_is_told_from_weights() -> None:
     weights = observed()
     change = replace(weights, upload=replace(weights.upload, tensors=weights.update()))
-    found, said = recognized(change)
+    found, said = recognize_training(change)
     assert found.plan.shares == "delta" and "taken for the change" in " ".join(said)
 
 
@@ -93,7 +93,7 @@ def test_a_change_of_the_weights_is_told_from_weights() -> None:
 def test_the_learning_rate_of_one_step_is_estimated(lr: float) -> None:
     found = estimated_lr(observed(lr=lr))
     assert found is not None and lr / 2 < found < lr * 2
-    plan = recognized(observed(lr=lr))[0].plan
+    plan = recognize_training(observed(lr=lr))[0].plan
     assert plan.lr == found
 
 
