@@ -18,8 +18,8 @@ class Normalization:
         std: likewise, above 0.
     """
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Sequence[float]
+    std: Sequence[float]
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):

@@ -266,9 +266,10 @@ def _start_with_hooks(strategy: Strategy, audited: AuditedStrategy, args: Any, k
         return audited.aggregate_train(*args, **kwargs)
 
     hooks = {"configure_train": configure_train, "aggregate_train": aggregate_train}
-    driver = object.__new__(type(kind.__name__, (kind,), hooks))
+    driver: Any = object.__new__(type(kind.__name__, (kind,), hooks))
     driver.__dict__ = strategy.__dict__
-    return driver.start(*args, **kwargs)
+    result: Result = driver.start(*args, **kwargs)
+    return result
 
 
 def _expect_rounds(rounds: object) -> None:

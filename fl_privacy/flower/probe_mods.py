@@ -159,7 +159,7 @@ class _Few(Dataset[object]):
 
 
 def _iterated(data: object) -> Iterator[object]:
-    return iter(data)  # type: ignore[call-overload, no-any-return]
+    return iter(data)  # type: ignore[call-overload]
 
 
 def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:

@@ -239,7 +239,7 @@ def _taken(batch: Any) -> tuple[Tensor, Tensor, Any]:
             raise UserError(f"A batch is expected to have an image and a label, but has {', '.join(map(str, batch))}.")
         return batch[image], batch[label], lambda x, y: {**batch, image: x, label: y}
     if isinstance(batch, Sequence) and len(batch) == 2:
-        return batch[0], batch[1], lambda x, y: type(batch)((x, y))
+        return batch[0], batch[1], lambda x, y: (x, y) if isinstance(batch, tuple) else [x, y]
     raise UserError(
         f"A batch is expected to be (images, labels) or a mapping with both, but is {type(batch).__name__}."
     )

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import nn
@@ -97,7 +98,7 @@ def _batch_norm(observation: Observation, said: list[str]) -> LocalPlan:
         said.append("Batch norm: its running statistics were not uploaded.")
         return replace(plan, buffers="withheld")
     training = any(bool(change.any()) for change in moved.values())
-    mode = "train" if training else "eval"
+    mode: Literal["train", "eval"] = "train" if training else "eval"
     said.append(
         "Batch norm ran in training mode, and its running statistics were uploaded: they tell mean and variance of the"
         " client's images in every layer, which no clipping or noise on the weights hides."
