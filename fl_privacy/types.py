@@ -284,6 +284,7 @@ class Reconstruction:
         label_source: how the labels were found: ``known``, ``inferred`` or ``optimized``.
         countermeasures: what the attack did against the defense it knows of, a sentence each.
         certainty: of the guess, without looking at the truth.
+        member: of the attacks that were tried, the one whose guess this is; empty where there was a single one.
     """
 
     id: VictimId
@@ -294,3 +295,4 @@ class Reconstruction:
     label_source: str = "inferred"
     countermeasures: tuple[str, ...] = ()
     certainty: Certainty = Certainty.APPROXIMATE
+    member: str = ""

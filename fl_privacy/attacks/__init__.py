@@ -1,6 +1,7 @@
 """Attacks on intercepted updates."""
 
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
+from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.exact import AnalyticInversion, ExactInversion
 from fl_privacy.attacks.feature_inversion import ModelInversion
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
@@ -19,6 +20,7 @@ from fl_privacy.attacks.reconstructing import reconstruct
 
 __all__ = [
     "AnalyticInversion",
+    "AutoAttack",
     "ExactInversion",
     "GradientInversion",
     "ModelInversion",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
+from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.exact import AnalyticInversion, ExactInversion
 from fl_privacy.attacks.presets import adam_dlg, dlg, grad_inversion, idlg, inverting_gradients, sapag
 from fl_privacy.checks import one_of
@@ -12,6 +13,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.types import Observation, Reconstruction
 
 NAMED: Mapping[str, Callable[..., ReconstructionAttack]] = {
+    "auto": AutoAttack,
     "dlg": dlg,
     "idlg": idlg,
     "adam_dlg": adam_dlg,

@@ -180,6 +180,7 @@ class RunFolder:
                 **image.values,
                 label_source=score.label_source,
                 certainty=score.certainty,
+                member=score.member,
                 attack_loss=score.attack_loss,
                 failure=image.failure,
                 **({} if score.labels is None else {"label": int(score.labels[image.image])}),
