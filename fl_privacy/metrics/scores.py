@@ -153,6 +153,7 @@ def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimSc
         history=reconstruction.history,
         label_source=reconstruction.label_source,
         certainty=reconstruction.certainty,
+        member=reconstruction.member,
         labels=labels,
     )
 
