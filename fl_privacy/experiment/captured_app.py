@@ -27,8 +27,9 @@ from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.files import write_private
 from fl_privacy.normalization import Normalization
 from fl_privacy.report import write_report
+from fl_privacy.report.app_audit import REHEARSED
 from fl_privacy.report.headline import verdict
-from fl_privacy.results import RunFolder
+from fl_privacy.results import RunFolder, Summary
 from fl_privacy.types import Observation, VictimId
 
 NOTE = "audit.json"
@@ -166,11 +167,8 @@ def report_app(
     chosen, said = worth_attacking(app.observations, every=app.every)
     if not chosen and (own := rehearsed(app.observations, truth, app.victims)):
         chosen, truth = own, _of_own_images(own, truth, app.victims)
-        said.append(
-            "No client answers probes: the uploads that were attacked were computed by the server itself, of the first"
-            " images of data, one image in one step, undefended, with the models that clients were sent. What clients'"
-            " own training and defense make of a single image is measured with probe_mod in the client app."
-        )
+        said.append(REHEARSED)
+    said += _not_found(chosen, truth)
     captured = Captured(
         observations=chosen if attack else (),
         truth=truth,
@@ -188,10 +186,28 @@ def report_app(
             f"attacked {len(captured.observations)} by {name} in {time.perf_counter() - started:.0f} s."
             if captured.observations
             else "attacked none, which says nothing about privacy.",
-            f"{verdict(summary).text}.".replace("?.", "?"),
+            f"{verdict(summary).text}{_mean_psnr(summary)}.".replace("?.", "?"),
             f"Page: {page}",
         ]
     )
+
+
+def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
+    """A sentence on probes whose images are not where the truth should be."""
+    if truth.data is None and truth.of_client is None:
+        return []
+    lost = [o for o in chosen if o.id.probe is not None and truth.batch(o.id) is None]
+    if not lost:
+        return []
+    return [
+        f"The images behind {len(lost)} of {len(chosen)} attacked uploads are not in data: they are others, or changed by"
+        " a transform that draws at random. They are shown without a figure."
+    ]
+
+
+def _mean_psnr(summary: Summary) -> str:
+    found = summary.plain.metrics.get("psnr")
+    return "" if found is None else f", mean PSNR {found.mean:.1f} dB"
 
 
 def _of_own_images(own: Sequence[Observation], truth: KnownImages, number: int) -> KnownImages:

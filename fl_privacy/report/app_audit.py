@@ -5,6 +5,13 @@ from collections.abc import Mapping
 from fl_privacy.report.settings import chosen
 from fl_privacy.results import Run
 
+REHEARSED = (
+    "No client answers probes: the uploads that were attacked were computed by the server itself, of the first images of"
+    " data, one image in one step, undefended, with the models that clients were sent. What clients' own training and"
+    " defense make of a single image is measured with probe_mod in the client app."
+)
+"""Of an audit that had nothing of the clients that was worth attacking."""
+
 
 def is_audit(run: Run) -> bool:
     """Whether ``run`` attacked clients that this package did not write."""
@@ -43,7 +50,11 @@ def _attacked(run: Run) -> str:
     probes = [size for id, size in sizes.items() if "victim-" in id]
     updates = [size for id, size in sizes.items() if "victim-" not in id]
     said = []
-    if probes:
+    if REHEARSED in run.threat_model:
+        said.append(
+            f"Attacked were {len(probes)} uploads of one image each that the server computed itself, undefended."
+        )
+    elif probes:
         images = "one image each, the worst case" if set(probes) == {1} else f"{_span(probes)} images each"
         said.append(f"Attacked were {len(probes)} uploads computed from {images}.")
     if updates:
