@@ -200,8 +200,8 @@ def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
     if not lost:
         return []
     return [
-        f"The images behind {len(lost)} of {len(chosen)} attacked uploads are not in data: they are others, or changed by"
-        " a transform that draws at random. They are shown without a figure."
+        f"The images behind {len(lost)} of {len(chosen)} attacked uploads are not in data: they are others, or changed"
+        " by a transform that draws at random. They are shown without a figure."
     ]
 
 

@@ -99,8 +99,8 @@ def worth_attacking(observations: Sequence[Observation], *, every: bool = False)
         images, steps = [o.upload.num_examples for o in left], [_steps(o) for o in left]
         said.append(
             f"Captured but not attacked: {len(left)} training updates, each of {_span(images)} images in"
-            f" {_span(steps)} local step{'' if set(steps) == {1} else 's'}. A single image is mixed with the others there; what one image in one step"
-            " gives away is the worst case, which a client with few images comes to."
+            f" {_span(steps)} local step{'' if set(steps) == {1} else 's'}."
+            " A single image is mixed with the others there; what one image in one step gives away is the worst case, which a client with few images comes to."
         )
     return probes or small, said
 
