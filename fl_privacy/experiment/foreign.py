@@ -100,7 +100,8 @@ def worth_attacking(observations: Sequence[Observation], *, every: bool = False)
         said.append(
             f"Captured but not attacked: {len(left)} training updates, each of {_span(images)} images in"
             f" {_span(steps)} local step{'' if set(steps) == {1} else 's'}."
-            " A single image is mixed with the others there; what one image in one step gives away is the worst case, which a client with few images comes to."
+            " A single image is mixed with the others there; what one image in one step gives away"
+            " is the worst case, which a client with few images comes to."
         )
     return probes or small, said
 

@@ -7,8 +7,8 @@ from fl_privacy.results import Run
 
 REHEARSED = (
     "No client answers probes: the uploads that were attacked were computed by the server itself, of the first images"
-    " of data, one image in one step, undefended, with the models that clients were sent. What clients' own training and"
-    " defense make of a single image is measured with probe_mod in the client app."
+    " of data, one image in one step, undefended, with the models that clients were sent. What clients' own training"
+    " and defense make of a single image is measured with probe_mod in the client app."
 )
 """Of an audit that had nothing of the clients that was worth attacking."""
 
