@@ -1,11 +1,12 @@
 """Flower's Message API in front of a ``NumPyClient``."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
@@ -31,7 +32,11 @@ MakeClient = Callable[[Context], NumPyClient]
 
 
 def numpy_client_app(
-    make_client: MakeClient, *, audited: bool = False, simulated: Callable[[], bool] = lambda: False
+    make_client: MakeClient,
+    *,
+    audited: bool = False,
+    simulated: Callable[[], bool] = lambda: False,
+    mods: Sequence[Mod] = (),
 ) -> ClientApp:
     """A ClientApp that answers with a ``NumPyClient``.
 
@@ -46,8 +51,9 @@ def numpy_client_app(
         make_client: for the context of each message.
         audited: whether probes are answered.
         simulated: whether clients draw from a seed that the server knows, which ``query`` then tells.
+        mods: of the app, such as ``defense_mod`` and ``probe_mod``.
     """
-    app = ClientApp()
+    app = ClientApp(mods=list(mods))
 
     def answer(message: Message, context: Context, work: Callable[[NumPyClient], RecordDict]) -> Message:
         content = attempt(lambda: work(make_client(context)))

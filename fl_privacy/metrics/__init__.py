@@ -12,7 +12,7 @@ from fl_privacy.metrics.registry import (
     decimals,
     register_metric,
 )
-from fl_privacy.metrics.scores import ImageScore, VictimScore, evaluate, evaluate_all
+from fl_privacy.metrics.scores import ImageScore, VictimScore, evaluate, evaluate_all, unjudged
 
 __all__ = [
     "FEW",
@@ -34,4 +34,5 @@ __all__ = [
     "pmm",
     "register_metric",
     "share_at_most",
+    "unjudged",
 ]

@@ -10,6 +10,7 @@ from fl_privacy.models.lenet import DLNet, LeNet, LeNet5
 from fl_privacy.models.mlp import MLP
 from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
 from fl_privacy.models.torchvision_models import MobileNetV2, ViT
+from fl_privacy.models.wrapping import normalization_of, normalized
 
 __all__ = [
     "ACTIVATIONS",
@@ -34,4 +35,6 @@ __all__ = [
     "cut_layer",
     "has_batch_norm",
     "initialize",
+    "normalization_of",
+    "normalized",
 ]

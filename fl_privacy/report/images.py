@@ -11,9 +11,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
+from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private
+from fl_privacy.types import Reconstruction
 
 PAIRS_IN_A_ROW = 4
+SHOWN_HEIGHT = 128
+"""Pixels to which small images are enlarged at least, where they are shown in a notebook."""
+
 _LETTERS_IN_AN_INCH = 17.5
 
 
@@ -25,7 +30,7 @@ def data_uri(image: Tensor) -> str:
 
 
 def grid_picture(
-    originals: Sequence[Tensor],
+    originals: Sequence[Tensor | None],
     reconstructions: Sequence[Tensor | None],
     captions: Sequence[str],
     path: Path,
@@ -36,7 +41,7 @@ def grid_picture(
     """Write a PNG with original and reconstruction side by side, a caption over each pair, for its owner alone.
 
     Args:
-        originals: (C, H, W) uint8 each.
+        originals: (C, H, W) uint8 each; ``None`` leaves the place empty.
         reconstructions: likewise; ``None`` leaves the place empty.
         captions: one for each pair.
         path: of the PNG.
@@ -52,16 +57,42 @@ def grid_picture(
     for cell in cells:
         cell.axis("off")
     for cell, original, others, caption in zip(cells, originals, zip(*beside, strict=True), captions, strict=False):
-        empty = torch.full_like(original, 255)
-        gap = torch.full_like(original[:, :, : max(1, original.shape[2] // 16)], 255)
+        like = next((image for image in (original, *others) if image is not None), None)
+        if like is None:
+            continue
+        empty = torch.full_like(like, 255)
+        gap = torch.full_like(like[:, :, : max(1, like.shape[2] // 16)], 255)
         shown = [part for other in others for part in (gap, empty if other is None else other)]
-        cell.imshow(_pixels(torch.cat([original, *shown], dim=2)).numpy(), cmap="gray", vmin=0, vmax=255)
+        first = empty if original is None else original
+        cell.imshow(_pixels(torch.cat([first, *shown], dim=2)).numpy(), cmap="gray", vmin=0, vmax=255)
         title = textwrap.fill(caption, round(_LETTERS_IN_AN_INCH * width))
         cell.set_title(title, fontsize=8, parse_math=False)
     file = io.BytesIO()
     figure.savefig(file, format="png")
     make_private_folder(path.parent, path.parent)
     write_private(path, file.getvalue())
+
+
+def show(found: Reconstruction | Sequence[Reconstruction], originals: Tensor | None = None) -> Image.Image:
+    """Reconstructions in a row, over their ``originals`` (B, C, H, W) in [0, 1] where given: a picture that notebooks
+    show by themselves.
+
+    Raises:
+        UserError: an attack failed, with its reason.
+    """
+    found = [found] if isinstance(found, Reconstruction) else found
+    batches = []
+    for one in found:
+        if one.batch is None:
+            raise UserError(f"A reconstruction is expected, but the attack failed: {one.failure}")
+        batches.append(one.batch.inputs.detach().cpu().float())
+    rows = [torch.cat(batches)] if originals is None else [originals.detach().cpu().float(), torch.cat(batches)]
+    lines = [torch.cat(list(torch.nn.functional.pad(row.clamp(0, 1), (1, 1, 1, 1), value=1.0)), 2) for row in rows]
+    width = max(line.shape[2] for line in lines)
+    padded = [torch.nn.functional.pad(line, (0, width - line.shape[2]), value=1.0) for line in lines]
+    picture = Image.fromarray(_pixels((torch.cat(padded, 1) * 255).round().to(torch.uint8)).numpy())
+    larger = max(1, SHOWN_HEIGHT * len(rows) // picture.height)
+    return picture.resize((picture.width * larger, picture.height * larger), Image.Resampling.NEAREST)
 
 
 def _pixels(image: Tensor) -> Tensor:

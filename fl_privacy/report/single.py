@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from fl_privacy.config.reading import select
 from fl_privacy.metrics import METRICS
+from fl_privacy.report.app_audit import audit_lede, is_audit
 from fl_privacy.report.attacked import assumptions
 from fl_privacy.report.charts import Curve, line_chart, partition_chart
 from fl_privacy.report.cost import figures_of
@@ -61,6 +62,8 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
 
 def _lede(run: Run) -> str:
     """What was done and what was attacked, in a few sentences."""
+    if is_audit(run):
+        return audit_lede(run)
     attack, defense = chosen(run, "attack"), chosen(run, "defense")
     clients = select(run.identity.config, "federation.clients")
     rounds = len(run.of_kind("round"))

@@ -183,6 +183,7 @@ class RunFolder:
                 member=score.member,
                 attack_loss=score.attack_loss,
                 failure=image.failure,
+                **({} if score.labels is None else {"label": int(score.labels[image.image])}),
             )
         if score.history:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
