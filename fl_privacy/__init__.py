@@ -4,8 +4,9 @@ What is used most is here under one name; it is imported when it is first asked 
 and models run where only PyTorch is installed, and nothing waits for Flower that does without.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from fl_privacy.lazy import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.attacks import reconstruct
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from fl_privacy.flower import HonestButCurious, PrivacyClient, audit, defend, defense_mod, probe_mod
     from fl_privacy.interception import Interceptor, load_observations
     from fl_privacy.metrics import evaluate
-    from fl_privacy.report import show
+    from fl_privacy.report.notebook import show
     from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
 _HOMES = {
@@ -27,7 +28,7 @@ _HOMES = {
     "fl_privacy.flower": ("HonestButCurious", "PrivacyClient", "audit", "defend", "defense_mod", "probe_mod"),
     "fl_privacy.interception": ("Interceptor", "load_observations"),
     "fl_privacy.metrics": ("evaluate",),
-    "fl_privacy.report": ("show",),
+    "fl_privacy.report.notebook": ("show",),
     "fl_privacy.types": (
         "Batch",
         "Knowledge",
@@ -67,11 +68,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(home), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_demand(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any, Literal
 
 import torch
@@ -12,10 +11,11 @@ from torch import Tensor, nn
 from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.errors import UserError
 from fl_privacy.plan import LocalPlan
-from fl_privacy.victim_id import VictimId
+from fl_privacy.victim_ids import Certainty, VictimId
 
 __all__ = [
     "Batch",
+    "Certainty",
     "Knowledge",
     "LocalPlan",
     "ModelState",
@@ -254,21 +254,6 @@ def _logits(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 2:
         raise UserError("The model is expected to return logits (B, K), but returns something else.")
     return logits
-
-
-class Certainty(StrEnum):
-    """How sure an attacker is itself, which does not know the truth.
-
-    Attributes:
-        PROVEN: what entered the model, but for rounding: a system of equations with one solution was solved, and it
-            shows in the update that the solution is the right one.
-        CONSISTENT: the update that was observed is reproduced to rounding.
-        APPROXIMATE: neither.
-    """
-
-    PROVEN = "proven"
-    CONSISTENT = "consistent"
-    APPROXIMATE = "approximate"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 from fl_privacy.report.images import data_uri
 from fl_privacy.report.numbers import metric, title
 from fl_privacy.results import Attacker, Pair, Run
-from fl_privacy.types import Certainty
+from fl_privacy.victim_ids import Certainty
 
 SHOWN = 300
 """A page with more images gets too heavy to open."""

@@ -17,7 +17,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, in_round, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.results import Pair, Run
-from fl_privacy.types import Certainty
+from fl_privacy.victim_ids import Certainty
 
 CURVES_SHOWN = 100
 

@@ -1,7 +1,8 @@
-"""What one attacked update is called."""
+"""How an attacked update is called, and how sure an attacker is of what it made of it; read without PyTorch."""
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import total_ordering
 
 _VICTIM_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9]{1,9}))?")
@@ -59,3 +60,18 @@ class VictimId:
 
     def _order(self) -> tuple[int, int, int, str]:
         return self.round, self.client, -1 if self.probe is None else self.probe, self.part
+
+
+class Certainty(StrEnum):
+    """How sure an attacker is itself, which does not know the truth.
+
+    Attributes:
+        PROVEN: what entered the model, but for rounding: a system of equations with one solution was solved, and it
+            shows in the update that the solution is the right one.
+        CONSISTENT: the update that was observed is reproduced to rounding.
+        APPROXIMATE: neither.
+    """
+
+    PROVEN = "proven"
+    CONSISTENT = "consistent"
+    APPROXIMATE = "approximate"
