@@ -11,7 +11,7 @@ from fl_privacy.attacks.auto.evidence import Usual, usual_of, with_evidence
 from fl_privacy.attacks.auto.members import attempts_at
 from fl_privacy.attacks.auto.race import Race, Winner
 from fl_privacy.attacks.exact import ExactInversion
-from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
+from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
 from fl_privacy.attacks.gradient_inversion.grouping import (
@@ -93,7 +93,11 @@ class AutoAttack:
         most = max(map(len, race.attempts.values()), default=1)
         race.run(rungs(named or _LEAST_EVALUATIONS, most), report)
         failures = {position: failed(group.observations[position], why) for position, why in race.failures.items()}
-        return failures | {p: _reconstruction(group.observations[p], race.winner(p)) for p in race.attempts}
+        model = model_as_sent(group.first)
+        return failures | {
+            position: _reconstruction(Reproduction(group.observations[position], model), race.winner(position))
+            for position in race.attempts
+        }
 
     def _placed(self, attack: GradientInversion) -> GradientInversion:
         """``attack`` where and how this one computes."""
@@ -127,11 +131,12 @@ def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Recons
     return results, partly
 
 
-def _reconstruction(observation: Observation, winner: Winner | None) -> Reconstruction:
+def _reconstruction(reproduction: Reproduction, winner: Winner | None) -> Reconstruction:
+    observation = reproduction.observation
     if winner is None:
         return failed(observation, "The objective is not finite at any start; check the update.")
     certainty = Certainty.APPROXIMATE
-    if winner.mismatch < ROUNDING and Reproduction(observation).distance(winner.batch) < ROUNDING:
+    if winner.mismatch < ROUNDING and reproduction.distance(winner.batch) < ROUNDING:
         certainty = Certainty.CONSISTENT
     return Reconstruction(
         id=observation.id,

@@ -22,7 +22,7 @@ _LAST = 0.6
 _MOST = 27
 """Attempts at a victim."""
 
-_STAGE = 200
+_STAGE = 150
 """Evaluations of the last rung from which it is cut in stages, at each of which total variation is eased."""
 
 _STAGES = 4

@@ -14,6 +14,8 @@ from fl_privacy.attacks.optimizers import LBFGS, Adam, StepDecay
 from fl_privacy.attacks.presets import inverting_gradients
 from fl_privacy.types import Observation
 
+_KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.Hardswish, nn.MaxPool2d, nn.AdaptiveMaxPool2d)
+
 _MOVES = 20
 """Of an iteration of L-BFGS."""
 
@@ -57,11 +59,14 @@ def attempts_at(
     """
     members = [replace(member, attack=placed(member.attack)) for member in _members(observation)]
     curved, signed, smooth, squared, usual = members
-    chosen = [(curved, 0), (signed, 0), (smooth, 0), (squared, 0)]
+    if _is_smooth(observation.model):
+        chosen = [(curved, 0), (squared, 0), (curved, 1), (smooth, 0), (squared, 1), (curved, 2), (signed, 0)]
+    else:
+        chosen = [(smooth, 0), (signed, 0), (curved, 0), (smooth, 1), (signed, 1), (squared, 0), (smooth, 2)]
     if _shares_statistics(observation):
         chosen.insert(1, (usual, 0))
-    chosen += [(curved, 1), (curved, 2), (signed, 1)]
-    chosen += [(member, start) for start in range(3, most) for member in (curved, signed, squared)]
+    kinds = (curved, squared) if _is_smooth(observation.model) else (smooth, signed)
+    chosen += [(member, start) for start in range(3, 3 + most) for member in kinds]
     return chosen[:most]
 
 
@@ -104,6 +109,11 @@ def _labels(observation: Observation) -> LabelPolicy:
     layer = output_layer(observation.model, observation.num_classes)
     seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
     return "auto" if seen or observation.knowledge.labels is not None else "optimize"
+
+
+def _is_smooth(model: nn.Module) -> bool:
+    """Whether no layer has a kink: what quasi-Newton methods get far on."""
+    return not any(isinstance(module, _KINKED) for module in model.modules())
 
 
 def _shares_statistics(observation: Observation) -> bool:
