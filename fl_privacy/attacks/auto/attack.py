@@ -19,6 +19,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
     attack_in_groups,
     failed,
 )
+from fl_privacy.attacks.presets import model_inversion
 from fl_privacy.checks import one_of, whole
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
@@ -119,7 +120,9 @@ def _with_evidence(observations: Sequence[Observation]) -> list[Observation]:
 
 
 def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Reconstruction], dict[int, Batch]]:
-    """By position: victims that need no descent, and images of others that one may start from."""
+    """By position: victims that need no descent on their update, and images of others that one may start from."""
+    if group.first.knowledge.features is not None:
+        return _from_features(group, seed, evaluations), {}
     exact = ExactInversion(rounds=max(1, min(400, evaluations // 12 or 400)))
     found = exact(list(group.observations.values()), seed=seed)
     results, partly = {}, {}
@@ -129,6 +132,15 @@ def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Recons
         elif one.batch is not None:
             partly[position] = one.batch
     return results, partly
+
+
+def _from_features(group: Group, seed: int, evaluations: int) -> dict[int, Reconstruction]:
+    """What private layers put out says more than the update; of victims for which it does, by position."""
+    iterations = max(2, (evaluations or EVALUATIONS["standard"]) // 25)
+    inversion = model_inversion(lr=1.0, line_search="strong_wolfe", iterations=iterations, restarts=1)
+    found = inversion(list(group.observations.values()), seed=seed)
+    pairs = zip(group.observations, found, strict=True)
+    return {position: replace(one, member="model inversion") for position, one in pairs if one.failure is None}
 
 
 def _reconstruction(reproduction: Reproduction, winner: Winner | None) -> Reconstruction:
