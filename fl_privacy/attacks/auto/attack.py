@@ -8,7 +8,7 @@ from typing import Literal
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.auto.budget import EVALUATIONS, Budget, expect_budget, most_attempts, rungs
 from fl_privacy.attacks.auto.evidence import Usual, usual_of, with_evidence
-from fl_privacy.attacks.auto.members import attempts_at
+from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race, Winner
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
@@ -34,9 +34,10 @@ class AutoAttack:
 
     What a fully connected first layer gives away exactly is solved for (``attack=exact``); victims that are proven
     need no descent. The others are attacked by members that differ in kind, from several starts, under successive
-    halving: L-BFGS on the angle and on the distance of the updates, signed Adam with little and with much total
-    variation, batch-norm statistics where they were sent. What was solved for without a proof is one of the starts.
-    A defense that is known, or that the update itself shows (zeros, few levels, empty columns), is answered by all.
+    halving: L-BFGS on the angle and on the distance of the updates where the model is smooth, signed Adam with little
+    and with much total variation where it is not, batch-norm statistics where they were sent. What was solved for
+    without a proof is one of the starts. A defense that is known, or that the update itself shows (zeros, few levels,
+    empty columns), is answered by all.
 
     Members with different losses are compared by one rule, :mod:`fl_privacy.attacks.auto.judgment`, which never sees
     the truth. A victim depends on its own numbers alone, as in :class:`fl_privacy.attacks.GradientInversion`.
@@ -82,8 +83,8 @@ class AutoAttack:
 
     def _race(self, group: Group, partly: dict[int, Batch], seed: int, report: Report) -> dict[int, Reconstruction]:
         named = self.evaluations or (EVALUATIONS[self.budget] if isinstance(self.budget, str) else None)
-        pairs = attempts_at(group.first, most_attempts(named or EVALUATIONS["standard"]), self._placed)
-        race = Race(group, pairs, seed)
+        most = most_attempts(named or EVALUATIONS["standard"])
+        race = Race(group, entries(group.first, most, self._placed), seed)
         for position, batch in partly.items():
             race.add(position, batch)
         if named is None and race.attempts:

@@ -79,6 +79,7 @@ class ExactInversion:
         if not bias.any():
             return failed(observation, f"A gradient of {layer.bias} is expected, but all of it is zero.")
         inputs, unique = self._inputs(observation, layer, rng)
+        unique &= not _is_muted(weight, layer)
         images = layer.pixels(inputs).reshape(len(inputs), *observation.input_shape)
         labels, source = observation.knowledge.labels, "known"
         if labels is None or unique:  # those told are in no order that the images know of
@@ -115,6 +116,12 @@ class ExactInversion:
                     return factors.inputs, True
         alone = distinct_ratios(weight[None], bias[None], count=count, smallest=self.smallest, alike=self.alike)
         return alone[0], False
+
+
+def _is_muted(weight: Tensor, layer: FirstLayer) -> bool:
+    """Whether columns of the gradient are zero though their pixels would be neither black nor white: put there."""
+    shade = layer.pixels(torch.zeros_like(layer.shift))
+    return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
 
 def _layer(observation: Observation) -> FirstLayer:
