@@ -150,10 +150,10 @@ class Race:
                 if attempt.mismatch > EXACT:
                     jobs.setdefault(attempt.member, []).append((position, attempt))
         done, total = 0, sum(len(own) for own in jobs.values())
-        for member in counted("attack", sorted(jobs)):
-            capacity = self._prepared[member].capacity
-            for begin in range(0, len(jobs[member]), capacity):
-                chunk = jobs[member][begin : begin + capacity]
+        for member in sorted(jobs):
+            own_jobs, capacity = jobs[member], self._prepared[member].capacity
+            chunks = [own_jobs[begin : begin + capacity] for begin in range(0, len(own_jobs), capacity)]
+            for chunk in counted(self._members[member].name, chunks):
 
                 def meter(part: float, done: int = done, size: int = len(chunk)) -> None:
                     report((done + part * size) / total)
