@@ -12,6 +12,7 @@ from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.auto.budget import Rung
 from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge
 from fl_privacy.attacks.auto.members import Entry
+from fl_privacy.attacks.auto.relabeling import refined_labels
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
@@ -129,6 +130,7 @@ class Race:
         for number, rung in enumerate(rungs):
             if number:
                 self._keep(rung.attempts)
+                self._relabel()
             size = rung.attempts * rung.evaluations / total
 
             def meter(part: float, done: float = done, size: float = size) -> None:
@@ -142,6 +144,29 @@ class Race:
         """Of each victim so many attempts."""
         for position, attempts in self.attempts.items():
             self.attempts[position] = sorted(attempts, key=lambda attempt: attempt.order)[:best]
+
+    def _relabel(self) -> None:
+        """Take other label counts of a batch where they follow from the guess and suit the update better."""
+        if self._prepared[0].shape[0] == 1 or self._prepared[0].rounds[0].unrolls:
+            return
+        for position, attempts in self.attempts.items():
+            self.attempts[position] = [self._relabeled_attempt(position, attempt) for attempt in attempts]
+
+    def _relabeled_attempt(self, position: int, attempt: Attempt) -> Attempt:
+        prepared, victim = self._prepared[attempt.member], self._victims[attempt.member][position]
+        labels = _relabeled(victim, attempt).labels
+        told = victim.label_source != "inferred" or labels is None or labels.is_floating_point()
+        if told or labels is None or attempt.variables is None:
+            return attempt
+        pixels = attempt.variables[: torch.Size(prepared.shape).numel()]
+        images = prepared.settings.space.to_images(pixels.reshape(prepared.shape)).clamp(0, 1)
+        found = refined_labels(prepared, victim.observation, labels, images)
+        if found is None:
+            return attempt
+        other = replace(attempt, labels=found)
+        judged = judge(self._problem(attempt.member, [(position, other)]), attempt.variables[None])
+        other = replace(other, mismatch=float(judged.mismatch[0]), score=float(judged.score[0]))
+        return other if other.score < attempt.score else attempt
 
     def _rung(self, rung: Rung, report: Report) -> None:
         jobs: dict[int, list[tuple[int, Attempt]]] = {}
