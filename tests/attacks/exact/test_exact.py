@@ -198,6 +198,21 @@ CHANGES = {
 }
 
 
+@pytest.mark.parametrize("gone", [1, 5, 40])
+def test_one_layer_whose_columns_are_gone_is_not_called_proven(gone):
+    """Its outputs hardly depend on a pixel, and no ReLU speaks against a wrong one."""
+    model = mlp(widths=())
+    (seen, undefended), _ = victims(model, 1, 2)
+    weight = seen.upload.tensors["classifier.weight"].clone()
+    weight[:, :gone] = 0
+    tensors = {**seen.upload.tensors, "classifier.weight": weight}
+    defended, clean = ExactInversion()(
+        [replace(seen, upload=replace(seen.upload, tensors=tensors)), undefended], seed=0
+    )
+    assert defended.certainty is not Certainty.PROVEN
+    assert clean.certainty is Certainty.PROVEN
+
+
 @pytest.mark.slow
 def test_proven_is_never_wrong():
     """A thousand victims: batches of 1 to 6 from networks trained and not, changed in ten ways."""
