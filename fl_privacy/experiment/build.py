@@ -16,6 +16,7 @@ from fl_privacy.config.targets import check_arguments, instantiate, locate_targe
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.federation import (
     Audit,
     Client,
@@ -27,6 +28,8 @@ from fl_privacy.federation import (
     public_state,
     spread_probes,
 )
+from fl_privacy.inspection import ModelGuard
+from fl_privacy.malicious import ServerAttack
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
 from fl_privacy.models import build_model, check_model
 from fl_privacy.parallel.sharded import ShardedAttack
@@ -50,6 +53,7 @@ class Federation:
         audit: what is intercepted.
         defense: of every client.
         device: of clients and attack.
+        server_attack: what the server does beyond the protocol; ``None`` for an honest one.
     """
 
     config: RunSettings
@@ -61,6 +65,7 @@ class Federation:
     audit: Audit
     defense: Defense
     device: torch.device
+    server_attack: ServerAttack | None = None
 
 
 def build_federation(config: RunSettings) -> Federation:
@@ -96,6 +101,7 @@ def build_federation(config: RunSettings) -> Federation:
         audit=_audit(config, rounds, clients),
         defense=defense,
         device=resolve_device(config.device),
+        server_attack=build_server_attack(config, dataset.test),
     )
 
 
@@ -127,6 +133,20 @@ def build_network(config: RunSettings | DictConfig, dataset: Dataset) -> nn.Modu
     )
     check_model(model, dataset.train.input_shape, dataset.train.num_classes)
     return model
+
+
+def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:
+    """What ``clients`` clients train: ``build_network``, with what a malicious server put into it."""
+    model, attack = build_network(config, dataset), build_server_attack(config)
+    return model if attack is None else attack.architecture(model, dataset.train.input_shape, clients)
+
+
+def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
+    """What clients look at a model with, who agreed on that of ``config``; ``None`` for ``guard=off``."""
+    if "_target_" not in config.guard:
+        return None
+    guard = _expect_made(instantiate(config.guard, "guard"), ModelGuard, config.guard, "guard")
+    return guard.agreeing_on(build_network(config, dataset))
 
 
 def build_defense(config: RunSettings) -> Defense:
@@ -199,7 +219,7 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
     plan, defense, device = build_plan(config), build_defense(config), resolve_device(config.device)
     dataset = build_dataset(config)
     prepare_defense(defense, dataset)
-    model = build_network(config, dataset)
+    model = agreed_network(config, dataset, number)
     partition = instantiate(config.partition, "partition")
     with blamed_on(f"partition._target_={config.partition.get('_target_')}"):
         parts = partition(dataset.train, num_clients=number, seed=derive_seed(config.seed, "partition"))
@@ -216,6 +236,7 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
             device=device,
             threads=config.client_threads,
             test=dataset.test,
+            guard=build_guard(config, dataset),
         )
         for client, indices in enumerate(parts)
     }
@@ -264,7 +285,8 @@ def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> A
         whole("threat_model.colluder", colluder, at_least=0, at_most=len(clients) - 1, example=0)
     if unknown := sorted(asked - clients.keys()):
         raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
-    asked -= {colluder}
+    attack = build_server_attack(config)
+    asked = (asked - {colluder}) & (set(clients) if attack is None or attack.only is None else {attack.only})
     sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
     probes: tuple[Probe, ...] = ()
     if config.intercept.target == "probe":

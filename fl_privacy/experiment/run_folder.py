@@ -57,6 +57,8 @@ def open_folder(config: RunSettings, command: Command) -> RunFolder:
 def _label(config: RunSettings, command: Command) -> str:
     chosen = [config.choices[group] for group in ("data", "model", "federation", "defense", "attack")]
     front = [str(config.name)] if config.name is not None else [] if command == "run" else [command]
+    if (server := config.choices.get("server", "honest")) != "honest":
+        chosen.insert(-1, server)
     label = "-".join([*front, *chosen])
     if "/" in label:
         raise UserError(f"name is expected to be part of a folder's name, but got {config.name!r}; set out=FOLDER too.")
