@@ -13,7 +13,9 @@ from fl_privacy.flower.clients import (
     SPNClient,
 )
 from fl_privacy.flower.defended_client import DefendedClient, defend
+from fl_privacy.flower.guarding import guard_mod
 from fl_privacy.flower.interception import HonestButCurious
+from fl_privacy.flower.malicious_strategy import Malicious
 from fl_privacy.flower.mods import local_dp_mod
 from fl_privacy.flower.node_secrets import node_secret
 from fl_privacy.flower.sane import Sane
@@ -27,6 +29,7 @@ __all__ = [
     "Federated",
     "HonestButCurious",
     "LocalGrid",
+    "Malicious",
     "PassportClient",
     "PrivacyClient",
     "PruningClient",
@@ -35,6 +38,7 @@ __all__ = [
     "Sane",
     "SplitFedClient",
     "defend",
+    "guard_mod",
     "local_dp_mod",
     "node_secret",
     "numpy_client_app",
