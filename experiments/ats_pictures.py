@@ -36,7 +36,7 @@ def main() -> None:
     keys = [key for key in ours if key in theirs][: arguments.images]
     names = ("psnr", "transformed_psnr")
     figures = {
-        run: {(v["id"], v["image"]): v.get(name) for v in run.of_kind("victim")}
+        run: {(v["id"], v["image"]): v.get(name) for v in run.of_kind("image")}
         for run, name in zip((clean, defended), names, strict=True)
     }
     figure = Figure(figsize=(1.1 * len(keys) + 1, 4.8), layout="constrained", dpi=150)

@@ -184,7 +184,7 @@ def means(
         clients=sorted(members),
         seed=0,
     )
-    audit = Audit(rounds=frozenset([1]), target="update", clients=frozenset(members))
+    audit = Audit(rounds=frozenset([1]), uploads="update", clients=frozenset(members))
     rest = hand_over(server, attack, audit, interceptor)
     if aggregation == "secagg":
         shares = min(1.0, 7 / len(members)) if len(members) > 20 else 1.0

@@ -63,7 +63,7 @@ def main() -> None:
         found = [
             distortion_of(b, g) for b, g in zip(*gradients(longer, options.batches, options.batch_size), strict=True)
         ]
-        print(f"| {bits} | {sum(p.signal_to_perturbation for p in found) / len(found):.3f} |")
+        print(f"| {bits} | {sum(p.signal_to_distortion for p in found) / len(found):.3f} |")
 
 
 if __name__ == "__main__":

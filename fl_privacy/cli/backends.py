@@ -7,7 +7,7 @@ from typing import Any
 from fl_privacy.config import RunSettings
 from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.contracts import Backend, plain_loop
+from fl_privacy.experiment.protocols import Backend, plain_loop
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.federation import Audit, ClientSource, Server
 from fl_privacy.interception import Interceptor

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fl_privacy.attacks import Progress as AttackProgress
 from fl_privacy.cli.lines import Lines, Remaining, time_left
-from fl_privacy.experiment.contracts import Monitor
+from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.progress import Stage, listening, share_done
 

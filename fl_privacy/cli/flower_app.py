@@ -17,8 +17,8 @@ from fl_privacy.config.foreign import expect_plain
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
-from fl_privacy.experiment.contracts import plain_loop
 from fl_privacy.experiment.ground_truth import sees_other_images
+from fl_privacy.experiment.protocols import plain_loop
 from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.federation import ClientSource, Server
@@ -90,10 +90,10 @@ def _expect_known_examples(config: RunSettings) -> None:
     """Refuse attacks on deployed clients that nobody could judge: what these train on is known to them alone."""
     federation = build_federation(config)
     plan, audit, defense = federation.server.local_plan, federation.audit, federation.defense
-    if audit.rounds and (audit.target == "update" or sees_other_images(defense, plan, audit.target)):
+    if audit.rounds and (audit.uploads == "update" or sees_other_images(defense, plan, audit.uploads)):
         raise UserError(
             "The examples behind an attacked update are expected to be known, but deployed clients choose and transform"
-            " them by secrets of their own; use intercept.target=probe without a defense of the data, attack=none, or"
+            " them by secrets of their own; use intercept.uploads=probe without a defense of the data, attack=none, or"
             f" {SIMULATION_VARIABLE}=1 in the environment of simulated nodes and server."
         )
 

@@ -12,7 +12,7 @@ from fl_privacy.cli.faults import FAULTS, NothingReconstructedError, in_a_line, 
 from fl_privacy.config import RunSettings, compose_run, expand_sweep, to_yaml
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack import attack_experiment
-from fl_privacy.experiment.contracts import Monitor
+from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.run import run_experiment
 from fl_privacy.experiment.run_folder import Command
 from fl_privacy.report import write_report

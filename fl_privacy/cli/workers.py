@@ -90,7 +90,7 @@ def _end_with_parent() -> None:
 def _do(job: Job) -> str | None:
     from fl_privacy.cli.jobs import run_job  # noqa: PLC0415
     from fl_privacy.config import compose_run  # noqa: PLC0415
-    from fl_privacy.experiment.contracts import Monitor  # noqa: PLC0415
+    from fl_privacy.experiment.protocols import Monitor  # noqa: PLC0415
 
     if _stopped.is_set():
         return "interrupted"

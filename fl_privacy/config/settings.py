@@ -95,7 +95,7 @@ class FederationSettings:
 class InterceptSettings:
     """What is intercepted, and when it is attacked."""
 
-    target: Literal["probe", "update"] = setting(
+    uploads: Literal["probe", "update"] = setting(
         ATTACK,
         "`probe`: victims are extra batches that clients send through their own defended update without training on"
         " them; `update`: the training updates themselves, where `victims` and `batch_size` have no effect",

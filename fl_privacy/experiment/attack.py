@@ -22,7 +22,7 @@ from fl_privacy.experiment.build import (
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.captured import as_captured, captures_of, expect_of
 from fl_privacy.experiment.composition import Experiment
-from fl_privacy.experiment.contracts import Monitor
+from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.run_folder import finished_before, open_folder
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.experiment.threat_model import expect_readable_updates

@@ -9,8 +9,8 @@ from itertools import groupby
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge
-from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.judge import Judge, update_distortion
+from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.federation import Failure
 from fl_privacy.federation.guard import attempt
 from fl_privacy.metrics import VictimScore
@@ -117,7 +117,7 @@ class AttackStage:
             if isinstance(measured, Failure):
                 logger.warning("The defense of %s could not be measured: %s", observation.id, measured.reason)
             else:
-                self.folder.add_perturbation(observation.id, *measured)
+                self.folder.add_update_distortion(observation.id, *measured)
 
 
 def _in_words(round: int, start: int, number: int, total: int) -> str:

@@ -289,11 +289,11 @@ def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> A
     asked = (asked - {colluder}) & (set(clients) if attack is None or attack.only is None else {attack.only})
     sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
     probes: tuple[Probe, ...] = ()
-    if config.intercept.target == "probe":
+    if config.intercept.uploads == "probe":
         probes = spread_probes(config.victims, config.batch_size, sizes)
     return Audit(
         rounds=audited,
-        target=config.intercept.target,
+        uploads=config.intercept.uploads,
         probes=probes,
         clients=frozenset(asked),
         batch_size=config.batch_size,

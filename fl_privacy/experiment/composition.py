@@ -13,9 +13,9 @@ from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, public_examples, side_information_of
 from fl_privacy.experiment.build import Federation, build_metrics
-from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, sees_other_images
 from fl_privacy.experiment.judge import Judge
+from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.server_reading import ServerReading
 from fl_privacy.experiment.threat_model import describe_threats
 from fl_privacy.experiment.tracing import tracer_of
@@ -76,7 +76,7 @@ class Experiment:
     @property
     def transforms(self) -> bool:
         """Whether the model sees other images than the truth behind what is intercepted."""
-        return sees_other_images(self.defense, self.plan, self.audit.target)
+        return sees_other_images(self.defense, self.plan, self.audit.uploads)
 
     def interceptor(self, sink: Sink) -> Interceptor:
         """Turns uploads into observations, with the side information there is, and hands them to ``sink``."""

@@ -63,9 +63,9 @@ class GroundTruth:
         return self._replays[id]
 
 
-def sees_other_images(defense: Defense, plan: LocalPlan, target: str) -> bool:
+def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
     """Whether the model sees other images than the truth behind a ``probe`` or an ``update``."""
-    augmented = plan.augments if target == "update" else plan.augment_probes
+    augmented = plan.augments if uploads == "update" else plan.augment_probes
     return bool(defense.examples or defense.data) or augmented
 
 

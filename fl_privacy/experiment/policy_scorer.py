@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_privacy.data import Dataset, Examples
 from fl_privacy.experiment.build import build_dataset, build_network, resolve_device
-from fl_privacy.experiment.contracts import Monitor
+from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.weights import load_weights, write_weights
 from fl_privacy.policy_search import (
     GradientSimilarity,

@@ -13,8 +13,8 @@ from fl_privacy.config import to_yaml
 from fl_privacy.config.reading import expect_type
 from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.contracts import Monitor
 from fl_privacy.experiment.policy_scorer import PolicyScorer
+from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.files import write_whole
 from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan, require_fsim
 from fl_privacy.report.policy_search import Findings, render_search

@@ -12,8 +12,8 @@ from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.build import Federation, build_attack, build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.composition import Experiment
-from fl_privacy.experiment.contracts import Backend, Monitor
 from fl_privacy.experiment.privacy import Privacy, privacy_of
+from fl_privacy.experiment.protocols import Backend, Monitor
 from fl_privacy.experiment.run_folder import finished_before, identified, open_folder
 from fl_privacy.experiment.server_reading import expect_fitting, hand_over
 from fl_privacy.experiment.threat_model import who_draws

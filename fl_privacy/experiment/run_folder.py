@@ -5,7 +5,7 @@ from typing import Literal
 
 from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.contracts import Monitor
+from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.report import write_report
 from fl_privacy.results import RunFolder, folder_name, is_finished
 

@@ -49,10 +49,10 @@ def expect_fitting(config: RunSettings, attack: ServerAttack | None) -> None:
     """
     if attack is None or not attack.reads_sum:
         return
-    if config.intercept.target != "update":
+    if config.intercept.uploads != "update":
         raise UserError(
-            f"server={config.choices.server} reads the mean of the training updates, but intercept.target="
-            f"{config.intercept.target}; set intercept.target=update."
+            f"server={config.choices.server} reads the mean of the training updates, but intercept.uploads="
+            f"{config.intercept.uploads}; set intercept.uploads=update."
         )
     if config.federation.plan.get("shares") == "weights":
         raise UserError(

@@ -65,10 +65,10 @@ def describe_threats(
     ]
     if plan.augments:
         like = "likewise" if plan.augment_probes else "not"
-        left = f", those of the extra batches are {like}" if audit.target == "probe" else ""
+        left = f", those of the extra batches are {like}" if audit.uploads == "probe" else ""
         lines.append(f"Training images are {_augmentation(plan)} at random{left}.")
     if has_batch_norm(model):
-        lines.append(_batch_norm(plan, audit.target))
+        lines.append(_batch_norm(plan, audit.uploads))
     lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
     lines += knowledge.describe()
     if knowledge.defense is not None:
@@ -91,7 +91,7 @@ def _server(attack: ServerAttack | None) -> list[str]:
 
 
 def _attacked(audit: Audit) -> str:
-    if audit.target != "probe":
+    if audit.uploads != "probe":
         return f"Attacked are the training updates of {len(audit.clients)} clients."
     return (
         f"Attacked are {len(audit.probes)} extra batches of {audit.batch_size} example(s): each client sends them"
@@ -109,9 +109,9 @@ def who_draws(simulated: bool) -> str:
     return "Clients are deployed: what they draw at random derives from secrets that stay on their nodes."
 
 
-def _batch_norm(plan: LocalPlan, target: str) -> str:
+def _batch_norm(plan: LocalPlan, uploads: str) -> str:
     training = f"Batch norm of training is in {_MODES[plan.batch_norm]} and its running statistics are {plan.buffers}"
-    if target != "probe":
+    if uploads != "probe":
         return f"{training}."
     same = plan.batch_norm == plan.probe_batch_norm
     return f"{training}; that of the attacked batches is in {_MODES[plan.probe_batch_norm]}{' as well' * same}."

@@ -26,27 +26,27 @@ class Audit:
 
     Attributes:
         rounds: in which rounds, from 1.
-        target: ``probe``: each victim is a batch of ``batch_size`` examples, which its client turns into an upload as
+        uploads: ``probe``: each victim is a batch of ``batch_size`` examples, which its client turns into an upload as
             if it were all its data, with its defense and the model of that round; the papers' setting.
             ``update``: the updates that train the model.
-        probes: the victims of target ``probe``.
-        clients: whose updates are intercepted with target ``update``.
+        probes: the victims where probes are intercepted.
+        clients: whose updates are intercepted with ``update``.
         batch_size: examples of a probed batch.
     """
 
     rounds: frozenset[int] = frozenset()
-    target: Literal["probe", "update"] = "probe"
+    uploads: Literal["probe", "update"] = "probe"
     probes: tuple[Probe, ...] = ()
     clients: frozenset[int] = frozenset()
     batch_size: int = 1
 
     def probes_of(self, round: int) -> tuple[Probe, ...]:
         """The probes that are sent out in ``round``."""
-        return self.probes if self.target == "probe" and round in self.rounds else ()
+        return self.probes if self.uploads == "probe" and round in self.rounds else ()
 
     def intercepts(self, round: int, client: int) -> bool:
         """Whether the training update of ``client`` in ``round`` is captured."""
-        return self.target == "update" and round in self.rounds and client in self.clients
+        return self.uploads == "update" and round in self.rounds and client in self.clients
 
 
 def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:

@@ -33,7 +33,7 @@ class HonestButCurious(Strategy):
         strategy: does the training.
         interceptor: makes observations of what is captured.
         states: what a simulated client keeps for itself, for an interceptor with side information.
-        audit: the rounds, and with target ``update`` the clients. A client is known by the partition that it reports,
+        audit: the rounds, and of training updates the clients. A client is known by the partition that it reports,
             else by the rank of its node's id among all nodes. A partition is the first node's to report it until that
             node leaves; what another one claims as its own is not captured.
     """

@@ -15,12 +15,12 @@ class UpdateDistortion:
     """A defended update beside the clean one.
 
     Attributes:
-        signal_to_perturbation: ||B|| / ||E||, clean norm over the norm of the difference; infinite if nothing changed.
+        signal_to_distortion: ||B|| / ||E||, clean norm over the norm of the difference; infinite if nothing changed.
         cosine: of the angle between both, in [-1, 1]; NaN if one of them is zero.
         zeros: share of the clean update's elements that are zero or withheld in the defended one.
     """
 
-    signal_to_perturbation: float
+    signal_to_distortion: float
     cosine: float
     zeros: float
 
@@ -43,7 +43,7 @@ def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
     d = _flat({name: defended.get(name, torch.zeros_like(t)) for name, t in clean.items()})
     signal, error, size = (float(torch.linalg.vector_norm(v)) for v in (b, d - b, d))
     return UpdateDistortion(
-        signal_to_perturbation=signal / error if error > 0 else math.inf,
+        signal_to_distortion=signal / error if error > 0 else math.inf,
         cosine=float(b @ d) / (signal * size) if signal > 0 and size > 0 else math.nan,
         zeros=float((d == 0).double().mean()),
     )

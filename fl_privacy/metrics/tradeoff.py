@@ -18,12 +18,12 @@ class PpcPoint:
     Attributes:
         accuracy: of the model trained with it, in [0, 1].
         distance: of an attack's findings from the truth, at least 0.
-        signal_to_perturbation: ||B|| / ||E||, norm of the gradient over that of what the mechanism adds to it.
+        signal_to_distortion: ||B|| / ||E||, norm of the gradient over that of what the mechanism adds to it.
     """
 
     accuracy: float
     distance: float
-    signal_to_perturbation: float
+    signal_to_distortion: float
 
     @property
     def calibrated(self) -> float:
@@ -33,7 +33,7 @@ class PpcPoint:
     @property
     def abscissa(self) -> float:
         """log10(||B|| / ||E|| + 1), the horizontal axis of a PPC curve; infinite for an infinite ratio."""
-        return math.log10(self.signal_to_perturbation + 1)
+        return math.log10(self.signal_to_distortion + 1)
 
 
 def cap(points: Sequence[PpcPoint]) -> float:

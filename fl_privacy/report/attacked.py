@@ -15,8 +15,8 @@ def assumptions(run: Run) -> str:
     config = run.identity.config
     intercept, federation = _section(config, "intercept"), _section(config, "federation")
     plan, trained = _section(federation, "plan"), bool(run.of_kind("round"))
-    target = intercept.get("target", "probe")
-    sentences = [_probed(run, plan, trained) if target == "probe" or not plan else _updates(run, plan)]
+    uploads = intercept.get("uploads", "probe")
+    sentences = [_probed(run, plan, trained) if uploads == "probe" or not plan else _updates(run, plan)]
     if not run.identity.undefended and all(reading.attacker is Attacker.PLAIN for reading in found):
         sentences.append("No attacker knew of the defense; one that does may read more (threat_model=adaptive).")
     return " ".join(sentences)

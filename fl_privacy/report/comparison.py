@@ -142,12 +142,12 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
 
 def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
     charts = {}
-    tested = [row for row in rows if row.summary.rounds]
+    tested = [row for row in rows if row.summary.tested]
     if tested:
         curves = [
             Curve(
-                x=[r.round for r in row.summary.rounds],
-                y=[r.accuracy for r in row.summary.rounds],
+                x=[r.round for r in row.summary.tested],
+                y=[r.accuracy for r in row.summary.tested],
                 label=row.letter,
             )
             for row in tested

@@ -12,7 +12,7 @@ class HasCost(Protocol):
     """A run's summary, or the parts of it on what the defense did to the updates and took."""
 
     @property
-    def perturbation(self) -> Mapping[str, Statistic]: ...
+    def update_distortion(self) -> Mapping[str, Statistic]: ...
 
     @property
     def upload(self) -> Mapping[str, Statistic]: ...
@@ -22,7 +22,7 @@ class HasCost(Protocol):
 class Cost:
     """Of a training and the attacks on it."""
 
-    perturbation: Mapping[str, Statistic]
+    update_distortion: Mapping[str, Statistic]
     upload: Mapping[str, Statistic]
 
 
@@ -38,7 +38,7 @@ class Figure:
         show: a value in words.
     """
 
-    section: Literal["perturbation", "upload"]
+    section: Literal["update_distortion", "upload"]
     name: str
     title: str
     meaning: str
@@ -46,7 +46,7 @@ class Figure:
 
     def statistic(self, cost: HasCost) -> Statistic | None:
         """Of a run; ``None`` if it was not recorded."""
-        return (cost.perturbation if self.section == "perturbation" else cost.upload).get(self.name)
+        return (cost.update_distortion if self.section == "update_distortion" else cost.upload).get(self.name)
 
     def mean(self, cost: HasCost) -> str:
         """In words."""
@@ -73,29 +73,29 @@ class Figure:
 
 FIGURES = (
     Figure(
-        section="perturbation",
-        name="signal_to_perturbation",
+        section="update_distortion",
+        name="signal_to_distortion",
         title="‖B‖/‖E‖",
         meaning="Norm of the clean update over that of what the defense changed. Below 1 the change drowns the update;"
         " SPN's analysis expects reconstruction to fail there.",
         show=ratio,
     ),
     Figure(
-        section="perturbation",
+        section="update_distortion",
         name="cosine",
         title="Cosine",
         meaning="Of the angle between the defended and the clean update: 1 is the same direction, 0 an unrelated one.",
         show=lambda value: MISSING if value is None else f"{value:.3f}",
     ),
     Figure(
-        section="perturbation",
+        section="update_distortion",
         name="zeros",
         title="Zeros",
         meaning="Share of the elements that are zero or withheld.",
         show=percent,
     ),
     Figure(
-        section="perturbation",
+        section="update_distortion",
         name="contraction",
         title="‖B⁻¹E‖",
         meaning="Of updates of one example and a fully connected first layer, whose input solves B x = W: what the"
@@ -104,21 +104,21 @@ FIGURES = (
         show=ratio,
     ),
     Figure(
-        section="perturbation",
+        section="update_distortion",
         name="error_bound",
         title="Error bound",
         meaning="On the relative error of that input by the theorem, infinite where its condition does not hold.",
         show=ratio,
     ),
     Figure(
-        section="perturbation",
+        section="update_distortion",
         name="condition",
         title="κ(B)",
         meaning="Condition number of that system with all rows: the largest over the smallest bias gradient.",
         show=ratio,
     ),
     Figure(
-        section="perturbation",
+        section="update_distortion",
         name="solvable",
         title="Solvable",
         meaning="Share of the updates for which that condition holds.",
@@ -126,7 +126,7 @@ FIGURES = (
     ),
     Figure(
         section="upload",
-        name="bytes",
+        name="upload_bytes",
         title="Upload",
         meaning="Bytes of one client's update in one round of training, as it is encoded.",
         show=size,

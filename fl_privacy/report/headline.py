@@ -73,17 +73,17 @@ def _to_whom(reading: Reading, found: Sequence[Reading]) -> str:
 
 
 def _recognized(reading: Reading) -> tuple[int, int]:
-    bound = reading.bound()
+    bound = reading.recognized_by()
     return (bound.recognizable, bound.n) if bound else (0, 0)
 
 
 def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
     """By which bound, what the other attacker read, what failed, and what so few images leave open."""
     most = max(worst.values(), key=lambda reading: reading.recognized)
-    bound, statistic = most.bound(), most.statistic("psnr")
+    bound, statistic = most.recognized_by(), most.statistic("psnr")
     assert bound is not None and statistic is not None
     sentences = [f"Recognizable means {bound_in_words(bound)} ({bound.source})."]
-    others = [reading for reading in found if reading not in worst.values() and reading.bound()]
+    others = [reading for reading in found if reading not in worst.values() and reading.recognized_by()]
     for attacker in dict.fromkeys(reading.attacker for reading in others):
         own = [reading for reading in reversed(others) if reading.attacker == attacker]
         told = ", ".join(

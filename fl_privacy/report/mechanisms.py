@@ -33,7 +33,7 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
                 strength=strength,
                 versus=Versus(_attack(run, defended), attacker),
                 accuracy=run.summary.final_accuracy,
-                perturbation=run.summary.perturbation,
+                update_distortion=run.summary.update_distortion,
                 training=run.path.as_posix(),
             )
             found += [sample] if sample else []

@@ -44,7 +44,7 @@ class Sample:
         """On the curve of ``distance``; ``None`` if that was not measured."""
         if distance not in self.distances:
             return None
-        return PpcPoint(accuracy=self.accuracy, distance=self.distances[distance], signal_to_perturbation=self.ratio)
+        return PpcPoint(accuracy=self.accuracy, distance=self.distances[distance], signal_to_distortion=self.ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def samples_of_rows(rows: Sequence[DefenseRow]) -> list[Sample]:
                 strength=row.outcome.strength,
                 versus=versus,
                 accuracy=row.accuracy,
-                perturbation=row.attacks[versus.attack].perturbation,
+                update_distortion=row.attacks[versus.attack].update_distortion,
                 training=row.outcome.training.as_posix(),
             )
             found += [sample] if sample and row.outcome.strength else []
@@ -92,11 +92,11 @@ def sample_of(
     strength: str,
     versus: Versus,
     accuracy: float | None,
-    perturbation: Mapping[str, Statistic],
+    update_distortion: Mapping[str, Statistic],
     training: str,
 ) -> Sample | None:
-    """From what one attacker read in each round; ``None`` where the accuracy or the perturbation is not known."""
-    ratio = perturbation.get("signal_to_perturbation")
+    """From what one attacker read in each round; ``None`` where the accuracy or the distortion is not known."""
+    ratio = update_distortion.get("signal_to_distortion")
     distances = _least([distances_of(leakage) for leakage in leakages])
     if accuracy is None or ratio is None or not distances:
         return None

@@ -100,7 +100,7 @@ def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distan
     """Accuracy (orange), distance (blue) and their product over log10(||B|| / ||E|| + 1), as in SPN's Figure 5.
 
     Args:
-        plain: under the plain attacker, in any order; points without perturbation have no place on the axis.
+        plain: under the plain attacker, in any order; points without distortion have no place on the axis.
         adaptive: under the one that knows the mechanism, dashed.
         distance: what the right axis shows.
         alt: the chart in words.

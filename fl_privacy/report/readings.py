@@ -36,7 +36,7 @@ class Reading:
         """Over the images of the round; ``None`` if it was not measured, or the attack failed on all of them."""
         return self.leakage.metrics.get(metric)
 
-    def bound(self, metric: str = "psnr") -> Recognized | None:
+    def recognized_by(self, metric: str = "psnr") -> Recognized | None:
         """How many images are recognizable by ``metric``; likewise."""
         return next((bound for bound in self.leakage.thresholds if bound.metric == metric), None)
 
@@ -48,7 +48,7 @@ class Reading:
     @property
     def recognized(self) -> float:
         """Share of the images that are recognizable by PSNR, in [0, 1]; -1 where that is not known."""
-        bound = self.bound()
+        bound = self.recognized_by()
         return bound.recognizable / bound.n if bound else -1.0
 
     def among(self, others: "Sequence[Reading]") -> str:
@@ -77,7 +77,7 @@ def worst_by(metric: str, found: Sequence[Reading]) -> Reading | None:
 
 def most_recognized(found: Sequence[Reading]) -> Reading | None:
     """The one with the largest share of images recognizable by PSNR, of equals the larger mean."""
-    known = [(reading, s.mean) for reading in found if reading.bound() and (s := reading.statistic("psnr"))]
+    known = [(reading, s.mean) for reading in found if reading.recognized_by() and (s := reading.statistic("psnr"))]
     return max(known, key=lambda pair: (pair[0].recognized, pair[1]), default=(None, 0.0))[0]
 
 
@@ -102,7 +102,7 @@ def tone(statistic: Statistic, bound: Recognized, *, failures: int) -> Tone:
 
 def tone_of(found: Sequence[Reading], metric: str = "psnr") -> Tone:
     """Of all readings together: a leak if any is one, private if all are."""
-    judged = [(reading.statistic(metric), reading.bound(metric), reading.failures) for reading in found]
+    judged = [(reading.statistic(metric), reading.recognized_by(metric), reading.failures) for reading in found]
     tones = [tone(statistic, bound, failures=failed) for statistic, bound, failed in judged if statistic and bound]
     if "leak" in tones:
         return "leak"

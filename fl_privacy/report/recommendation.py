@@ -60,7 +60,7 @@ def candidate_of(found: Sequence[Reading], *, name: str, accuracy: float | None,
     if accuracy is None or worst is None or recognized is None:
         return None
     statistics = [s for reading in found if (s := reading.statistic("psnr")) is not None]
-    bound = recognized.bound()
+    bound = recognized.recognized_by()
     assert bound is not None
     return Candidate(
         name=name,

@@ -10,11 +10,11 @@ from fl_privacy.metrics import METRICS
 from fl_privacy.report.attacked import assumptions
 from fl_privacy.report.charts import Curve, line_chart, partition_chart
 from fl_privacy.report.cost import figures_of
+from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extremes
 from fl_privacy.report.headline import bound_in_words, verdict
 from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, in_round, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
-from fl_privacy.report.victims import SHOWN, gallery_title, view_all, view_extremes
 from fl_privacy.results import Pair, Run
 from fl_privacy.types import Certainty
 
@@ -43,14 +43,14 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
         extremes=view_extremes(run, pairs),
-        victims=view_all(run, pairs),
-        victims_left_out=max(0, len(run.of_kind("victim")) - SHOWN),
+        images=view_all(run, pairs),
+        images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run),
         leakage=_leakage_rows(last),
         tracing=[reading for reading, _ in traced],
         by_round=_round_rows(found),
         charts=_charts(run),
-        figures=figures_of(run.summary) if run.summary.perturbation else [],
+        figures=figures_of(run.summary) if run.summary.update_distortion else [],
         partition_picture=_partition(run),
         excluded=_excluded(run),
         overview=overview(run),
@@ -112,7 +112,7 @@ def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
     for name in order:
         worst = worst_by(name, found)
         for reading in sorted(found, key=lambda reading: reading is not worst):
-            statistic, bound = reading.statistic(name), reading.bound(name)
+            statistic, bound = reading.statistic(name), reading.recognized_by(name)
             if statistic is None:
                 continue
             rows.append(
@@ -139,7 +139,7 @@ def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
             "round": reading.round,
             "attacker": reading.attacker,
             "n": reading.leakage.images - reading.failures,
-            "bound": reading.bound(),
+            "bound": reading.recognized_by(),
             "tone": tone_of([reading]),
             "means": {name: s.mean if (s := reading.statistic(name)) else None for name in measured},
         }
@@ -150,7 +150,7 @@ def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
 def _charts(run: Run) -> dict[str, Markup]:
     """Accuracy, losses and the attacker's loss, as far as they were recorded."""
     charts = {}
-    if tested := run.summary.rounds:
+    if tested := run.summary.tested:
         x, y = [r.round for r in tested], [r.accuracy for r in tested]
         charts["Test accuracy"] = line_chart(
             [Curve(x=x, y=y)],

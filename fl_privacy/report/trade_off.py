@@ -49,7 +49,7 @@ class DefenseRow:
         pmm: in percent; ``None`` if the training or the undefended one did not finish.
         leakage: in the last attacked round, by who attacked.
         readings: in all rounds, over all attacks.
-        perturbation: of the attacked updates, as in a run's summary.
+        update_distortion: of the attacked updates, as in a run's summary.
         attacks: summaries of the attacks that finished, by the attack's name.
     """
 
@@ -58,7 +58,7 @@ class DefenseRow:
     pmm: float | None
     leakage: Mapping[Versus, Leakage]
     readings: Sequence[Reading]
-    perturbation: Mapping[str, Statistic]
+    update_distortion: Mapping[str, Statistic]
     attacks: Mapping[str, Summary] = field(default_factory=dict)
 
     @property
@@ -74,7 +74,7 @@ class DefenseRow:
     @property
     def cost(self) -> Cost:
         """What the defense did and took."""
-        return Cost(perturbation=self.perturbation, upload=self.training.upload if self.training else {})
+        return Cost(update_distortion=self.update_distortion, upload=self.training.upload if self.training else {})
 
     @property
     def complete(self) -> bool:
@@ -113,8 +113,8 @@ def row_as_plain(row: DefenseRow) -> dict[str, Any]:
         "strength": row.outcome.strength,
         "accuracy": row.accuracy,
         "pmm": row.pmm,
-        "perturbation": {name: asdict(statistic) for name, statistic in row.perturbation.items()},
-        "bytes_per_upload": row.training.upload["bytes"].mean if row.training else None,
+        "update_distortion": {name: asdict(statistic) for name, statistic in row.update_distortion.items()},
+        "bytes_per_upload": row.training.upload["upload_bytes"].mean if row.training else None,
         "leakage": [{"attack": v.attack, "attacker": v.attacker} | _figures(of) for v, of in row.leakage.items()],
     }
 
@@ -139,6 +139,6 @@ def _row(outcome: Outcome, training: Summary | None, undefended: float | None) -
         pmm=pmm(accuracy, undefended) if accuracy is not None and undefended else None,
         leakage=leakage,
         readings=[reading for name, found in attacks.items() for reading in readings_of(found, name)],
-        perturbation=next((found.perturbation for found in attacks.values() if found.perturbation), {}),
+        update_distortion=next((found.update_distortion for found in attacks.values() if found.update_distortion), {}),
         attacks=attacks,
     )

@@ -7,6 +7,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import write_private, write_whole
 from fl_privacy.report import ppc
 from fl_privacy.report.comparison import render_comparison
+from fl_privacy.report.gallery import caption, rank_by_psnr
 from fl_privacy.report.images import grid_picture
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import Sample, samples_of_rows
@@ -15,7 +16,6 @@ from fl_privacy.report.recommendation import RECOGNIZABLE
 from fl_privacy.report.single import render_run
 from fl_privacy.report.trade_off import Outcome, read_rows, row_as_plain
 from fl_privacy.report.trade_off_page import render_trade_off
-from fl_privacy.report.victims import caption, rank_by_psnr
 from fl_privacy.results import Run, read_run
 from fl_privacy.results.records import dump_json
 

@@ -8,17 +8,18 @@ from typing import Any
 from fl_privacy.metrics import METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
 from fl_privacy.results.records import Attacker, records_of
-from fl_privacy.results.summary import AttackedRound, Leakage, Recognized, Seconds, Spent, Summary, Tested, Traced
+from fl_privacy.results.summary import AttackedRound, Leakage, Recognized, Seconds, Spent, Summary, TestedRound, Traced
 from fl_privacy.types import VictimId
 
 NOT_METRICS = frozenset(
     {"kind", "attacker", "id", "round", "client", "image", "label_source", "certainty", "attack_loss", "failure"}
 )
-"""Fields of a victim's record that are no metric; any other number is one."""
+"""Fields of an image's record that are no metric; any other number is one."""
 
 _SHARE, _SIZE = (0.0, 1.0), (0.0, float("inf"))
 _RANGES = {"cosine": (-1.0, 1.0), "zeros": _SHARE, "solvable": _SHARE} | dict.fromkeys(
-    ("signal_to_perturbation", "contraction", "error_bound", "condition", "bytes", "defense_seconds", "distance"), _SIZE
+    ("signal_to_distortion", "contraction", "error_bound", "condition", "upload_bytes", "defense_seconds", "distance"),
+    _SIZE,
 )
 """What figures beside the metrics can be."""
 
@@ -41,7 +42,7 @@ def summarize(
     rounds = [r for r in records if r["kind"] == "round"]
     plain, adaptive = (records_of(records, "attack", attacker) for attacker in Attacker)
     tested = [
-        Tested(round=r["round"], accuracy=r["accuracy"], epsilon=r.get("epsilon"))
+        TestedRound(round=r["round"], accuracy=r["accuracy"], epsilon=r.get("epsilon"))
         for r in rounds
         if r.get("accuracy") is not None
     ]
@@ -51,10 +52,10 @@ def summarize(
         attacked=tuple(_attacked(records)),
         countermeasures=tuple(dict.fromkeys(sentence for a in adaptive for sentence in a["countermeasures"])),
         batch_norm=tuple(sorted({mode for a in plain if (mode := a.get("batch_norm"))})),
-        perturbation=_statistics([r for r in records if r["kind"] == "perturbation"], group=_batch),
+        update_distortion=_statistics([r for r in records if r["kind"] == "update_distortion"], group=_batch),
         upload=_upload(rounds),
         privacy=_spent(records, rounds),
-        rounds=tuple(tested),
+        tested=tuple(tested),
         final_accuracy=accuracy,
         undefended_accuracy=undefended_accuracy,
         pmm=pmm(accuracy, undefended_accuracy) if accuracy is not None and undefended_accuracy else None,
@@ -65,14 +66,14 @@ def summarize(
             adaptive=_total(adaptive, "seconds"),
             total=total_seconds,
         ),
-        bytes_uploaded=int(_total(rounds, "bytes_up")),
+        upload_bytes=int(_total(rounds, "upload_bytes")),
     )
 
 
 def _upload(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
     replies = [(r, len(r["clients"])) for r in rounds if r["clients"]]
     columns = {
-        "bytes": [r["bytes_up"] / number for r, number in replies],
+        "upload_bytes": [r["upload_bytes"] / number for r, number in replies],
         "defense_seconds": [r["defense_seconds"] / number for r, number in replies],
     }
     return {name: s for name, values in columns.items() if (s := aggregate(values, within=_SIZE))}
@@ -91,8 +92,8 @@ def _spent(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, A
 
 
 def _attacked(records: Sequence[Mapping[str, Any]]) -> list[AttackedRound]:
-    victims, traced = ({a: records_of(records, kind, a) for a in Attacker} for kind in ("victim", "tracing"))
-    rounds = sorted({victim["round"] for of_attacker in victims.values() for victim in of_attacker})
+    images, traced = ({a: records_of(records, kind, a) for a in Attacker} for kind in ("image", "tracing"))
+    rounds = sorted({image["round"] for of_attacker in images.values() for image in of_attacker})
 
     def of(round: int, found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [record for record in found if record["round"] == round]
@@ -100,18 +101,18 @@ def _attacked(records: Sequence[Mapping[str, Any]]) -> list[AttackedRound]:
     return [
         AttackedRound(
             round=round,
-            by={a: _leakage(own, of(round, traced[a])) for a in Attacker if (own := of(round, victims[a]))},
+            by={a: _leakage(own, of(round, traced[a])) for a in Attacker if (own := of(round, images[a]))},
         )
         for round in rounds
     ]
 
 
-def _leakage(victims: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> Leakage:
+def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> Leakage:
     """Intervals are over uploads, whose images were attacked together."""
-    columns = {name: [value for _, value in pairs] for name, pairs in _columns(victims).items()}
-    sources = Counter(v["label_source"] for v in victims if v.get("label_source") and not v["failure"])
+    columns = {name: [value for _, value in pairs] for name, pairs in _columns(images).items()}
+    sources = Counter(v["label_source"] for v in images if v.get("label_source") and not v["failure"])
     return Leakage(
-        metrics=_statistics(victims, group=lambda victim: victim["id"]),
+        metrics=_statistics(images, group=lambda image: image["id"]),
         thresholds=tuple(
             Recognized(
                 metric=name,
@@ -126,9 +127,9 @@ def _leakage(victims: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str,
         ),
         tracing=_tracing(traced),
         label_sources=dict(sources),
-        certainties=dict(Counter(v["certainty"] for v in victims if v.get("failure") is None)),
-        images=len(victims),
-        failures=sum(r.get("failure") is not None for r in victims),
+        certainties=dict(Counter(v["certainty"] for v in images if v.get("failure") is None)),
+        images=len(images),
+        failures=sum(r.get("failure") is not None for r in images),
     )
 
 

@@ -162,7 +162,7 @@ class RunFolder:
             excluded=dict(report.excluded),
             seconds=report.seconds,
             defense_seconds=report.defense_seconds,
-            bytes_up=report.upload_bytes,
+            upload_bytes=report.upload_bytes,
             epsilon=epsilon,
         )
 
@@ -171,7 +171,7 @@ class RunFolder:
         id = score.id
         for image in score.images:
             self._append(
-                kind="victim",
+                kind="image",
                 attacker=attacker,
                 id=str(id),
                 round=id.round,
@@ -186,16 +186,16 @@ class RunFolder:
         if score.history:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
 
-    def add_perturbation(self, id: VictimId, perturbation: UpdateDistortion, solving: Mapping[str, float]) -> None:
+    def add_update_distortion(self, id: VictimId, distortion: UpdateDistortion, solving: Mapping[str, float]) -> None:
         """What the defense did to the update ``id``.
 
         Args:
             id: of the observation.
-            perturbation: of the whole update.
+            distortion: of the whole update.
             solving: further figures by name, on how a fully connected first layer can be solved for its input.
         """
-        figures = {**asdict(perturbation), **solving}
-        self._append(kind="perturbation", id=str(id), round=id.round, client=id.client, **figures)
+        figures = {**asdict(distortion), **solving}
+        self._append(kind="update_distortion", id=str(id), round=id.round, client=id.client, **figures)
 
     def add_tracing(self, tracing: Tracing, *, round: int, attacker: Attacker = Attacker.PLAIN) -> None:
         """To whom the images attacked in ``round`` were traced by what ``attacker`` reconstructed."""

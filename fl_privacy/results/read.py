@@ -68,7 +68,7 @@ class Run:
         return self.path.name
 
     def of_kind(self, kind: str, attacker: Attacker = Attacker.PLAIN) -> list[Mapping[str, Any]]:
-        """The records of one kind: ``round``, ``perturbation``; ``victim``, ``history``, ``attack`` of ``attacker``."""
+        """The records of one kind, see ``schema.RECORDS``; those of attacks by ``attacker``."""
         return records_of(self.records, kind, attacker)
 
     def read_pairs(self) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
@@ -191,7 +191,7 @@ def failed_attackers(path: Path) -> dict[Attacker, str]:
     records, _ = read_records(path / "metrics.jsonl")
     found: dict[Attacker, str] = {}
     for attacker in Attacker:
-        reasons = [record.get("failure") for record in records_of(records, "victim", attacker)]
+        reasons = [record.get("failure") for record in records_of(records, "image", attacker)]
         if reasons and all(reasons):
             found[attacker] = Counter(map(str, reasons)).most_common(1)[0][0]
     return found

@@ -23,9 +23,9 @@ RECORDS: dict[str, dict[str, Any]] = {
         "epsilon": Number,
         "seconds": float,
         "defense_seconds": float,
-        "bytes_up": float,
+        "upload_bytes": float,
     },
-    "victim": {
+    "image": {
         "id": str,
         "round": int,
         "client": int,
@@ -36,7 +36,7 @@ RECORDS: dict[str, dict[str, Any]] = {
         "failure": str | None,
     },
     "history": {"id": str, "round": int, "loss": list[float | None]},
-    "perturbation": {"id": str, "round": int, "client": int},
+    "update_distortion": {"id": str, "round": int, "client": int},
     "tracing": {
         "round": int,
         "distance": float,

@@ -69,7 +69,7 @@ class AttackedRound:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tested:
+class TestedRound:
     """A round after which the model was tested, its accuracy in [0, 1] and the epsilon spent by then, if any."""
 
     round: int
@@ -107,30 +107,30 @@ class Summary:
         attacked: the attacked rounds in order.
         countermeasures: what the adaptive attacker did against the defense, a sentence each.
         batch_norm: modes in the attacked uploads, none for models without.
-        perturbation: what the defense did to the updates, by figure.
-        upload: of one client's reply in one round: ``bytes`` and ``defense_seconds``.
+        update_distortion: what the defense did to the updates, by figure.
+        upload: of one client's reply in one round: ``upload_bytes`` and ``defense_seconds``.
         privacy: ``None`` where nothing was trained.
-        rounds: after which the model was tested.
+        tested: the rounds after which the model was tested.
         final_accuracy: in [0, 1]; ``None`` where nothing was tested.
         undefended_accuracy: of the same training without defense.
         pmm: in percent.
         seconds: it took.
-        bytes_uploaded: by all clients together.
+        upload_bytes: by all clients together.
     """
 
     finished: bool
     attacked: tuple[AttackedRound, ...]
     countermeasures: tuple[str, ...]
     batch_norm: tuple[str, ...]
-    perturbation: Mapping[str, Statistic]
+    update_distortion: Mapping[str, Statistic]
     upload: Mapping[str, Statistic]
     privacy: Spent | None
-    rounds: tuple[Tested, ...]
+    tested: tuple[TestedRound, ...]
     final_accuracy: float | None
     undefended_accuracy: float | None
     pmm: float | None
     seconds: Seconds
-    bytes_uploaded: int
+    upload_bytes: int
 
     def last_by(self, attacker: Attacker) -> Leakage | None:
         """What ``attacker`` achieved in the last round that it attacked; ``None`` if it attacked none."""

@@ -130,7 +130,9 @@ def test_clients_read_the_result(found, tmp_path):
     ]
     assert run_command_line(["attack", *settings, "defense=ats", f"defense.policies={found}", f"out={tmp_path}"]) == 0
     (run,) = tmp_path.glob("[!.]*")
-    victim = next(json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"victim"' in line)
+    victim = next(
+        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines() if '"kind": "image"' in line
+    )
     assert victim["transformed_psnr"] != victim["psnr"]
     threats = " ".join(json.loads((run / "threat_model.json").read_text()))
     assert all(name in threats for name in json.loads((found / "policies.json").read_text())["policies"])

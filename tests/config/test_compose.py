@@ -33,7 +33,7 @@ def test_sweep_is_the_product_of_the_listed_values():
         ("+extra=1", ("extra",)),
         ("seed", ("key=value", "'seed'")),
         ("seed=1,2", ("-m",)),
-        ("intercept.target.x=1", ("intercept.target",)),
+        ("intercept.uploads.x=1", ("intercept.uploads",)),
     ],
 )
 def test_wrong_overrides_are_one_line_that_helps(override, expected):

@@ -43,7 +43,7 @@ class Run:
 
     def scores(self) -> list[tuple[str, int, float]]:
         """(victim, image, PSNR) of every victim."""
-        return sorted((v["id"], v["image"], v["psnr"]) for v in self.records("victim"))
+        return sorted((v["id"], v["image"], v["psnr"]) for v in self.records("image"))
 
 
 def run(*arguments: str, out: Path) -> Run:

@@ -7,7 +7,7 @@ from tests.experiment.runs import run
 
 def test_proven_images_are_counted(tmp_path: Path) -> None:
     found = run("attack", "model=mlp", "attack=exact", "victims=2", "batch_size=3", out=tmp_path)
-    assert [victim["certainty"] for victim in found.records("victim")] == ["proven"] * 6
+    assert [victim["certainty"] for victim in found.records("image")] == ["proven"] * 6
     assert found.json("summary.json")["certainties"] == {"proven": 6}
     page = (found.path / "report.html").read_text()
     assert "Proven exact</dt><dd>6 of 6" in page

@@ -38,7 +38,7 @@ def test_an_attack_that_raises_costs_its_victims_only_and_is_no_success(tmp_path
     assert "failed on all victims" in line
     assert "oh dear" in line
     assert "oh dear" in caplog.text
-    victims = failed.records("victim")
+    victims = failed.records("image")
     assert len(victims) == 4
     assert all(victim["failure"] == "ArithmeticError: oh dear" for victim in victims)
     summary = failed.json("summary.json")

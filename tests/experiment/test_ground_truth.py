@@ -40,8 +40,8 @@ def test_transformed_images_lie_beside_their_originals():
 
 def test_updates_from_augmented_images_are_measured_against_these_and_not_joined_over_rounds():
     settings = ("federation=fedavg", "federation.plan.batch_size=null", "federation.plan.flip=true")
-    built = federation(*settings, "intercept.target=update")
-    plan, updates = built.clients[0].plan, Audit(target="update", clients=frozenset({0}))
+    built = federation(*settings, "intercept.uploads=update")
+    plan, updates = built.clients[0].plan, Audit(uploads="update", clients=frozenset({0}))
     (observation,) = observations(built, updates)
     original = truth_of(built).batch(observation.id).inputs
     seen = truth_of(built).replay(observation).transformed.inputs
@@ -113,7 +113,7 @@ def test_known_labels_are_those_of_the_mixture(tmp_path):
     settings = ("attack", "defense=instahide", "victims=1", "attack.iterations=30", "threat_model.knows_defense=false")
     known, inferred = (run(*settings, f"threat_model.knows_labels={k}", out=tmp_path / k) for k in ("true", "false"))
     assert known.status == inferred.status == 0
-    ((one,), (two,)) = known.records("victim"), inferred.records("victim")
+    ((one,), (two,)) = known.records("image"), inferred.records("image")
     assert one["label_source"] == "known"
     assert one["attack_loss"] < two["attack_loss"]
 
@@ -133,7 +133,7 @@ def test_a_victim_trains_once_defended_and_once_undefended(defense, tmp_path, mo
 def test_a_run_records_both_distances(tmp_path):
     done = run("run", *TINY, "defense=ats", "baseline=false", out=tmp_path)
     assert done.status == 0
-    victims = done.records("victim")
+    victims = done.records("image")
     assert all(v["transformed_psnr"] != v["psnr"] for v in victims)
     assert {"transformed_psnr", "transformed_ssim"} <= done.json("summary.json")["metrics"].keys()
     page = (done.path / "report.html").read_text()
@@ -142,7 +142,7 @@ def test_a_run_records_both_distances(tmp_path):
 
 
 def test_undefended_runs_have_no_transformed_images(undefended):
-    assert all("transformed_psnr" not in v for v in undefended.records("victim"))
+    assert all("transformed_psnr" not in v for v in undefended.records("image"))
     assert "<span>Transformed</span>" not in (undefended.path / "report.html").read_text()
 
 
@@ -150,7 +150,7 @@ def test_condensation_runs_on_every_backend_alike(tmp_path):
     settings = (*TINY, *DM, "baseline=false", "federation=fedavg")
     loop, flower = (run("run", *settings, f"backend={b}", out=tmp_path / b) for b in ("loop", "flower"))
     assert loop.status == flower.status == 0
-    assert loop.records("victim") == flower.records("victim")
+    assert loop.records("image") == flower.records("image")
     assert (loop.path / "model.safetensors").read_bytes() == (flower.path / "model.safetensors").read_bytes()
 
 
@@ -159,4 +159,4 @@ def test_the_undefended_update_of_a_condensed_victim_is_the_same():
     truth = truth_of(built)
     for observation in observations(built, AUDIT):
         perturbation, _ = update_distortion(truth, observation)
-        assert perturbation.signal_to_perturbation == float("inf")
+        assert perturbation.signal_to_distortion == float("inf")

@@ -14,9 +14,9 @@ ATTACK = ("attack.iterations=3",)
 
 
 def test_training_updates_can_be_the_target(tmp_path) -> None:
-    settings = (*TINY, "intercept.target=update", "intercept.rounds=last", "federation.plan.batch_size=3")
+    settings = (*TINY, "intercept.uploads=update", "intercept.rounds=last", "federation.plan.batch_size=3")
     attacked = run("run", *settings, "intercept.clients=[1]", out=tmp_path)
-    victims = attacked.records("victim")
+    victims = attacked.records("image")
     assert attacked.status == 0
     assert {victim["id"] for victim in victims} == {"round-2/client-1"}
     assert [victim["image"] for victim in victims] == [0, 1, 2]
@@ -24,7 +24,7 @@ def test_training_updates_can_be_the_target(tmp_path) -> None:
 
 def test_attacking_during_the_training_gives_the_same_scores(undefended: Run, tmp_path) -> None:
     during = run("run", *TINY, "intercept.when=during", out=tmp_path)
-    assert during.records("victim") == undefended.records("victim")
+    assert during.records("image") == undefended.records("image")
     assert during.records("round") == undefended.records("round")
     kinds = [line.split('"kind": "')[1].split('"')[0] for line in (during.path / "metrics.jsonl").open()]
     assert kinds.index("attack") < len(kinds) - 1 - kinds[::-1].index("round")
@@ -93,17 +93,17 @@ def test_what_the_attacker_is_told_is_in_the_threat_model(command: str, tmp_path
     assert "The attacker knows the defense and its settings" in model
     assert "rate=0.9" in model
     assert "nothing beyond" not in model
-    assert all(victim["label_correct"] == 1 for victim in told.records("victim"))
-    assert {victim["label_source"] for victim in told.records("victim")} == {"known"}
+    assert all(victim["label_correct"] == 1 for victim in told.records("image"))
+    assert {victim["label_source"] for victim in told.records("image")} == {"known"}
     assert told.json("summary.json")["label_sources"] == {"known": 1 if command == "attack" else 2}
 
 
 def test_an_attacker_can_start_from_images_of_its_own(tmp_path: Path) -> None:
     held = run("attack", *ATTACK, "victims=1", "attack.start=public_mean", "threat_model.public_images=5", out=tmp_path)
-    assert held.records("victim")[0]["failure"] is None
+    assert held.records("image")[0]["failure"] is None
     assert "The attacker holds 5 public images of the same domain, none attacked." in held.json("threat_model.json")
     without = run("attack", *ATTACK, "victims=1", "attack.start=public_mean", out=tmp_path)
-    assert "public images" in without.records("victim")[0]["failure"]
+    assert "public images" in without.records("image")[0]["failure"]
 
 
 def test_an_attacker_can_start_from_what_it_made_of_an_earlier_round(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_an_attacker_can_start_from_what_it_made_of_an_earlier_round(tmp_path: P
     fresh = run("run", *settings, out=tmp_path)
     again = run("run", *settings, "attack.start=previous", out=tmp_path)
     assert any("its own guess" in line for line in again.json("threat_model.json"))
-    losses = [{v["round"]: v["attack_loss"] for v in of.records("victim") if v["client"] == 0} for of in (fresh, again)]
+    losses = [{v["round"]: v["attack_loss"] for v in of.records("image") if v["client"] == 0} for of in (fresh, again)]
     assert losses[1][1] == losses[0][1]
     assert losses[1][2] < losses[0][2]
 
@@ -133,10 +133,10 @@ def test_an_attacker_that_knows_the_defense_attacks_beside_one_that_does_not(com
     settings = (*(TINY if command == "run" else (*ATTACK, "victims=2")), "defense=pruning", "baseline=false")
     plain = run(command, *settings, out=tmp_path / "plain")
     both = run(command, *settings, "threat_model=adaptive", out=tmp_path / "both")
-    victims = both.records("victim")
-    assert [v for v in victims if v["attacker"] == "plain"] == plain.records("victim")
+    victims = both.records("image")
+    assert [v for v in victims if v["attacker"] == "plain"] == plain.records("image")
     informed = [v for v in victims if v["attacker"] == "adaptive"]
-    assert [(v["id"], v["image"]) for v in informed] == [(v["id"], v["image"]) for v in plain.records("victim")]
+    assert [(v["id"], v["image"]) for v in informed] == [(v["id"], v["image"]) for v in plain.records("image")]
     assert both.json("summary.json")["adaptive"]["metrics"]["psnr"]["n"] == 2
     assert len(informed) == (4 if command == "run" else 2)
     assert plain.json("summary.json")["adaptive"] is None

@@ -48,7 +48,7 @@ def test_everything_recorded_is_readable(killed: Path) -> None:
     assert not recorded.finished
     assert [r["round"] for r in rounds] == list(range(1, len(rounds) + 1))
     assert all(0 <= r["accuracy"] <= 1 for r in rounds)
-    assert len(recorded.of_kind("victim")) == 2
+    assert len(recorded.of_kind("image")) == 2
     assert len(recorded.read_pairs()[0]) == 2
     assert recorded.threat_model
     assert recorded.partition is not None

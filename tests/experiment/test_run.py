@@ -33,7 +33,7 @@ def test_a_run_leaves_behind_what_is_promised(undefended: Run) -> None:
 
 
 def test_what_was_measured_adds_up(undefended: Run) -> None:
-    rounds, victims = undefended.records("round"), undefended.records("victim")
+    rounds, victims = undefended.records("round"), undefended.records("image")
     summary = undefended.json("summary.json")
     assert [r["round"] for r in rounds] == [1, 2]
     assert [r["accuracy"] is None for r in rounds] == [True, False]
@@ -85,7 +85,7 @@ def test_a_defended_run_is_compared_with_one_baseline(defended: Run) -> None:
     assert others[0].name.startswith("baseline-")
     baseline = read_run(others[0])
     assert baseline.identity.undefended
-    assert not baseline.of_kind("victim")
+    assert not baseline.of_kind("image")
     summary = defended.json("summary.json")
     assert summary["undefended_accuracy"] == baseline.summary.final_accuracy
     assert summary["pmm"] is not None

@@ -36,7 +36,7 @@ def test_reconstructions_are_equal_bytes_whatever_the_threads_around_them(tmp_pa
     first, second = (attacked(tmp_path / str(cores), cores=cores) for cores in (1, 3))
     assert first.path.name == second.path.name
     assert reconstructions(first) == reconstructions(second) != {}
-    assert first.records("victim") == second.records("victim")
+    assert first.records("image") == second.records("image")
 
 
 def test_threads_are_told_apart_by_the_folder(tmp_path: Path) -> None:

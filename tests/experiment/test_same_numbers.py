@@ -9,7 +9,7 @@ from tests.experiment.runs import TINY, Run, run
 SETTINGS = {
     "probes of defended clients": ("defense=dp_noise", "baseline=false"),
     "updates of FedAvg": ("federation=fedavg", "federation.plan.steps=2", "federation.plan.epochs=null",
-                          "federation.plan.batch_size=2", "intercept.target=update"),
+                          "federation.plan.batch_size=2", "intercept.uploads=update"),
 }  # fmt: skip
 
 
@@ -37,6 +37,6 @@ def assert_same_run(expected: Run, other: Run) -> None:
     assert expected.status == other.status == 0
     assert (expected.path / "model.safetensors").read_bytes() == (other.path / "model.safetensors").read_bytes()
     assert expected.path.name == other.path.name
-    assert expected.records("victim")
+    assert expected.records("image")
     for kind in ("round", "victim", "history"):
         assert expected.records(kind) == other.records(kind)

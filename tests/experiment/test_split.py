@@ -23,7 +23,7 @@ def test_a_run_with_passports_is_attacked_with_a_colluding_client_s_layers(tmp_p
     )
 
     assert found.status == 0
-    victims = found.records("victim")
+    victims = found.records("image")
     assert {v["client"] for v in victims} == {0}
     assert {v["attacker"] for v in victims} == {"plain", "adaptive"}
     assert all(v["failure"] is None and v["bpki"] >= 0 for v in victims)
@@ -37,7 +37,7 @@ def test_a_run_with_passports_is_attacked_with_a_colluding_client_s_layers(tmp_p
     again = run("attack", f"captured={found.path}", "attack=dlg", "attack.iterations=2", out=tmp_path)
 
     assert again.status == 0
-    assert all(v["failure"] is None for v in again.records("victim"))
+    assert all(v["failure"] is None for v in again.records("image"))
 
 
 def test_the_accuracy_of_private_layers_is_that_of_the_clients(tmp_path) -> None:
@@ -52,7 +52,7 @@ def test_the_accuracy_of_private_layers_is_that_of_the_clients(tmp_path) -> None
 def test_victims_are_attacked_without_training_too(tmp_path) -> None:
     settings = ("victims=1", "model=lenet5", "defense=split_fed", *INVERSION, "attack.iterations=2")
 
-    assert run("attack", *settings, "threat_model.colluder=1", out=tmp_path).records("victim")[0]["failure"] is None
+    assert run("attack", *settings, "threat_model.colluder=1", out=tmp_path).records("image")[0]["failure"] is None
     alone = run("attack", *settings, out=tmp_path)
     assert "values of its own draw" in " ".join(alone.json("threat_model.json"))
     assert run("attack", *settings, "threat_model.colluder=0", out=tmp_path).status == 2
@@ -69,7 +69,7 @@ def test_secure_aggregation_trains_like_the_plain_mean(tmp_path, name) -> None:
     assert secure.path != plain.path
     rounds = [r.records("round")[-1] for r in (plain, secure)]
     assert rounds[1]["accuracy"] == pytest.approx(rounds[0]["accuracy"], abs=0.01)
-    assert rounds[1]["bytes_up"] > rounds[0]["bytes_up"]
+    assert rounds[1]["upload_bytes"] > rounds[0]["upload_bytes"]
     refused = run("run", *TINY, f"secure_aggregation={name}", out=tmp_path)
     assert refused.status == 2
 

@@ -59,7 +59,7 @@ def test_every_point_is_trained_and_attacked(page: Path) -> None:
     for row, rate in ((weak, 0.5), (strong, 0.99)):
         assert [entry["attacker"] for entry in row["leakage"]] == ["plain", "adaptive"]
         assert all(entry["metrics"]["psnr"]["n"] == 2 for entry in row["leakage"])
-        assert row["perturbation"]["zeros"]["mean"] == pytest.approx(rate, abs=0.03)
+        assert row["update_distortion"]["zeros"]["mean"] == pytest.approx(rate, abs=0.03)
     assert strong["bytes_per_upload"] < weak["bytes_per_upload"] < undefended["bytes_per_upload"]
     text = page.read_text()
     assert text.count("<svg") == 3 + 4, "PSNR, SSIM, LPIPS; CAP and three curves"

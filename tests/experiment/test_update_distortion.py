@@ -38,7 +38,7 @@ def measure_of(federation, batch_size=2):
 
 @pytest.mark.parametrize("federation", ["fedsgd", "fedavg"])
 @pytest.mark.parametrize(
-    "audit", [Audit(probes=(Probe(0, 0), Probe(1, 3)), batch_size=2), Audit(target="update", clients=frozenset({1}))]
+    "audit", [Audit(probes=(Probe(0, 0), Probe(1, 3)), batch_size=2), Audit(uploads="update", clients=frozenset({1}))]
 )
 def test_only_the_defense_makes_a_difference(federation, audit):
     options = [f"federation={federation}", "federation.clients=4", "federation.plan.batch_size=32"]
@@ -48,10 +48,10 @@ def test_only_the_defense_makes_a_difference(federation, audit):
         found, solving = measure(observation)
         assert solving == {}
         assert found.zeros == pytest.approx(0.6, abs=0.02)
-        assert found.cosine**2 + found.signal_to_perturbation**-2 == pytest.approx(1, abs=1e-4)
+        assert found.cosine**2 + found.signal_to_distortion**-2 == pytest.approx(1, abs=1e-4)
     undefended = build_federation(compose_run(options))
     for observation in observations(undefended, audit):
-        assert measure(observation)[0].signal_to_perturbation == float("inf")
+        assert measure(observation)[0].signal_to_distortion == float("inf")
 
 
 def test_the_equations_of_a_fully_connected_layer_are_measured():

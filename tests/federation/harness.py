@@ -146,7 +146,7 @@ def probes(*rounds: int, victims: int = 4, batch_size: int = 2) -> Audit:
 
 
 def updates(*rounds: int, clients: tuple[int, ...] = tuple(range(CLIENTS))) -> Audit:
-    return Audit(rounds=frozenset(rounds), target="update", clients=frozenset(clients))
+    return Audit(rounds=frozenset(rounds), uploads="update", clients=frozenset(clients))
 
 
 @dataclass

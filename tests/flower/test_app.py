@@ -15,7 +15,7 @@ from flwr.cli.build import build_fab_from_disk
 from fl_privacy.cli.flower_app import client_app, server_app
 from fl_privacy.config import compose_run
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.contracts import Monitor, plain_loop
+from fl_privacy.experiment.protocols import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
 from fl_privacy.flower import LocalGrid
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 MEGABYTE = 1 << 20
 SMALL = (
     "model=lenet federation=fedsgd federation.clients=2 federation.rounds=2 federation.plan.batch_size=8"
-    " defense=dp_noise attack=none intercept.save=true intercept.target=update"
+    " defense=dp_noise attack=none intercept.save=true intercept.uploads=update"
 )
 
 
@@ -92,7 +92,7 @@ def test_the_apps_run_an_experiment_as_the_plain_loop_does(
     assert (flower / "report.html").stat().st_size > 1000
 
 
-PROBED = SMALL.replace("intercept.target=update", "intercept.target=probe victims=2") + " baseline=false"
+PROBED = SMALL.replace("intercept.uploads=update", "intercept.uploads=probe victims=2") + " baseline=false"
 
 
 def threat_model(out: Path) -> str:
@@ -117,12 +117,12 @@ def test_deployed_clients_draw_from_their_own_secrets_and_the_page_says_so(
     assert weights[0].read_bytes() != weights[1].read_bytes()
 
 
-@pytest.mark.parametrize("target", ["update", "probe"])
+@pytest.mark.parametrize("uploads", ["update", "probe"])
 def test_attacks_that_nobody_could_judge_are_refused(
-    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uploads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    overrides = SMALL if target == "update" else PROBED.replace("dp_noise", "instahide")
+    overrides = SMALL if uploads == "update" else PROBED.replace("dp_noise", "instahide")
 
     with pytest.raises(UserError, match=r"deployed clients choose and transform .* FL_PRIVACY_SIMULATION=1"):
         run_app(overrides, nodes=2)

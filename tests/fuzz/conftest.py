@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.config import compose_run
-from fl_privacy.experiment.contracts import Monitor, plain_loop
+from fl_privacy.experiment.protocols import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
 
 SETTINGS = (

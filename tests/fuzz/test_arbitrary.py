@@ -63,7 +63,7 @@ def test_values_for_records(value: object) -> None:
     for judge in (wrong_identity, wrong_partition):
         assert judge(value)
     wrong_record({"kind": value})
-    for kind in ("round", "victim", "tracing", "privacy"):
+    for kind in ("round", "image", "tracing", "privacy"):
         assert wrong_record({"kind": kind, "round": value})
 
 

@@ -250,23 +250,23 @@ def test_a_file_of_a_report(case: Case, copied: Callable[[], Path]) -> None:
     refused(lambda: read_run(folder))
 
 
-KINDS = ("round", "victim", "history", "perturbation", "attack", "privacy")
+KINDS = ("round", "image", "history", "update_distortion", "attack", "privacy")
 
 
 def of_records() -> Iterator[tuple[str, tuple[str, str, Any]]]:
     """Each field of each kind of record, of another type."""
     fields = {
-        "round": ("round", "clients", "excluded", "train_loss", "accuracy", "seconds", "bytes_up"),
-        "victim": ("id", "round", "client", "image", "psnr", "attack_loss", "failure", "label_source", "attacker"),
+        "round": ("round", "clients", "excluded", "train_loss", "accuracy", "seconds", "upload_bytes"),
+        "image": ("id", "round", "client", "image", "psnr", "attack_loss", "failure", "label_source", "attacker"),
         "history": ("id", "round", "loss"),
-        "perturbation": ("id", "round", "client", "signal_to_perturbation"),
+        "update_distortion": ("id", "round", "client", "signal_to_distortion"),
         "attack": ("round", "victims", "seconds", "countermeasures"),
         "privacy": ("delta", "accountant", "missing"),
     }
     for kind, names in fields.items():
         for name in names:
             for wrong in ({"x": [1]}, [[1]], True):
-                if not (wrong is True and name in ("psnr", "signal_to_perturbation")):
+                if not (wrong is True and name in ("psnr", "signal_to_distortion")):
                     yield f"{kind} {name}={wrong}", (kind, name, wrong)
         yield f"{kind} of another kind", (kind, "kind", [kind])
 

@@ -45,7 +45,7 @@ def test_what_cannot_be_traced_is_refused(guesses, owners):
 
 def test_ppc_and_cap_are_the_definition():
     points = [
-        PpcPoint(accuracy=a, distance=d, signal_to_perturbation=r)
+        PpcPoint(accuracy=a, distance=d, signal_to_distortion=r)
         for a, d, r in ((0.4, 1.0, 0.5), (0.6, 0.9, 1.0), (0.7, 0.1, 99.0))
     ]
     assert cap(points) == pytest.approx((0.4 + 0.54 + 0.07) / 3)

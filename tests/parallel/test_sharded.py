@@ -81,7 +81,7 @@ def test_an_attack_with_shards_leaves_the_same_results(tmp_path: Path) -> None:
     settings = ("attack", "model=lenet_dlg", "attack=idlg", "attack.dtype=float64", *TINY[3:])
     whole, parts = (run(*settings, f"attack.shards={n}", out=tmp_path / str(n)) for n in (1, 2))
     assert whole.path.name == parts.path.name
-    for one, other in zip(whole.records("victim"), parts.records("victim"), strict=True):
+    for one, other in zip(whole.records("image"), parts.records("image"), strict=True):
         assert one["id"] == other["id"] and one["psnr"] == pytest.approx(other["psnr"], rel=1e-6)
 
 

@@ -13,9 +13,9 @@ FEDSGD = {"shares": "gradient", "batch_size": 128, "batch_norm": "train"}
 FEDAVG = {"shares": "delta", "batch_size": 32, "epochs": 2, "steps": None, "batch_norm": "eval"}
 
 
-def settings(plan, *, target="probe", batch_size=1, **changes):
+def settings(plan, *, uploads="probe", batch_size=1, **changes):
     federation = {"clients": 2, "rounds": 12, "plan": plan}
-    return {"federation": federation, "intercept": {"target": target}, "batch_size": batch_size} | changes
+    return {"federation": federation, "intercept": {"uploads": uploads}, "batch_size": batch_size} | changes
 
 
 def trained(out, sizes=(300, 400), **options):
@@ -48,11 +48,11 @@ def trained(out, sizes=(300, 400), **options):
             " over the 300 to 400 images of a client in batches of 32, were not attacked.",
         ),
         (
-            {"plan": FEDSGD, "target": "update", "sizes": (400, 400)},
+            {"plan": FEDSGD, "uploads": "update", "sizes": (400, 400)},
             "Attacked were the training updates themselves, each the gradient of 128 images.",
         ),
         (
-            {"plan": FEDAVG | {"steps": 1, "epochs": None}, "target": "update"},
+            {"plan": FEDAVG | {"steps": 1, "epochs": None}, "uploads": "update"},
             "Attacked were the training updates themselves, each of 1 local step on batches of 32 images.",
         ),
     ],

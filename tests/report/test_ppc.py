@@ -45,8 +45,8 @@ def row(family: str, strength: str, accuracy: float | None, ratio: float, found:
         pmm=None,
         leakage=found,
         readings=[Reading(attack=v.attack, attacker=v.attacker, leakage=leaked) for v, leaked in found.items()],
-        perturbation={},
-        attacks={"DLG": replace(NOTHING, perturbation={"signal_to_perturbation": statistic(ratio)})},
+        update_distortion={},
+        attacks={"DLG": replace(NOTHING, update_distortion={"signal_to_distortion": statistic(ratio)})},
     )
 
 
@@ -107,7 +107,7 @@ def runs_of(tmp_path: Path, *changes):
     for change in changes:
         run = read_run(record(tmp_path, changes=change, undefended=False))
         found.append(
-            replace(run, summary=replace(run.summary, perturbation={"signal_to_perturbation": statistic(2.0)}))
+            replace(run, summary=replace(run.summary, update_distortion={"signal_to_distortion": statistic(2.0)}))
         )
     return found
 

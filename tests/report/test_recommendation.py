@@ -63,21 +63,28 @@ def test_the_answer_names_it_with_its_price():
 
 def test_figures_are_of_one_client_in_one_round():
     rounds = [
-        {"kind": "round", "round": r, "clients": [0, 1], "bytes_up": 2000 * r, "defense_seconds": 0.02, "seconds": 1.0}
+        {
+            "kind": "round",
+            "round": r,
+            "clients": [0, 1],
+            "upload_bytes": 2000 * r,
+            "defense_seconds": 0.02,
+            "seconds": 1.0,
+        }
         for r in (1, 2, 3)
     ]
     changed = [
-        {"kind": "perturbation", "id": f"round-{r}/client-0/victim-{k}", "round": r, "client": 0}
-        | {"signal_to_perturbation": ratio, "zeros": 0.5}
+        {"kind": "update_distortion", "id": f"round-{r}/client-0/victim-{k}", "round": r, "client": 0}
+        | {"signal_to_distortion": ratio, "zeros": 0.5}
         for r in (1, 3)
         for k, ratio in enumerate((2.0, 4.0))
     ]
     summary = summarize([*rounds, *changed], finished=True, undefended_accuracy=None, total_seconds=None)
     shown = {figure.name: (figure.mean(summary), figure.number(summary)) for figure in figures_of(summary)}
     assert shown == {
-        "signal_to_perturbation": ("3", 4),
+        "signal_to_distortion": ("3", 4),
         "zeros": ("50.0 %", 4),
-        "bytes": ("2.0 kB", 3),
+        "upload_bytes": ("2.0 kB", 3),
         "defense_seconds": ("10 ms", 3),
     }
     assert FIGURES[0].interval(summary) == "[0, 15.7]", "of two batches in two rounds; a ratio of norms is not negative"
@@ -95,8 +102,8 @@ def test_the_summary_ends_with_the_epsilon_of_the_last_round(epsilon):
         ),
     ]
     for record in records[1:]:
-        record |= {"bytes_up": 1, "seconds": 1.0, "defense_seconds": 0.0}
+        record |= {"upload_bytes": 1, "seconds": 1.0, "defense_seconds": 0.0}
     summary = summarize(records, finished=True, undefended_accuracy=None, total_seconds=None)
     assert summary.privacy.epsilon == (epsilon and 5.0)
     assert (summary.privacy.missing is None) == (epsilon is not None)
-    assert [r.epsilon for r in summary.rounds] == [epsilon, epsilon and 5.0]
+    assert [r.epsilon for r in summary.tested] == [epsilon, epsilon and 5.0]

@@ -129,7 +129,7 @@ def test_what_users_name_is_escaped(tmp_path):
 def test_an_interrupted_run_says_so_and_shows_what_there_is(tmp_path):
     path = record(tmp_path, finish=False)
     with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "victim", "psnr": 1')
+        file.write('{"kind": "image", "psnr": 1')
     (path / "reconstructions" / "round-0001.safetensors").write_bytes(b"half")
     text = page_of(path).text
     assert "This run was interrupted." in text and "is cut off" in text and "round-0001.safetensors" in text

@@ -28,14 +28,14 @@ def test_a_finished_run_reads_back_as_it_was_recorded(tmp_path):
     run = read_run(path)
     assert run.finished and not run.problems
     assert run.identity.config == config()
-    assert len(run.of_kind("round")) == 12 and len(run.of_kind("victim")) == 12 and len(run.of_kind("attack")) == 2
+    assert len(run.of_kind("round")) == 12 and len(run.of_kind("image")) == 12 and len(run.of_kind("attack")) == 2
     assert run.of_kind("round")[4]["excluded"] == {"3": "the reply holds NaN"}
     assert run.environment["seed"] == 0 and "torch" in run.environment["packages"]
     assert len(run.partition.counts) == 4
     summary = run.summary
     assert summary.plain.failures == 1 and summary.plain.metrics["psnr"].n == 5, "of the last round, not of both"
     assert summary.pmm == pytest.approx(100 * summary.final_accuracy / 0.8)
-    assert summary.seconds.attack == 63 and summary.bytes_uploaded == 15_000_000
+    assert summary.seconds.attack == 63 and summary.upload_bytes == 15_000_000
     low, high = summary.plain.metrics["psnr"].ci95
     assert low < summary.plain.metrics["psnr"].mean < high
 
@@ -67,8 +67,8 @@ def test_the_adaptive_attacker_is_recorded_beside_the_plain_one(tmp_path):
     written = json.loads((both.path / "summary.json").read_text())
     assert written["adaptive"]["metrics"]["psnr"]["n"] == 6 and written["adaptive"]["seconds"] == 10
     assert written["attacked"][-1]["plain"]["metrics"] == written["metrics"]
-    assert [v["attacker"] for v in both.of_kind("victim")] == ["plain"] * 12
-    assert [v["attacker"] for v in both.of_kind("victim", "adaptive")] == ["adaptive"] * 12
+    assert [v["attacker"] for v in both.of_kind("image")] == ["plain"] * 12
+    assert [v["attacker"] for v in both.of_kind("image", "adaptive")] == ["adaptive"] * 12
     pairs, problems = both.read_pairs()
     pair = pairs["round-1/client-3/victim-3", 0]
     assert not problems and len(pairs) == 12
@@ -89,7 +89,7 @@ def test_infinite_and_missing_values_stay_standard_json(tmp_path):
     for line in (folder.path / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=refuse)
     run = read_run(folder.path)
-    assert run.of_kind("victim")[0]["psnr"] == math.inf and run.of_kind("round")[0]["train_loss"] is None
+    assert run.of_kind("image")[0]["psnr"] == math.inf and run.of_kind("round")[0]["train_loss"] is None
     inf = math.inf
     assert run.summary.plain.metrics["psnr"] == Statistic(
         mean=inf, ci95=None, n=1, groups=1, median=inf, min=inf, max=inf

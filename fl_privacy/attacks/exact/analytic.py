@@ -10,13 +10,14 @@ from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.first_layer import FirstLayer, find_first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.gradient_inversion import labels as labeling
-from fl_privacy.attacks.gradient_inversion.grouping import Group, NotAttackableError, attack_in_groups, failed, one_each
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.types import Batch, Observation, Reconstruction
 
-Member = tuple[int, Observation]
+Numbered = tuple[int, Observation]
 """A victim: its place among the results, and its observation."""
 
 _CHUNK_ELEMENTS = 1 << 24
@@ -67,7 +68,7 @@ class AnalyticInversion:
             report(len(results) / len(observations))
         return results
 
-    def _solve(self, members: Sequence[Member], layer: FirstLayer) -> dict[int, Reconstruction]:
+    def _solve(self, members: Sequence[Numbered], layer: FirstLayer) -> dict[int, Reconstruction]:
         gradients = {position: as_gradient(observation) for position, observation in members}
         silent = [(p, o) for p, o in members if not gradients[p][layer.bias].any()]
         members = [(p, o) for p, o in members if gradients[p][layer.bias].any()]
@@ -89,7 +90,7 @@ class AnalyticInversion:
         }
 
 
-def _failures(members: Sequence[Member], reason: str) -> dict[int, Reconstruction]:
+def _failures(members: Sequence[Numbered], reason: str) -> dict[int, Reconstruction]:
     return {p: failed(o, reason) for p, o in members}
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.gradient_inversion.grouping import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.gradients.watch import entering, owners
 from fl_privacy.types import LocalPlan, ModelState

@@ -1,89 +1,13 @@
-"""Which observations can be attacked, which make one victim, which victims go together, and attacking them so."""
+"""Attacking many observations: which make one victim, which victims go together, and what becomes of the others."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
 from fl_privacy.types import ModelState, Observation, Reconstruction
-
-
-class NotAttackableError(Exception):
-    """Why victims can't be attacked, in one line."""
-
-
-def why_not_attackable(observation: Observation, *, informative: bool = True) -> str | None:
-    """One line on why ``observation`` can't be attacked; ``None`` if it can.
-
-    Args:
-        observation: of one update.
-        informative: whether something has to be learned from the update, which must not be zero or constant then.
-    """
-    wrong = _wrong_model(observation) or _wrong_tensors(observation)
-    return wrong or (_nothing_to_learn(observation) if informative else None) or _wrong_knowledge(observation)
-
-
-def _wrong_model(observation: Observation) -> str | None:
-    assumed = observation.assumed().parameters
-    for name, parameter in observation.model.named_parameters():
-        sent = assumed.get(name)
-        if sent is None:
-            return f"The values sent are expected to cover the model, but {name} is missing; stand in for private ones."
-        if sent.shape != parameter.shape:
-            return f"{name} is expected to be sent as {tuple(parameter.shape)}, but got {tuple(sent.shape)}."
-        if not sent.isfinite().all():
-            return f"The values sent are expected to be finite, but {name} is not."
-    return None
-
-
-def _wrong_tensors(observation: Observation) -> str | None:
-    upload = observation.upload
-    if upload.num_examples < 1:
-        return f"An update is expected to come from at least 1 example, but got {upload.num_examples}."
-    if not upload.tensors:
-        return "The upload is expected to hold tensors, but all were withheld."
-    for name, tensor in upload.tensors.items():
-        sent = observation.sent.parameters.get(name)
-        if sent is None:
-            return f"The upload is expected to hold tensors of the model, but got {name}: it is of another model."
-        if tensor.shape != sent.shape:
-            return f"{name} is expected to be uploaded as {tuple(sent.shape)}, but got {tuple(tensor.shape)}."
-        if not tensor.isfinite().all():
-            return f"The upload is expected to be finite, but {name} is not."
-    return None
-
-
-def _nothing_to_learn(observation: Observation) -> str | None:
-    update = observation.update().values()
-    if not any(tensor.any() for tensor in update):
-        return "The update is zero everywhere; nothing can be learned from it."
-    if all(tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all()) for tensor in update):
-        return "Every tensor of the update is constant; nothing can be learned from it."
-    return None
-
-
-def _wrong_knowledge(observation: Observation) -> str | None:
-    labels, count = observation.knowledge.labels, observation.upload.num_examples
-    if labels is None:
-        return None
-    if labels.is_floating_point() and labels.shape == (count, observation.num_classes):
-        return _no_probabilities(labels)
-    if labels.shape != (count,) or labels.dtype not in (torch.int64, torch.int32):
-        return (
-            f"The known labels are expected to be {count} class indices or rows of {observation.num_classes}"
-            f" probabilities, but got {tuple(labels.shape)} {labels.dtype}."
-        )
-    if labels.min() < 0 or labels.max() >= observation.num_classes:
-        return f"The known labels are expected in [0, {observation.num_classes}), but reach {int(labels.max())}."
-    return None
-
-
-def _no_probabilities(labels: Tensor) -> str | None:
-    if labels.min() >= 0 and (labels.sum(1) - 1).abs().max() < 1e-3:
-        return None
-    return "The known labels are expected to be probabilities that add up to 1 for each image, but are not."
 
 
 @dataclass(frozen=True, eq=False)

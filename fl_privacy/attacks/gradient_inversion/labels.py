@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.gradient_inversion.grouping import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.settings import LabelPolicy
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.gradients.watch import entering

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import AssumedTransform, Constraints, choose_transforms
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, Evaluation, compiling_pays
-from fl_privacy.attacks.gradient_inversion.grouping import Group, NotAttackableError
+from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.initialization import Blank
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.memory import victims_at_once, written_bytes

@@ -13,7 +13,7 @@ from fl_privacy.types import Batch, Reconstruction
 
 
 @dataclass(frozen=True, eq=False)
-class _Attempt:
+class _Restarted:
     restart: int
     loss: float
     accepted: bool
@@ -30,7 +30,7 @@ def attack_members(prepared: Prepared, report: Report) -> dict[int, Reconstructi
     """
     together = prepared.attempts_together
     capacity = max(1, prepared.capacity // together) * together
-    attempts: dict[int, list[_Attempt]] = {member.position: [] for member in prepared.members}
+    attempts: dict[int, list[_Restarted]] = {member.position: [] for member in prepared.members}
     pending, tried = list(prepared.members), 0
     while pending and tried < prepared.restarts:
         left = prepared.restarts - tried
@@ -43,19 +43,19 @@ def attack_members(prepared: Prepared, report: Report) -> dict[int, Reconstructi
             def meter(share: float, start: float = before + width * begin, size: float = width * len(chunk)) -> None:
                 report(start + share * size)
 
-            for member, attempt in _attempt(prepared, chunk, together, meter):
+            for member, attempt in _attack_chunk(prepared, chunk, together, meter):
                 attempts[member.position].append(attempt)
         tried += at_once
         pending = [m for m in pending if not any(a.accepted for a in attempts[m.position])]
     return {m.position: _reconstruction(m, attempts[m.position], prepared) for m in prepared.members}
 
 
-def _attempt(
+def _attack_chunk(
     prepared: Prepared,
     jobs: Sequence[tuple[Member, int]],
     together: int,
     report: Report,
-) -> list[tuple[Member, _Attempt]]:
+) -> list[tuple[Member, _Restarted]]:
     settings = prepared.settings
     members, restarts = zip(*jobs, strict=True)
     problem = prepared.problem(members, restarts, together)
@@ -84,13 +84,13 @@ def _attempt(
     return [
         (
             member,
-            _Attempt(restarts[row], float(found.loss[row]), accepted[row], images[row], labels[row], histories[row]),
+            _Restarted(restarts[row], float(found.loss[row]), accepted[row], images[row], labels[row], histories[row]),
         )
         for row, member in enumerate(members)
     ]
 
 
-def _reconstruction(member: Member, attempts: Sequence[_Attempt], prepared: Prepared) -> Reconstruction:
+def _reconstruction(member: Member, attempts: Sequence[_Restarted], prepared: Prepared) -> Reconstruction:
     in_order = sorted(attempts, key=lambda attempt: attempt.restart)
     chosen = next((a for a in in_order if a.accepted), min(in_order, key=lambda a: a.loss))
     if chosen.loss == float("inf"):

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, Unknowns
-from fl_privacy.attacks.gradient_inversion.grouping import Group, NotAttackableError
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.objectives import weighted_names
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation

@@ -15,7 +15,7 @@ CAPTION = ("psnr", "transformed_psnr", "ssim", "lpips")
 
 
 @dataclass(frozen=True, kw_only=True)
-class VictimView:
+class ImageView:
     """One attacked image.
 
     Attributes:
@@ -50,69 +50,69 @@ class VictimView:
         return f"{self.where}; {self.figures}" if self.figures else self.where
 
 
-def view_all(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[VictimView]:
+def view_all(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[ImageView]:
     """The first ``SHOWN`` attacked images in the order they were recorded."""
-    adaptive = _adaptive_victims(run)
-    return [_view(victim, pairs, adaptive) for victim in run.of_kind("victim")[:SHOWN]]
+    adaptive = _adaptive_images(run)
+    return [_view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN]]
 
 
-def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[VictimView]:
+def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[ImageView]:
     """The image that was read best, the median and the worst by PSNR, as far as there are that many."""
     ranked = rank_by_psnr(run)
     places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
     if len(ranked) < 3:
         places = dict(list({"Best": 0, "Worst": len(ranked) - 1}.items())[: len(ranked)])
-    adaptive = _adaptive_victims(run)
+    adaptive = _adaptive_images(run)
     return [_view(ranked[place], pairs, adaptive, rank) for rank, place in places.items()]
 
 
 def rank_by_psnr(run: Run) -> list[Mapping[str, Any]]:
     """Attacked images that anyone read, each by the attacker that read it better, the one read best first."""
-    adaptive = _adaptive_victims(run)
+    adaptive = _adaptive_images(run)
     ranked = []
-    for victim in run.of_kind("victim"):
-        both = (victim, adaptive.get((victim["id"], victim["image"]), {}))
+    for image in run.of_kind("image"):
+        both = (image, adaptive.get((image["id"], image["image"]), {}))
         found = [v["psnr"] for v in both if v.get("failure") is None and v.get("psnr") is not None]
         if found:
-            ranked.append((max(found), victim))
-    return [victim for _, victim in sorted(ranked, key=lambda pair: -pair[0])]
+            ranked.append((max(found), image))
+    return [image for _, image in sorted(ranked, key=lambda pair: -pair[0])]
 
 
 def gallery_title(run: Run) -> str:
     """How many images were attacked, and in how many rounds; what is attacked twice is one image."""
-    victims = run.of_kind("victim")
-    rounds = sorted({victim["round"] for victim in victims})
-    images = {(str(v["id"]).removeprefix(f"round-{v['round']}/"), v["image"]) for v in victims}
-    if len(rounds) < 2 or not all("victim-" in str(v["id"]) for v in victims):
-        return f"All {len(victims)} attacked images"
+    attacked = run.of_kind("image")
+    rounds = sorted({image["round"] for image in attacked})
+    images = {(str(v["id"]).removeprefix(f"round-{v['round']}/"), v["image"]) for v in attacked}
+    if len(rounds) < 2 or not all("victim-" in str(v["id"]) for v in attacked):
+        return f"All {len(attacked)} attacked images"
     if len(rounds) > 5:
         return f"All {len(images)} attacked images, in {len(rounds)} rounds"
     return f"All {len(images)} attacked images, in rounds {', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
 
 
-def caption(victim: Mapping[str, Any]) -> str:
+def caption(image: Mapping[str, Any]) -> str:
     """The main metrics of an image in words."""
-    return " · ".join(f"{title(name)} {metric(victim[name], name)}" for name in CAPTION if victim.get(name) is not None)
+    return " · ".join(f"{title(name)} {metric(image[name], name)}" for name in CAPTION if image.get(name) is not None)
 
 
-def _adaptive_victims(run: Run) -> dict[tuple[str, int], Mapping[str, Any]]:
-    return {(v["id"], v["image"]): v for v in run.of_kind("victim", Attacker.ADAPTIVE)}
+def _adaptive_images(run: Run) -> dict[tuple[str, int], Mapping[str, Any]]:
+    return {(v["id"], v["image"]): v for v in run.of_kind("image", Attacker.ADAPTIVE)}
 
 
 def _view(
-    victim: Mapping[str, Any],
+    image: Mapping[str, Any],
     pairs: Mapping[tuple[str, int], Pair],
-    adaptive_victims: Mapping[tuple[str, int], Mapping[str, Any]],
+    adaptive_images: Mapping[tuple[str, int], Mapping[str, Any]],
     rank: str = "",
-) -> VictimView:
-    pair = pairs.get((victim["id"], victim["image"]))
-    adaptive = adaptive_victims.get((victim["id"], victim["image"]))
-    failed = victim.get("failure")
-    return VictimView(
+) -> ImageView:
+    pair = pairs.get((image["id"], image["image"]))
+    adaptive = adaptive_images.get((image["id"], image["image"]))
+    failed = image.get("failure")
+    return ImageView(
         rank=rank,
-        where=f"Round {victim['round']}, client {victim['client']}, {_victim_and_image(victim)}",
-        figures=caption(victim),
-        label="" if failed else ", ".join(filter(None, [_label(victim), _certainty(victim)])),
+        where=f"Round {image['round']}, client {image['client']}, {_place(image)}",
+        figures=caption(image),
+        label="" if failed else ", ".join(filter(None, [_label(image), _certainty(image)])),
         failure=failed,
         original=data_uri(pair.original) if pair else "",
         transformed=data_uri(pair.transformed) if pair and pair.transformed is not None else "",
@@ -123,15 +123,15 @@ def _view(
     )
 
 
-def _label(victim: Mapping[str, Any]) -> str:
-    right = victim.get("label_correct")
+def _label(image: Mapping[str, Any]) -> str:
+    right = image.get("label_correct")
     return "" if right is None else "label found" if right else "label wrong"
 
 
-def _certainty(victim: Mapping[str, Any]) -> str:
-    return "" if victim["certainty"] == Certainty.APPROXIMATE else str(victim["certainty"])
+def _certainty(image: Mapping[str, Any]) -> str:
+    return "" if image["certainty"] == Certainty.APPROXIMATE else str(image["certainty"])
 
 
-def _victim_and_image(victim: Mapping[str, Any]) -> str:
-    name = str(victim["id"]).rpartition("/")[2].replace("-", " ")
-    return f"{name}, image {victim['image']}" if victim["image"] else name
+def _place(image: Mapping[str, Any]) -> str:
+    name = str(image["id"]).rpartition("/")[2].replace("-", " ")
+    return f"{name}, image {image['image']}" if image["image"] else name
