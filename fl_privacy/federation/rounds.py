@@ -28,7 +28,7 @@ class RoundReport:
         round: from 1.
         clients: ids of those whose replies count.
         excluded: reason by id of those whose replies do not.
-        train_loss: mean over the clients that count.
+        train_loss: mean over the clients that count; NaN where none does, as all refused the model.
         seconds: of the whole round, without evaluation and attack.
         defense_seconds: of the defense's hooks, summed over clients.
         upload_bytes: of the replies that count, together.
@@ -105,7 +105,7 @@ def finish_round(
         round=round,
         clients=tuple(counted),
         excluded=excluded,
-        train_loss=sum(r.train_loss for r in counted.values()) / len(counted),
+        train_loss=sum(r.train_loss for r in counted.values()) / len(counted) if counted else float("nan"),
         seconds=time.perf_counter() - started,
         defense_seconds=sum(r.defense_seconds for r in counted.values()),
         upload_bytes=sum(upload_bytes(r.upload) for r in counted.values()),

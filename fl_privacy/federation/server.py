@@ -12,6 +12,7 @@ from fl_privacy.checks import number, one_of
 from fl_privacy.defenses.compression.encoding import encoded_bytes
 from fl_privacy.errors import UserError
 from fl_privacy.federation.guard import FACTOR, Failure, norm, sort_out
+from fl_privacy.inspection import RefusedModelError
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
 
@@ -102,6 +103,8 @@ class Server:
     ) -> dict[int, str]:
         """Move the global model by the replies that are usable, unless it learns nothing in ``round``.
 
+        Where every client refused what it was sent, the model stays as it is.
+
         Args:
             replies: by client.
             round: of the replies.
@@ -111,7 +114,7 @@ class Server:
             Reason of exclusion by client; these replies do not count.
 
         Raises:
-            UserError: no reply is usable.
+            UserError: no reply is usable, and not because the model was refused.
         """
         found = sort_out(replies, self.state, self.local_plan.shares, factor=self.plan.norm_factor, usual=self._usual)
         self._usual = found.usual
@@ -135,6 +138,8 @@ class Server:
             excluded[largest] = (
                 f"the model is not finite with its update of norm {norm(usable.pop(largest).tensors):.3g}"
             )
+        if excluded and all(reason.startswith(RefusedModelError.__name__) for reason in excluded.values()):
+            return dict(sorted(excluded.items()))
         reasons = "; ".join(f"client {c}: {reason}" for c, reason in sorted(excluded.items())[:3])
         raise UserError(
             f"At least one usable reply is expected in a round, but all {len(replies)} clients failed ({reasons});"

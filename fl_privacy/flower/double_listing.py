@@ -158,7 +158,8 @@ class _TwoListsGrid(LocalGrid):
             pieces: Any = record[SecAggKey.MASKED_PARAMETERS]
             self._masked = [bytes_to_ndarray(piece) for piece in pieces]
         elif stage == Stage.UNMASK:
-            nodes, shares = list(record[SecAggKey.NODE_ID_LIST]), list(record[SecAggKey.SHARE_LIST])  # type: ignore[arg-type]
+            nodes: Any = record[SecAggKey.NODE_ID_LIST]
+            shares: Any = record[SecAggKey.SHARE_LIST]
             self._seeds.append(shares[nodes.index(self._victim)])
             self._keys.append(shares[-1])
             record[SecAggKey.NODE_ID_LIST], record[SecAggKey.SHARE_LIST] = nodes[:-1], shares[:-1]

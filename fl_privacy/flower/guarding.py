@@ -80,7 +80,7 @@ def secagg_refusal(asked: ConfigRecord) -> str | None:
     if stage == Stage.SETUP:
         shares, threshold = asked.get(SecAggKey.SHARE_NUMBER), asked.get(SecAggKey.THRESHOLD)
         if not isinstance(shares, int) or not isinstance(threshold, int) or 2 * threshold <= shares:
-            return f"a threshold of {threshold} of {shares} key shares is not above half"
+            return f"a threshold of {threshold!r} of {shares!r} key shares is not above half"
     if stage == Stage.UNMASK:
         lists = [asked.get(key) for key in (SecAggKey.ACTIVE_NODE_ID_LIST, SecAggKey.DEAD_NODE_ID_LIST)]
         if not all(isinstance(nodes, list) for nodes in lists):

@@ -51,7 +51,7 @@ class ImprintBlock(nn.Module):
         self.pattern = amplitude / bins * signs
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self.pattern = fn(self.pattern)
         return self
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.grouping import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction

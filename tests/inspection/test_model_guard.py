@@ -74,6 +74,9 @@ def test_a_refusal_is_a_reason_and_the_others_go_on() -> None:
     server = Server(state=sent, local_plan=plain.plan, plan=ServerPlan(), clients=[0, 1], seed=0)
     excluded = server.receive({0: replies[0].upload, 1: replies[1]})
     assert list(excluded) == [1]
+    before = server.state
+    assert list(server.receive({1: replies[1]})) == [1]
+    assert server.state is before
 
 
 def test_the_guard_leaves_the_update_as_it_is() -> None:
