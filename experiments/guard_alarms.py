@@ -27,6 +27,7 @@ from fl_privacy.data.partition import Dirichlet, Iid
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation import Client, Server, ServerPlan, evaluate_model
 from fl_privacy.inspection import ModelGuard
+from fl_privacy.inspection.model_behavior import behavior_of
 from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
 from fl_privacy.models import ResNet20, build_model
 from fl_privacy.types import LocalPlan, ModelState
@@ -75,6 +76,7 @@ def looked_at(data: Dataset, kind: str, partition: str, options: argparse.Namesp
     kept: dict[int, dict[str, torch.Tensor]] = {k: {} for k in clients}
     false, true, reasons, shown = 0, Counter[str](), Counter[str](), Counter[str]()
     looking = training = 0.0
+    margins = {"least_firing": 1.0, "most_alone": 0.0, "most_leading": 0.0}
     for round in range(1, options.rounds + 1):
         for k, client in clients.items():
             batch = client.examples.batch(client.indices[: guard.examples])
@@ -84,6 +86,10 @@ def looked_at(data: Dataset, kind: str, partition: str, options: argparse.Namesp
             looking += time.process_time() - started
             false += reason is not None
             reasons[str(reason)] += reason is not None
+        seen = behavior_of(model, server.state, clients[0].examples.batch(clients[0].indices[: guard.examples]))
+        margins["least_firing"] = min([margins["least_firing"], *(float(f.mean()) for f in seen.firing.values())])
+        margins["most_alone"] = max([margins["most_alone"], *seen.alone.values()])
+        margins["most_leading"] = max(margins["most_leading"], seen.leading)
         for name, strength, whole, sent in crafted(attacks, model, server.state):
             client = clients[round % CLIENTS]
             batch = client.examples.batch(client.indices[: guard.examples])
@@ -102,6 +108,7 @@ def looked_at(data: Dataset, kind: str, partition: str, options: argparse.Namesp
         "missed": {name: f"{number - true[name]} of {number}" for name, number in shown.items() if true[name] < number},
         "false_reasons": dict(reasons.most_common(3)),
         "accuracy": evaluate_model(model, server.state, data.test).accuracy,
+        **margins,
         "share_of_time": looking / training,
         "milliseconds": 1000 * looking / (options.rounds * CLIENTS),
     }

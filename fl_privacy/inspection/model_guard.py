@@ -43,7 +43,7 @@ class ModelGuard:
 
     examples: int = 16
     dead: float = 0.02
-    alone: float = 0.6
+    alone: float = 0.3
     leading: float = 0.95
     turned: float = 0.3
     grown: float = 5.0
@@ -52,7 +52,7 @@ class ModelGuard:
     def __post_init__(self) -> None:
         whole("guard.examples", self.examples, at_least=2, example=16)
         number("guard.dead", self.dead, at_least=0, below=1, example=0.02)
-        number("guard.alone", self.alone, above=0, at_most=1, example=0.6)
+        number("guard.alone", self.alone, above=0, at_most=1, example=0.3)
         number("guard.leading", self.leading, above=0, at_most=1, example=0.95)
         number("guard.turned", self.turned, at_least=-1, below=1, example=0.3)
         number("guard.grown", self.grown, above=1, infinite=True, example=5.0)
@@ -94,11 +94,12 @@ class ModelGuard:
             old = kept.get(LAST + name)
             if old is None or new.dim() < 2 or new.numel() < _LEAST_VALUES or old.shape != new.shape:
                 continue
-            lengths = float(new.norm()), float(old.to(new).norm())
-            if lengths[0] > self.grown * lengths[1] > 0:
-                return f"{name} is {lengths[0] / lengths[1]:.1f} times as large as in the round before"
-            cosine = float((new * old.to(new)).sum()) / max(lengths[0] * lengths[1], 1e-30)
-            if lengths[1] > 0 and cosine < self.turned:
+            flat, before = new.detach().flatten(), old.to(new).flatten()
+            length, former = float(flat.dot(flat)) ** 0.5, float(before.dot(before)) ** 0.5
+            if length > self.grown * former > 0:
+                return f"{name} is {length / former:.1f} times as large as in the round before"
+            cosine = float(flat.dot(before)) / max(length * former, 1e-30)
+            if former > 0 and cosine < self.turned:
                 return f"{name} was replaced since the round before (cosine {cosine:.2f})"
         return None
 

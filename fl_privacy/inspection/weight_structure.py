@@ -6,7 +6,7 @@ from torch import Tensor
 _LEAST_ROWS, _LEAST_INPUTS = 8, 8
 """Of a tensor, below which rows are alike by chance."""
 
-_SAMPLED = 64
+_SAMPLED = 32
 """Rows that are compared with each other."""
 
 _PARALLEL = 0.95

@@ -19,6 +19,9 @@ from fl_privacy.types import ModelState, Observation, Reconstruction
 _SMALLEST = 1e-6
 """Rows whose bias gradient is below this share of the largest hold nothing but rounding."""
 
+_SAME = 1.0
+"""Root mean square distance in levels below which two rows hold the same image."""
+
 _TRIED_IMAGES, _TRIED_ROWS = 500, 128
 """Public images and rows that the factor is taken from."""
 
@@ -87,7 +90,8 @@ class TrapWeights(ServerAttack):
                 id=observation.id, batch=None, failure=f"The gradient of {min(missing)} is expected, but was withheld."
             )
         weight, bias = gradient[layer.weight].double(), gradient[layer.bias].double()
-        fired = bias.abs() > _SMALLEST * bias.abs().max()
+        strongest = bias.abs().argsort(descending=True)
+        fired = strongest[bias[strongest].abs() > _SMALLEST * bias.abs().max()]
         weight, bias = weight[fired], bias[fired]
         pixels = layer.pixels(weight / bias[:, None])
         alone = is_one_image(pixels)
@@ -104,11 +108,11 @@ class TrapWeights(ServerAttack):
 
 
 def _distinct(images: Tensor) -> Tensor:
-    """``images`` (N, D) of whole levels, each once."""
-    _, which = (LEVELS * images).round().unique(dim=0, return_inverse=True)
-    first = torch.full((int(which.max()) + 1 if len(which) else 0,), len(images))
-    first.scatter_reduce_(0, which.cpu(), torch.arange(len(images)), "amin")
-    return images[first.sort().values]
+    """``images`` (N, D), of those that differ by rounding alone the first."""
+    levels = LEVELS * images
+    apart = torch.cdist(levels, levels, compute_mode="use_mm_for_euclid_dist") / images.shape[1] ** 0.5
+    seen_before = (apart < _SAME).tril(-1).any(1)
+    return images[~seen_before]
 
 
 def _layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> FirstLayer:
