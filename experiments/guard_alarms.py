@@ -48,7 +48,7 @@ def made(data: Dataset, kind: str) -> nn.Module:
         return network(data, kind, activation="relu")
     channels, side, _ = data.train.input_shape
     shape = {"in_channels": channels, "image_size": side, "num_classes": data.train.num_classes}
-    return build_model(ResNet20, seed=0, width=16, mean=[0.5], std=[0.25], **shape)
+    return build_model(ResNet20, seed=0, width=8, mean=[0.5], std=[0.25], **shape)
 
 
 def weakened(crafted: ModelState, honest: ModelState) -> ModelState:

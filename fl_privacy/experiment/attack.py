@@ -117,7 +117,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         clients={VICTIM: owner, **{client: replace(owner, id=client) for client in colluders}},
         audit=Audit(probes=tuple(Probe(VICTIM, k) for k in range(victims)), batch_size=batch_size),
         unattacked=unattacked,
-        server_attack=build_server_attack(config, unattacked),
+        server_attack=build_server_attack(config, unattacked, attacked),
     )
     return experiment, load_weights(Path(config.weights), initial) if config.weights else initial
 

@@ -101,7 +101,7 @@ def build_federation(config: RunSettings) -> Federation:
         audit=_audit(config, rounds, clients),
         defense=defense,
         device=resolve_device(config.device),
-        server_attack=build_server_attack(config, dataset.test),
+        server_attack=build_server_attack(config, dataset.test, dataset.train),
     )
 
 

@@ -22,8 +22,15 @@ PUBLIC_IMAGES = 2000
 EVERYBODY = -1
 
 
-def build_server_attack(config: RunSettings, public: Examples | None = None) -> ServerAttack | None:
-    """What ``config.server`` does beyond the protocol, informed by ``public`` images; ``None`` for an honest one.
+def build_server_attack(
+    config: RunSettings, public: Examples | None = None, attacked: Examples | None = None
+) -> ServerAttack | None:
+    """What ``config.server`` does beyond the protocol; ``None`` for an honest one.
+
+    Args:
+        config: of the run.
+        public: images that the server holds.
+        attacked: the clients' own, some of which it holds where it asks about these.
 
     Raises:
         UserError: a setting is wrong.
@@ -38,7 +45,11 @@ def build_server_attack(config: RunSettings, public: Examples | None = None) -> 
         )
     if public is None:
         return made
-    return made.informed(public.batch(torch.arange(min(PUBLIC_IMAGES, len(public)))).inputs)
+    held = public.batch(torch.arange(min(PUBLIC_IMAGES, len(public)))).inputs
+    if made.asks_of_members and attacked is not None:
+        own = attacked.batch(torch.arange(min(len(held), len(attacked)))).inputs
+        held = torch.stack([own, held[: len(own)]], 1).flatten(0, 1)
+    return made.informed(held)
 
 
 def expect_fitting(config: RunSettings, attack: ServerAttack | None) -> None:

@@ -41,8 +41,9 @@ class MembershipTrap(ServerAttack):
     level = ThreatLevel.PARAMETERS
     told = (
         "The server sent two layers that fire for images that it holds, one neuron each, and reads which of them the"
-        " client trains on (membership traps)."
+        " client trains on (membership traps). Half of these are from the data of the clients."
     )
+    asks_of_members = True
 
     def __post_init__(self) -> None:
         whole("server.directions", self.directions, at_least=1, example=4)

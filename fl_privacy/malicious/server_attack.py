@@ -43,6 +43,7 @@ class ServerAttack(ABC):
         reads_sum: it needs no single update, the mean of all replies is enough: also behind secure aggregation.
         reads_images: what it reads are images; otherwise an update of fewer examples, for an attack of its own.
         trains: the global model goes on learning from the replies; otherwise it stays as it is in attacked rounds.
+        asks_of_members: half of the images that the server holds are to be of the clients' own.
         public: (N, C, H, W) in [0, 1], images that the server holds; none of them is attacked.
     """
 
@@ -51,6 +52,7 @@ class ServerAttack(ABC):
     reads_sum: ClassVar[bool] = False
     reads_images: ClassVar[bool] = True
     trains: ClassVar[bool] = False
+    asks_of_members: ClassVar[bool] = False
     public: Tensor = field(init=False, repr=False, compare=False, default_factory=lambda: torch.empty(0, 1, 1, 1))
 
     def informed(self, public: Tensor) -> Self:
