@@ -19,8 +19,9 @@ from fl_privacy.types import ModelState, Observation, Reconstruction
 _SMALLEST = 1e-6
 """Rows whose bias gradient is below this share of the largest hold nothing but rounding."""
 
-_SAME = 1.0
-"""Root mean square distance in levels below which two rows hold the same image."""
+_SAME, _ANOTHER = 1.0, 25.0
+"""Root mean square distances in levels: below the one two rows hold the same image, below the other a mixture is
+mostly an image that another row holds alone."""
 
 _TRIED_IMAGES, _TRIED_ROWS = 500, 128
 """Public images and rows that the factor is taken from."""
@@ -97,22 +98,25 @@ class TrapWeights(ServerAttack):
         alone = is_one_image(pixels)
         single = _distinct(pixels[alone])[: observation.upload.num_examples]
         left = observation.upload.num_examples - len(single)
+        others = ~alone & (_apart(pixels, single) > _ANOTHER).all(1)
         mixed = pixels[:0]
-        if left and not alone.all():
-            found = distinct_ratios(
-                weight[~alone][None], bias[~alone][None], count=left, smallest=_SMALLEST, alike=1e-2
-            )[0]
-            mixed = layer.pixels(found)[: int((~alone).sum())]
+        if left and others.any():
+            rows = weight[others][None], bias[others][None]
+            found = distinct_ratios(*rows, count=left, smallest=_SMALLEST, alike=1e-2)[0]
+            mixed = layer.pixels(found)[: int(others.sum())]
         proven = torch.arange(len(single) + len(mixed)) < len(single)
         return reconstruction_of(observation, torch.cat([single, mixed]), proven)
 
 
 def _distinct(images: Tensor) -> Tensor:
     """``images`` (N, D), of those that differ by rounding alone the first."""
-    levels = LEVELS * images
-    apart = torch.cdist(levels, levels, compute_mode="use_mm_for_euclid_dist") / images.shape[1] ** 0.5
-    seen_before = (apart < _SAME).tril(-1).any(1)
-    return images[~seen_before]
+    return images[~(_apart(images, images) < _SAME).tril(-1).any(1)]
+
+
+def _apart(images: Tensor, others: Tensor) -> Tensor:
+    """(N, M) root mean square distances in levels of ``images`` (N, D) and ``others`` (M, D)."""
+    distances = torch.cdist(LEVELS * images, LEVELS * others, compute_mode="use_mm_for_euclid_dist")
+    return distances / images.shape[1] ** 0.5
 
 
 def _layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> FirstLayer:
