@@ -52,10 +52,10 @@ def made(data: Dataset, kind: str) -> nn.Module:
 
 
 def weakened(crafted: ModelState, honest: ModelState) -> ModelState:
-    """Half of the rows of each tensor that was changed, drawn at random, as they were."""
-    rng, mixed = torch.Generator().manual_seed(0), {}
+    """Half of the rows of each layer, drawn at random, as they were."""
+    mixed = {}
     for name, tensor in crafted.parameters.items():
-        kept = torch.randperm(len(tensor), generator=rng)[: len(tensor) // 2]
+        kept = torch.randperm(len(tensor), generator=torch.Generator().manual_seed(0))[: len(tensor) // 2]
         mixed[name] = tensor.clone()
         mixed[name][kept] = honest.parameters[name][kept]
     return ModelState(mixed, crafted.buffers)
@@ -76,7 +76,7 @@ def looked_at(data: Dataset, kind: str, partition: str, options: argparse.Namesp
     kept: dict[int, dict[str, torch.Tensor]] = {k: {} for k in clients}
     false, true, reasons, shown = 0, Counter[str](), Counter[str](), Counter[str]()
     looking = training = 0.0
-    margins = {"least_firing": 1.0, "most_alone": 0.0, "most_leading": 0.0}
+    margins = {"least_firing": 1.0, "most_alone": 0.0, "most_alone_later": 0.0, "most_leading": 0.0}
     for round in range(1, options.rounds + 1):
         for k, client in clients.items():
             batch = client.examples.batch(client.indices[: guard.examples])
@@ -88,7 +88,9 @@ def looked_at(data: Dataset, kind: str, partition: str, options: argparse.Namesp
             reasons[str(reason)] += reason is not None
         seen = behavior_of(model, server.state, clients[0].examples.batch(clients[0].indices[: guard.examples]))
         margins["least_firing"] = min([margins["least_firing"], *(float(f.mean()) for f in seen.firing.values())])
-        margins["most_alone"] = max([margins["most_alone"], *seen.alone.values()])
+        first, *later = seen.alone.values()
+        margins["most_alone"] = max(margins["most_alone"], first)
+        margins["most_alone_later"] = max([margins["most_alone_later"], *later])
         margins["most_leading"] = max(margins["most_leading"], seen.leading)
         for name, strength, whole, sent in crafted(attacks, model, server.state):
             client = clients[round % CLIENTS]
@@ -160,7 +162,7 @@ def main() -> None:
     jobs: list[tuple[Row, Any]] = [
         ({"tuned": "trap_weights", "fires": fires, "share": share}, lambda f=fires, s=share: tuned(data, f, s))
         for fires in (0.01, 0.02, 0.05, 0.1)
-        for share in (1.0, 0.5, 0.25)
+        for share in (1.0, 0.5, 0.25, 0.15)
     ]
     jobs += [
         (

@@ -34,7 +34,9 @@ class ModelGuard:
     Attributes:
         examples: of the client's own that a model is shown.
         dead: a layer lets at least this share of examples through, over its units.
-        alone: at most this share of the units of a layer fire for one of the examples or none.
+        alone: at most this share of the units of the first layer with a threshold, which sees the pixels, fire for one
+            of the examples or none.
+        alone_later: likewise of later layers, which honest training makes sparser.
         leading: at most this share of the gradient comes from a single example.
         turned: no weight points at less than this cosine from the one trained on before.
         grown: no weight has more than so many times its length before.
@@ -42,18 +44,20 @@ class ModelGuard:
     """
 
     examples: int = 16
-    dead: float = 0.02
-    alone: float = 0.3
-    leading: float = 0.95
+    dead: float = 0.04
+    alone: float = 0.2
+    alone_later: float = 0.6
+    leading: float = 0.7
     turned: float = 0.3
     grown: float = 5.0
     agreed: Architecture | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         whole("guard.examples", self.examples, at_least=2, example=16)
-        number("guard.dead", self.dead, at_least=0, below=1, example=0.02)
-        number("guard.alone", self.alone, above=0, at_most=1, example=0.3)
-        number("guard.leading", self.leading, above=0, at_most=1, example=0.95)
+        number("guard.dead", self.dead, at_least=0, below=1, example=0.04)
+        number("guard.alone", self.alone, above=0, at_most=1, example=0.2)
+        number("guard.alone_later", self.alone_later, above=0, at_most=1, example=0.6)
+        number("guard.leading", self.leading, above=0, at_most=1, example=0.7)
         number("guard.turned", self.turned, at_least=-1, below=1, example=0.3)
         number("guard.grown", self.grown, above=1, infinite=True, example=5.0)
 
@@ -107,10 +111,10 @@ class ModelGuard:
         if not sent.parameters.keys() >= dict(model.named_parameters()).keys() or len(batch) < 2:
             return None
         seen = behavior_of(model, sent, batch)
-        for name, firing in seen.firing.items():
+        for place, (name, firing) in enumerate(seen.firing.items()):
             if float(firing.mean()) < self.dead:
                 return f"{name} lets {float(firing.mean()):.1%} of this client's examples through"
-            if seen.alone[name] > self.alone:
+            if seen.alone[name] > (self.alone_later if place else self.alone):
                 return f"{seen.alone[name]:.0%} of the units of {name} fire for one of {len(batch)} examples or none"
         if seen.leading > self.leading:
             return f"one of {len(batch)} examples sends {seen.leading:.0%} of the gradient"
