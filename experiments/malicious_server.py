@@ -125,7 +125,12 @@ def loki(data: Dataset, todo: Callable[[Row], bool], options: argparse.Namespace
             for aggregation in options.aggregations:
                 key = {"server": "loki", "clients": clients, "images_each": images, "steps": steps, "lr": options.lr}
                 key |= {"aggregation": aggregation, "bins": 4 * images, "data": options.data}
-                if todo(key):
+                needed = 16 * clients**2 * 4 * images * data.train.images[0].numel()
+                if not todo(key):
+                    continue
+                if aggregation == "secagg" and needed > options.memory * 2**30:
+                    yield {**key, "not_measured": f"masked uploads of {needed / 2**30:.0f} GiB; see --memory"}
+                else:
                     yield {**key, **loki_row(data, key, options)}
 
 
@@ -348,6 +353,7 @@ def main() -> None:
     parser.add_argument("--aggregations", nargs="+", default=["plain", "secagg"], choices=["plain", "secagg"])
     parser.add_argument("--lr", type=float, default=1e-4, help="of the local steps under LOKI")
     parser.add_argument("--clip", type=float, default=0.01, help="largest value under SecAgg+")
+    parser.add_argument("--memory", type=float, default=4.0, help="GiB that masked uploads may take")
     parser.add_argument("--iterations", type=int, default=1000, help="of the attack on what was fished")
     parser.add_argument("--out", type=Path, default=Path("runs/malicious_server"))
     options = parser.parse_args()
