@@ -278,6 +278,7 @@ class Reconstruction:
         countermeasures: what the attack did against the defense it knows of, a sentence each.
         certainty: of the guess, without looking at the truth.
         certainties: (B,) of each of its images, where they differ; empty where all are alike.
+        member: of the attacks that were tried, the one whose guess this is; empty where there was a single one.
     """
 
     id: VictimId
@@ -289,3 +290,4 @@ class Reconstruction:
     countermeasures: tuple[str, ...] = ()
     certainty: Certainty = Certainty.APPROXIMATE
     certainties: tuple[Certainty, ...] = ()
+    member: str = ""

@@ -1,6 +1,7 @@
 """Attacks on intercepted updates."""
 
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
+from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.exact import AnalyticInversion, ExactInversion
 from fl_privacy.attacks.feature_inversion import ModelInversion
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
@@ -18,6 +19,7 @@ from fl_privacy.attacks.presets import (
 
 __all__ = [
     "AnalyticInversion",
+    "AutoAttack",
     "ExactInversion",
     "GradientInversion",
     "ModelInversion",

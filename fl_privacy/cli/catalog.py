@@ -8,6 +8,7 @@ from rich.table import Table
 from fl_privacy.config import options
 from fl_privacy.config.grid import GRIDS, grid_names
 from fl_privacy.config.keys import groups
+from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.targets import locate_target
 from fl_privacy.metrics import METRICS
 
@@ -25,6 +26,7 @@ def catalog_tables() -> list[Table]:
     grids = Table(title="trade-off", title_justify="left", box=None, show_header=False)
     for name in grid_names():
         grids.add_row(f"  [bold]{name}[/bold]", comment_of(GRIDS / f"{name}.yaml"))
+    register_plugin_metrics()
     metrics = Table(title="metrics", title_justify="left", box=None, show_header=False)
     for name, metric in METRICS.items():
         metrics.add_row(f"  [bold]{name}[/bold]", metric.description)

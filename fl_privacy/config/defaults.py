@@ -9,7 +9,14 @@ from omegaconf import DictConfig, open_dict
 
 from fl_privacy.config.targets import locate_target
 
-COMPLETED: Mapping[str, Mapping[str, Any]] = {"attack": {"shards": 1}, "defense": {}, "server": {}, "guard": {}}
+COMPLETED: Mapping[str, Mapping[str, Any]] = {
+    "attack": {"shards": 1},
+    "defense": {},
+    "data": {},
+    "partition": {},
+    "server": {},
+    "guard": {},
+}
 """Section -> settings of it that its ``_target_`` does not take."""
 
 

@@ -155,10 +155,10 @@ def expect_registered(
             f"{where} is expected to have all settings of its option, but lacks {missing}; it was written by another"
             " version or changed."
         )
-    if part == "data" and section["name"] != registered["name"] and str(section["name"]) not in trust:
+    if part == "data" and section.get("name") != registered.get("name") and str(section.get("name")) not in trust:
         raise UserError(
-            f"{where} is expected to name the data {registered['name']} as its option does, but names"
-            f" {section['name']!r}; if you trust it, say trust={section['name']}."
+            f"{where} is expected to name the data {registered.get('name')} as its option does, but names"
+            f" {section.get('name')!r}; if you trust it, say trust={section.get('name')}."
         )
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings, to_yaml
+from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.targets import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
@@ -163,7 +164,8 @@ def prepare_defense(defense: Defense, dataset: Dataset) -> None:
 
 
 def build_metrics(config: RunSettings, dataset: Dataset) -> dict[str, MetricFunction]:
-    """The metrics that need something of ``config``, by name."""
+    """The metrics that need something of ``config``, by name; those of plugins are registered."""
+    register_plugin_metrics()
     functions = {"bpki": bayesian_privacy_loss(bins=config.bpki.bins, smoothing=config.bpki.smoothing)}
     if config.evaluator is not None:
         functions["noise_ratio"] = noise_ratio(config.evaluator, dataset.train.input_shape)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from fl_privacy.config import RunSettings, to_yaml
+from fl_privacy.config.keys import called
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.report import write_report
@@ -55,7 +56,8 @@ def open_folder(config: RunSettings, command: Command) -> RunFolder:
 
 
 def _label(config: RunSettings, command: Command) -> str:
-    chosen = [config.choices[group] for group in ("data", "model", "federation", "defense", "attack")]
+    parts = ("data", "model", "federation", "defense", "attack")
+    chosen = [called(config.choices[part], getattr(config, part)) for part in parts]
     front = [str(config.name)] if config.name is not None else [] if command == "run" else [command]
     if (server := config.choices.get("server", "honest")) != "honest":
         chosen.insert(-1, server)

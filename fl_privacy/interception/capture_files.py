@@ -18,6 +18,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from fl_privacy.errors import UserError
+from fl_privacy.types import Tensors
 
 FORMAT = 1
 """Version of the layout."""
@@ -31,6 +32,16 @@ MOST_JSON, MOST_TENSORS = 1 << 20, 1 << 30
 """Bytes of a description; of a file of tensors, beside sixteen times those of the model."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def with_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
+    """``tensors`` by the names that they have in a file."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def without_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
+    """Those in a file whose names begin with ``prefix``, by their own names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def tensor_file(folder: Path, digest: str) -> Path:

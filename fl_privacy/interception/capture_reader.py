@@ -14,20 +14,8 @@ from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation.guard import MOST_EXAMPLES
-from fl_privacy.interception.capture_files import (
-    BUFFERS,
-    FEATURES,
-    FORMAT,
-    LABELS,
-    PARAMETERS,
-    PREVIOUS,
-    PRIVATE_BUFFERS,
-    PRIVATE_PARAMETERS,
-    PUBLIC_IMAGES,
-    PUBLIC_LABELS,
-    UPDATE,
-    CaptureFile,
-)
+from fl_privacy.interception import capture_files as layout
+from fl_privacy.interception.capture_files import CaptureFile, without_prefix
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -68,8 +56,8 @@ class _Reader:
     def observation(self, states: dict[str, ModelState], knowledge: dict[tuple[str, str], Knowledge]) -> Observation:
         """What the files hold; values that several observations share come from and go to the mappings."""
         raw = self.file.json()
-        if raw.get("format") != FORMAT or isinstance(raw["format"], bool):
-            self.file.refuse(f"has format {raw.get('format')!r} where {FORMAT} is expected")
+        if raw.get("format") != layout.FORMAT or isinstance(raw["format"], bool):
+            self.file.refuse(f"has format {raw.get('format')!r} where {layout.FORMAT} is expected")
         if raw.get("id") != str(self.id):
             self.file.refuse(f"is of the observation {raw.get('id')!r}")
         sent, known = (
@@ -97,14 +85,14 @@ class _Reader:
         )
 
     def _state(self, digest: str, private: ModelState | None) -> ModelState:
-        parameters, buffers = self._split(digest, PARAMETERS, BUFFERS)
+        parameters, buffers = self._split(digest, layout.PARAMETERS, layout.BUFFERS)
         assumed = parameters if private is None else {**parameters, **private.parameters}
         if missing := [name for name, _ in self.model.named_parameters() if name not in assumed]:
             self.file.refuse(f"was sent no parameter {missing[0]}, which the model given has")
         return ModelState(self._parameters(parameters), self._buffers(buffers))
 
     def _upload(self, raw: Mapping[str, Any]) -> Upload:
-        update, buffers = self._split(self.file.digest(raw, "upload"), UPDATE, BUFFERS)
+        update, buffers = self._split(self.file.digest(raw, "upload"), layout.UPDATE, layout.BUFFERS)
         return Upload(
             tensors=self._parameters(update),
             buffers=self._buffers(buffers),
@@ -113,15 +101,19 @@ class _Reader:
 
     def _knowledge(self, raw: Mapping[str, Any]) -> Knowledge:
         tensors = self._tensors(self.file.digest(raw, "knowledge"))
-        labels, images, previous = tensors.get(LABELS), tensors.get(PUBLIC_IMAGES), tensors.get(PREVIOUS)
-        classes = tensors.get(PUBLIC_LABELS)
+        labels, images, previous = (
+            tensors.get(layout.LABELS),
+            tensors.get(layout.PUBLIC_IMAGES),
+            tensors.get(layout.PREVIOUS),
+        )
+        classes = tensors.get(layout.PUBLIC_LABELS)
         self._expect_images(images, "public images", raw)
         self._expect_images(previous, "a previous reconstruction", raw)
         self._expect_classes(labels, "labels", raw)
         self._expect_classes(classes, "classes of public images", raw)
         if classes is not None and (images is None or classes.shape != images.shape[:1]):
             self.file.refuse(f"has classes of public images of shape {tuple(classes.shape)}")
-        if (features := tensors.get(FEATURES)) is not None and features.dtype not in FLOATS:
+        if (features := tensors.get(layout.FEATURES)) is not None and features.dtype not in FLOATS:
             self.file.refuse(f"has features of type {features.dtype}")
         same_data = raw.get("same_data")
         if not isinstance(same_data, str | None):
@@ -174,10 +166,7 @@ class _Reader:
             self.file.refuse(f"has {what} beyond the {count} classes")
 
     def _private(self, tensors: Tensors) -> ModelState | None:
-        def below(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-        parameters, buffers = below(PRIVATE_PARAMETERS), below(PRIVATE_BUFFERS)
+        parameters, buffers = (without_prefix(p, tensors) for p in (layout.PRIVATE_PARAMETERS, layout.PRIVATE_BUFFERS))
         return ModelState(self._parameters(parameters), self._buffers(buffers)) if parameters or buffers else None
 
     def _plan(self, raw: object) -> LocalPlan:
@@ -225,10 +214,7 @@ class _Reader:
         tensors = self._tensors(digest)
         if stray := [name for name in tensors if not name.startswith(prefixes)]:
             self.file.refuse(f"holds an unknown tensor {stray[0]}")
-        return tuple(
-            {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            for prefix in prefixes
-        )
+        return tuple(without_prefix(prefix, tensors) for prefix in prefixes)
 
     def _tensors(self, digest: str) -> dict[str, Tensor]:
         return self.file.tensors(digest, 16 * sum(t.nbytes for t in self.model.state_dict().values()))

@@ -7,25 +7,12 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from safetensors.torch import save
-from torch import Tensor
 
 from fl_privacy.effects import to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private
-from fl_privacy.interception.capture_files import (
-    BUFFERS,
-    FEATURES,
-    FORMAT,
-    LABELS,
-    PARAMETERS,
-    PREVIOUS,
-    PRIVATE_BUFFERS,
-    PRIVATE_PARAMETERS,
-    PUBLIC_IMAGES,
-    PUBLIC_LABELS,
-    UPDATE,
-    tensor_file,
-)
+from fl_privacy.interception import capture_files as layout
+from fl_privacy.interception.capture_files import tensor_file, with_prefix
 from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Upload, VictimId
 
 
@@ -54,7 +41,7 @@ class CaptureWriter:
         """Write ``observation`` and return its JSON file; see ``save_observation``."""
         description = _to_json(
             {
-                "format": FORMAT,
+                "format": layout.FORMAT,
                 "id": str(observation.id),
                 "plan": asdict(observation.plan),
                 "input_shape": list(observation.input_shape),
@@ -91,30 +78,30 @@ class CaptureWriter:
 
 
 def _of_state(state: ModelState) -> Tensors:
-    return _prefixed(PARAMETERS, state.parameters) | _prefixed(BUFFERS, state.buffers)
+    return with_prefix(layout.PARAMETERS, state.parameters) | with_prefix(layout.BUFFERS, state.buffers)
 
 
 def _of_upload(upload: Upload) -> Tensors:
-    return _prefixed(UPDATE, upload.tensors) | _prefixed(BUFFERS, upload.buffers)
+    return with_prefix(layout.UPDATE, upload.tensors) | with_prefix(layout.BUFFERS, upload.buffers)
 
 
 def _of_knowledge(knowledge: Knowledge) -> Tensors:
     optional = {
-        LABELS: knowledge.labels,
-        PUBLIC_IMAGES: knowledge.public_images,
-        PUBLIC_LABELS: knowledge.public_labels,
-        PREVIOUS: knowledge.previous,
-        FEATURES: knowledge.features,
+        layout.LABELS: knowledge.labels,
+        layout.PUBLIC_IMAGES: knowledge.public_images,
+        layout.PUBLIC_LABELS: knowledge.public_labels,
+        layout.PREVIOUS: knowledge.previous,
+        layout.FEATURES: knowledge.features,
     }
     told = {name: tensor for name, tensor in optional.items() if tensor is not None}
     if knowledge.private is None:
         return told
     private = knowledge.private
-    return told | _prefixed(PRIVATE_PARAMETERS, private.parameters) | _prefixed(PRIVATE_BUFFERS, private.buffers)
-
-
-def _prefixed(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
-    return {prefix + name: tensor for name, tensor in tensors.items()}
+    return (
+        told
+        | with_prefix(layout.PRIVATE_PARAMETERS, private.parameters)
+        | with_prefix(layout.PRIVATE_BUFFERS, private.buffers)
+    )
 
 
 def _to_json(description: dict[str, object], id: VictimId) -> bytes:

@@ -3,13 +3,22 @@
 from fl_privacy.metrics.images import MetricFunction, bayesian_privacy_loss
 from fl_privacy.metrics.intervals import FEW, Statistic, aggregate, pmm, share_at_most
 from fl_privacy.metrics.learned import noise_ratio
-from fl_privacy.metrics.registry import LARGEST_PSNR, METRICS, Metric, Threshold, decimals
+from fl_privacy.metrics.registry import (
+    LARGEST_PSNR,
+    METRICS,
+    NOT_METRICS,
+    Metric,
+    Threshold,
+    decimals,
+    register_metric,
+)
 from fl_privacy.metrics.scores import ImageScore, VictimScore, evaluate, evaluate_all
 
 __all__ = [
     "FEW",
     "LARGEST_PSNR",
     "METRICS",
+    "NOT_METRICS",
     "ImageScore",
     "Metric",
     "MetricFunction",
@@ -23,5 +32,6 @@ __all__ = [
     "evaluate_all",
     "noise_ratio",
     "pmm",
+    "register_metric",
     "share_at_most",
 ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
+from fl_privacy.errors import UserError
 from fl_privacy.metrics.images import MetricFunction, bpki, mse, psnr, rmse, ssim
 from fl_privacy.metrics.learned import lpips
 from fl_privacy.metrics.matching import label_correct
@@ -189,3 +190,23 @@ METRICS: dict[str, Metric] = {
         description="Share of the labels recovered; in a batch, each guessed label counts once.",
     ),
 }
+
+NOT_METRICS = frozenset(
+    {
+        *("kind", "attacker", "id", "round", "client", "image", "failure"),
+        *("label_source", "certainty", "member", "attack_loss"),
+    }
+)
+"""What else is recorded of an image; no metric goes by one of these names."""
+
+
+def register_metric(name: str, metric: Metric) -> None:
+    """Measure ``metric`` of every image from now on, and show it in tables, reports and the catalog as ``name``.
+
+    Raises:
+        UserError: ``name`` is no identifier, or means something else already.
+    """
+    if not name.isidentifier() or name in NOT_METRICS:
+        raise UserError(f"A metric's name is expected to be an identifier that no record uses, but got {name!r}.")
+    if METRICS.setdefault(name, metric) is not metric:
+        raise UserError(f"A metric {name} is expected once, but there is another by that name; choose another one.")

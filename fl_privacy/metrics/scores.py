@@ -49,6 +49,7 @@ class VictimScore:
         history: the attacker's loss over its iterations.
         label_source: how the labels were found, as in the reconstruction.
         certainty: the attacker's own, as in the reconstruction.
+        member: of the attacks that were tried, as in the reconstruction.
     """
 
     id: VictimId
@@ -59,6 +60,7 @@ class VictimScore:
     history: tuple[float, ...] = ()
     label_source: str = "inferred"
     certainty: Certainty = Certainty.APPROXIMATE
+    member: str = ""
     transformed: Tensor | None = None
 
 
@@ -119,6 +121,7 @@ def evaluate_all(
             history=reconstruction.history,
             label_source=reconstruction.label_source,
             certainty=reconstruction.certainty,
+            member=reconstruction.member,
             transformed=None if to_transformed is None else to_transformed[number].originals,
         )
         for number, (reconstruction, m) in enumerate(zip(reconstructions, matches, strict=True))

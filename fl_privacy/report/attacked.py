@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fl_privacy.config.reading import select
 from fl_privacy.report.readings import readings_of
 from fl_privacy.results import Attacker, Run
 
@@ -12,10 +13,9 @@ def assumptions(run: Run) -> str:
     found = readings_of(run.summary)
     if not found:
         return ""
-    config = run.identity.config
-    intercept, federation = _section(config, "intercept"), _section(config, "federation")
-    plan, trained = _section(federation, "plan"), bool(run.of_kind("round"))
-    uploads = intercept.get("uploads", "probe")
+    config, trained = run.identity.config, bool(run.of_kind("round"))
+    plan, uploads = select(config, "federation.plan"), select(config, "intercept.uploads") or "probe"
+    plan = plan if isinstance(plan, Mapping) else {}
     sentences = [_probed(run, plan, trained) if uploads == "probe" or not plan else _updates(run, plan)]
     if not run.identity.undefended and all(reading.attacker is Attacker.PLAIN for reading in found):
         sentences.append("No attacker knew of the defense; one that does may read more (threat_model=adaptive).")
@@ -62,8 +62,3 @@ def _client_sizes(run: Run) -> list[int]:
 def _span(numbers: list[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(high) if low == high else f"{low} to {high}"
-
-
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, Mapping) else {}

@@ -22,7 +22,7 @@ class ImageView:
         rank: ``Best``, ``Median``, ``Worst`` read, or empty.
         where: round, client and image in words.
         figures: its metrics in words.
-        label: whether the class was found, in words, and whether the attacker is sure of the image.
+        label: whether the class was found, in words, whether the attacker is sure, and what read the image.
         failure: why there is no reconstruction.
         original: PNG as a data URI, empty if the picture was lost.
         transformed: likewise, what the defense put in place of the original; empty if it did not.
@@ -112,7 +112,7 @@ def _view(
         rank=rank,
         where=f"Round {image['round']}, client {image['client']}, {_place(image)}",
         figures=caption(image),
-        label="" if failed else ", ".join(filter(None, [_label(image), _certainty(image)])),
+        label="" if failed else ", ".join(filter(None, [_label(image), _certainty(image), image["member"]])),
         failure=failed,
         original=data_uri(pair.original) if pair else "",
         transformed=data_uri(pair.transformed) if pair and pair.transformed is not None else "",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fl_privacy.config.keys import groups, is_within
+from fl_privacy.config.keys import called, groups, is_within
 from fl_privacy.results import Run, Summary
 from fl_privacy.results.identity import RUNTIME
 
@@ -16,8 +16,6 @@ AS_USUAL = {"server": "honest", "guard": "off"}
 """Options that are not worth a word, by group."""
 
 DIFFERENCES_SHOWN = 6
-CUSTOM = "custom"
-"""The option that stands for what a user wrote."""
 _BATCH_NORM = {
     "eval": "evaluation mode (by the running statistics that were sent, as published attacks assume)",
     "train": "training mode (by the statistics of the attacked batch, which hides much of a small one)",
@@ -27,9 +25,7 @@ _BATCH_NORM = {
 def chosen(run: Run, group: str) -> str:
     """The option of the configuration group ``group`` that the run took; what a user wrote goes by its own name."""
     choices, section = run.identity.config.get("choices"), run.identity.config.get(group)
-    option = str(choices.get(group) or "") if isinstance(choices, Mapping) else ""
-    if option == CUSTOM and isinstance(section, Mapping) and section.get("_target_"):
-        return str(section["_target_"]).rpartition(".")[2]
+    option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""
     if option:
         return option
     return str(section.get("name", "")) if isinstance(section, Mapping) else str(section or "")

@@ -6,6 +6,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fl_privacy import malicious
+from fl_privacy.config.reading import select
 from fl_privacy.metrics import METRICS
 from fl_privacy.report.attacked import assumptions
 from fl_privacy.report.charts import Curve, line_chart, partition_chart
@@ -47,6 +48,7 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run),
         leakage=_leakage_rows(last),
+        members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],
         by_round=_round_rows(found),
         charts=_charts(run),
@@ -61,7 +63,7 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
 def _lede(run: Run) -> str:
     """What was done and what was attacked, in a few sentences."""
     attack, defense = chosen(run, "attack"), chosen(run, "defense")
-    clients = run.identity.config.get("federation", {}).get("clients")
+    clients = select(run.identity.config, "federation.clients")
     rounds = len(run.of_kind("round"))
     trained = f"{chosen(run, 'model')} on {chosen(run, 'data')}"
     where = f" by {clients} clients over {rounds} rounds" if clients and rounds else ""

@@ -5,16 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fl_privacy.metrics import METRICS, Statistic, aggregate, pmm
+from fl_privacy.metrics import METRICS, NOT_METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
 from fl_privacy.results.records import Attacker, records_of
 from fl_privacy.results.summary import AttackedRound, Leakage, Recognized, Seconds, Spent, Summary, TestedRound, Traced
 from fl_privacy.types import VictimId
-
-NOT_METRICS = frozenset(
-    {"kind", "attacker", "id", "round", "client", "image", "label_source", "certainty", "attack_loss", "failure"}
-)
-"""Fields of an image's record that are no metric; any other number is one."""
 
 _SHARE, _SIZE = (0.0, 1.0), (0.0, float("inf"))
 _RANGES = {"cosine": (-1.0, 1.0), "zeros": _SHARE, "solvable": _SHARE} | dict.fromkeys(
@@ -128,6 +123,7 @@ def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, 
         tracing=_tracing(traced),
         label_sources=dict(sources),
         certainties=dict(Counter(v["certainty"] for v in images if v.get("failure") is None)),
+        members=dict(Counter(v["member"] for v in images if v["member"] and v.get("failure") is None).most_common()),
         images=len(images),
         failures=sum(r.get("failure") is not None for r in images),
     )

@@ -180,6 +180,7 @@ class RunFolder:
                 **image.values,
                 label_source=score.label_source,
                 certainty=image.certainty,
+                member=score.member,
                 attack_loss=score.attack_loss,
                 failure=image.failure,
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.checks import fits
+from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.errors import UserError
 from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.folder import FORMAT, Identity
@@ -82,6 +83,7 @@ def read_run(path: Path) -> Run:
     Raises:
         UserError: ``path`` is not the folder of a run, or was damaged by something else than a kill.
     """
+    register_plugin_metrics()
     path = path.resolve()
     if not path.is_dir():
         raise UserError(f"{path} is expected to be the folder of a run, but there is no such folder.")

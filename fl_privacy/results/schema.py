@@ -32,6 +32,7 @@ RECORDS: dict[str, dict[str, Any]] = {
         "image": int,
         "label_source": str | None,
         "certainty": str,
+        "member": str,
         "attack_loss": Number,
         "failure": str | None,
     },

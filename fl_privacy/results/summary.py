@@ -47,6 +47,7 @@ class Leakage:
         tracing: ``None`` where nothing was traced.
         label_sources: how labels were found -> on how many images.
         certainties: how sure the attacker itself is -> of how many images, see :class:`fl_privacy.types.Certainty`.
+        members: which of the attacks that were tried read them -> how many images; empty of an attack that is one.
         images: that were attacked.
         failures: of them.
     """
@@ -56,6 +57,7 @@ class Leakage:
     tracing: Traced | None = None
     label_sources: Mapping[str, int] = field(default_factory=dict)
     certainties: Mapping[str, int] = field(default_factory=dict)
+    members: Mapping[str, int] = field(default_factory=dict)
     images: int = 0
     failures: int = 0
 

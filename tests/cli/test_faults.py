@@ -1,7 +1,6 @@
 """Full disks, lost folders and too little memory end in one line, and what was written stays readable."""
 
 import errno
-import subprocess
 import sys
 from pathlib import Path
 
@@ -44,19 +43,19 @@ def test_a_disk_that_fills_up_during_a_run(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of a process")
-def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
+def test_a_file_that_may_not_grow(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """As a disk that is full, but true: the system refuses every write beyond 30 KiB of a file, here the model."""
     resource = pytest.importorskip("resource")
-    done = subprocess.run(
-        [sys.executable, "-m", "fl_privacy", "run", *TINY[:2], "attack=none", f"out={tmp_path}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30 << 10, 30 << 10)),
-    )
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [done.stderr.splitlines()[-1]]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30 << 10, hard))
+    try:
+        status = run_command_line(["run", *TINY[:2], "attack=none", f"out={tmp_path}"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capfd.readouterr().err
+    assert status == 2
+    assert "Traceback" not in said
+    assert [line for line in said.splitlines() if line.startswith("error: ")] == [said.splitlines()[-1]]
     (folder,) = tmp_path.glob("[!.]*")
     assert read_run(folder).of_kind("round")
 

@@ -21,15 +21,12 @@ def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_a_module_in_the_working_directory_is_found(tmp_path: Path) -> None:
+def test_a_module_in_the_working_directory_is_found_and_other_files_there_stand_in_for_no_package(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "own_nets.py").write_text(OWN)
-    done = run(tmp_path, "model=custom", "model._target_=own_nets.Net")
-    assert done.returncode == 0, done.stderr
-
-
-def test_files_there_stand_in_for_no_package(tmp_path: Path) -> None:
     for name in ("torchvision", "piq", "tenseal", "yaml"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong file was run')")
-    done = run(tmp_path)
+    done = run(tmp_path, "model=custom", "model._target_=own_nets.Net")
     assert done.returncode == 0, done.stderr
     assert "wrong file" not in done.stderr

@@ -1,9 +1,7 @@
 """Commands that are ended at random points, and what they leave behind."""
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.cli.main import run_command_line
 from tests.experiment.runs import NO_RESULT
 
 RUN = ("federation.clients=2", "federation.rounds=3", "evaluate_every=3", "victims=2", "attack.iterations=40")
@@ -36,14 +35,16 @@ class Subject:
     Attributes:
         arguments: of the command, but for ``out``; a grid is in a file that is named by the folder.
         table: of what it left in a folder, without what a clock decides.
+        beside: further arguments where it runs in a process of its own.
     """
 
     arguments: Callable[[Path], Sequence[str]]
     table: Callable[[Path], Any]
+    beside: tuple[str, ...] = ()
 
     def command(self, out: Path) -> list[str]:
         """Comes to the same whatever was done before."""
-        return [sys.executable, "-m", "fl_privacy", *self.arguments(out), f"out={out}"]
+        return [sys.executable, "-m", "fl_privacy", *self.arguments(out), f"out={out}", *self.beside]
 
 
 def sweep(out: Path) -> Sequence[str]:
@@ -53,7 +54,7 @@ def sweep(out: Path) -> Sequence[str]:
 def trade_off(out: Path) -> Sequence[str]:
     grid = out.with_name(f"{out.name}.yaml")
     grid.write_text(GRID)
-    return ("trade-off", str(grid), "--jobs", "2")
+    return ("trade-off", str(grid))
 
 
 def search(out: Path) -> Sequence[str]:
@@ -84,32 +85,33 @@ def searched(out: Path) -> Any:
 
 SUBJECTS = {
     "sweep": Subject(sweep, recorded),
-    "trade-off": Subject(trade_off, compared),
+    "trade-off": Subject(trade_off, compared, ("--jobs", "2")),
     "search": Subject(search, searched),
 }
 
 
 def finish(subject: Subject, out: Path) -> float:
-    """Let it run to its end; returns the seconds."""
+    """Let it run to its end in this process; returns the seconds."""
     started = time.monotonic()
-    done = subprocess.run(subject.command(out), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert run_command_line([*subject.arguments(out), f"out={out}"]) == 0
     return time.monotonic() - started
 
 
 def kill(subject: Subject, out: Path, *, kills: int, within: float, rng: random.Random) -> list[float]:
-    """Kill it ``kills`` times, each time up to ``within`` seconds after it was started; returns when.
+    """Kill it ``kills`` times, each time up to ``within`` seconds after it began to write; returns when.
 
     It goes on where it stopped; where it has finished, it starts anew in another folder, ``OUT-1``, ``OUT-2``, ...
     """
     at: list[float] = []
     folder, finished = out, 0
     while len(at) < kills:
-        wait = rng.uniform(0.0, within)
+        wait, before = rng.uniform(0.0, within), _written(folder)
         process = subprocess.Popen(
             subject.command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         try:
+            while process.poll() is None and _written(folder) == before:
+                time.sleep(0.02)
             _, said = process.communicate(timeout=wait)
             assert process.returncode == 0, said
             finished += 1
@@ -117,8 +119,13 @@ def kill(subject: Subject, out: Path, *, kills: int, within: float, rng: random.
         except subprocess.TimeoutExpired:
             at.append(wait)
         finally:
-            os.kill(process.pid, signal.SIGKILL) if process.poll() is None else None
+            process.kill()
             process.communicate()
     for left in (out, *(out.with_name(f"{out.name}-{k + 1}") for k in range(finished))):
         finish(subject, left)
     return at
+
+
+def _written(folder: Path) -> dict[Path, int]:
+    """Size of each file in ``folder``."""
+    return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fl_privacy.cli.main import run_command_line
 from fl_privacy.results import read_run
 from tests.experiment.runs import wait_until
 
@@ -56,11 +57,8 @@ def test_everything_recorded_is_readable(killed: Path) -> None:
         json.loads(path.read_text())
 
 
-def test_the_report_of_a_killed_run(killed: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fl_privacy", "report", str(killed)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    page = Path(done.stdout.splitlines()[-1])
+def test_the_report_of_a_killed_run(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["report", str(killed)]) == 0
+    page = Path(capsys.readouterr().out.splitlines()[-1])
     assert page == killed / "report.html"
     assert "<svg" in page.read_text()

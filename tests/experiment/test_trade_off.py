@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.experiment.runs import stamps, wait_until
+from tests.experiment.runs import run, stamps, wait_until
 
 GRID = """
 settings: [federation.clients=2, federation.rounds=2]
@@ -24,14 +24,10 @@ defenses:
 """
 
 
-def command(grid: Path, out: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "fl_privacy", "trade-off", str(grid), f"out={out}", *options]
-
-
 def finish(grid: Path, out: Path, *options: str) -> Path:
-    done = subprocess.run(command(grid, out, *options), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.splitlines()[-1])
+    done = run("trade-off", str(grid), *options, out=out)
+    assert done.status == 0
+    return done.path
 
 
 def table(page: Path) -> Any:
@@ -47,7 +43,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(grid: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finish(grid, tmp_path_factory.mktemp("sweep") / "runs", "--jobs", "2")
+    return finish(grid, tmp_path_factory.mktemp("sweep") / "runs")
 
 
 def test_every_point_is_trained_and_attacked(page: Path) -> None:
@@ -68,7 +64,8 @@ def test_every_point_is_trained_and_attacked(page: Path) -> None:
 
 def test_a_killed_sweep_ends_with_the_same_table(grid: Path, page: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
-    process = subprocess.Popen(command(grid, out, "--jobs", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "fl_privacy", "trade-off", str(grid), f"out={out}", "--jobs", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: process.poll() is not None or len(list(out.glob("*/summary.json"))) >= 2, seconds=240)
         assert process.poll() is None, "the sweep ended by itself"
@@ -77,7 +74,7 @@ def test_a_killed_sweep_ends_with_the_same_table(grid: Path, page: Path, tmp_pat
         process.wait()
     finished = {path.parent / "metrics.jsonl" for path in out.glob("*/summary.json")}
     before = {path: at for path, at in stamps(out).items() if path in finished}
-    assert table(finish(grid, out)) == table(page)
+    assert table(finish(grid, out, "--jobs", "2")) == table(page)
     assert {path: at for path, at in stamps(out).items() if path in finished} == before
 
 

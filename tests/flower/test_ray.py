@@ -24,11 +24,13 @@ def test_ray_gives_the_bits_of_the_plain_loop() -> None:
     assert len(recording.reports) == ROUNDS
 
 
-def test_a_process_that_dies_costs_one_reply_and_is_replaced() -> None:
-    recording = run(source=dying_in_round_one, actors=1)
+@pytest.mark.slow
+def test_a_process_that_dies_or_never_answers_costs_one_reply_and_is_replaced() -> None:
+    recording = run(source=dying_then_sleeping, actors=1, timeout=30.0)
 
-    assert [report.clients for report in recording.reports] == [(0, 2), (0, 1, 2), (0, 1, 2)]
+    assert [report.clients for report in recording.reports] == [(0, 2), (0, 2), (0, 1, 2)]
     assert "Died" in recording.reports[0].excluded[1]
+    assert recording.reports[1].excluded == {1: "no reply within 30 s (backend.timeout)"}
 
 
 def test_clients_that_can_not_be_made_say_why() -> None:
@@ -56,33 +58,15 @@ def run(*, source: Any, actors: int, timeout: float = 3600.0) -> harness.Recordi
     return recording
 
 
-def dying_in_round_one() -> dict[int, Client]:
+def dying_then_sleeping() -> dict[int, Client]:
     clients = harness.clients()
-    return clients | {1: Dying(**{name: getattr(clients[1], name) for name in clients[1].__dataclass_fields__})}
+    return clients | {1: Failing(**{name: getattr(clients[1], name) for name in clients[1].__dataclass_fields__})}
 
 
-class Dying(Client):
+class Failing(Client):
     def update(self, sent: Any, state: Any, *, round: int) -> Any:
         if round == 1:
             os._exit(1)
-        return super().update(sent, state, round=round)
-
-
-@pytest.mark.slow
-def test_a_process_that_never_answers_costs_one_reply_and_is_replaced() -> None:
-    recording = run(source=sleeping_in_round_one, actors=1, timeout=30.0)
-
-    assert [report.clients for report in recording.reports] == [(0, 2), (0, 1, 2), (0, 1, 2)]
-    assert recording.reports[0].excluded == {1: "no reply within 30 s (backend.timeout)"}
-
-
-def sleeping_in_round_one() -> dict[int, Client]:
-    clients = harness.clients()
-    return clients | {1: Sleeping(**{name: getattr(clients[1], name) for name in clients[1].__dataclass_fields__})}
-
-
-class Sleeping(Client):
-    def update(self, sent: Any, state: Any, *, round: int) -> Any:
-        if round == 1:
+        if round == 2:
             time.sleep(3600)
         return super().update(sent, state, round=round)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fl_privacy.config import compose_run
 from fl_privacy.models import build_model, check_model
 
 yaml = pytest.importorskip("yaml")
@@ -25,12 +26,17 @@ def files(*groups):
 
 
 @pytest.mark.parametrize("file", files("data", "partition", "model"))
-def test_every_option_is_there_with_its_default(file):
+def test_a_file_holds_settings_that_exist_and_only_what_differs(file):
     target, settings = read(file)
     parameters = inspect.signature(target).parameters
     assert set(settings) <= set(parameters)
     if file.parent.name != "model":
-        assert set(settings) == set(parameters)
+        same = {key for key, value in settings.items() if key != "name" and value == parameters[key].default}
+        assert not same
+        assert set(compose_run([f"{file.parent.name}={file.stem}"]).plain()[file.parent.name]) == {
+            "_target_",
+            *parameters,
+        }
 
 
 @pytest.mark.parametrize("file", files("model"))

@@ -43,7 +43,12 @@ def test_configurations_are_complete(name: str) -> None:
     assert settings.keys() - {"_target_", "shards"} == inspect.signature(preset).parameters.keys()
     built = build_attack(config)
     assert isinstance(
-        built, attacks.GradientInversion | attacks.AnalyticInversion | attacks.ExactInversion | attacks.ModelInversion
+        built,
+        attacks.GradientInversion
+        | attacks.AnalyticInversion
+        | attacks.AutoAttack
+        | attacks.ExactInversion
+        | attacks.ModelInversion,
     )
     if not name.startswith("ats") and name not in VARIANTS:
         assert built == (preset(device="cpu") if "device" in settings else preset())

@@ -49,6 +49,7 @@ def test_dp_sgd_protects_an_example():
     expected = epsilon(noise_multiplier=1.1, sample_rate=0.1, steps=50, delta=DELTA)
     assert found.epsilon(10) == expected
     assert found.epsilon(1) < found.epsilon(10)
+    assert found.course([1, 4, 10]) == pytest.approx([found.epsilon(rounds) for rounds in (1, 4, 10)])
     assert f"({expected:.4g}, 1e-05)" in found.describe(10)
 
 

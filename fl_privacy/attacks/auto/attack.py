@@ -1,0 +1,145 @@
+"""``attack=auto``: exact where exactness is possible, else the best of descents that differ in kind."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.auto.budget import EVALUATIONS, Budget, expect_budget, most_attempts, rungs
+from fl_privacy.attacks.auto.evidence import Usual, usual_of, with_evidence
+from fl_privacy.attacks.auto.members import attempts_at
+from fl_privacy.attacks.auto.race import Race, Winner
+from fl_privacy.attacks.exact import ExactInversion
+from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
+from fl_privacy.attacks.gradient_inversion import GradientInversion
+from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
+from fl_privacy.attacks.gradient_inversion.grouping import (
+    Group,
+    attack_in_groups,
+    failed,
+)
+from fl_privacy.checks import one_of, whole
+from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
+
+logger = logging.getLogger(__name__)
+
+_LEAST_EVALUATIONS = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoAttack:
+    """The strongest attacker without a setting, in the way of AutoAttack (Croce and Hein 2020) for gradient inversion.
+
+    What a fully connected first layer gives away exactly is solved for (``attack=exact``); victims that are proven
+    need no descent. The others are attacked by members that differ in kind, from several starts, under successive
+    halving: L-BFGS on the angle and on the distance of the updates, signed Adam with little and with much total
+    variation, batch-norm statistics where they were sent. What was solved for without a proof is one of the starts.
+    A defense that is known, or that the update itself shows (zeros, few levels, empty columns), is answered by all.
+
+    Members with different losses are compared by one rule, :mod:`fl_privacy.attacks.auto.judgment`, which never sees
+    the truth. A victim depends on its own numbers alone, as in :class:`fl_privacy.attacks.GradientInversion`.
+
+    Attributes:
+        budget: of a victim: ``quick``, ``standard`` or ``thorough``, which are numbers of evaluations and reproducible,
+            or seconds among all victims attacked together, which the clock turns into evaluations and are not.
+        evaluations: of loss and gradient for each victim, instead of ``budget``: how a budget in seconds, whose number
+            of them the log says, is repeated.
+        dtype: of the computation.
+        device: of the computation; that of the values sent if ``None``.
+        most_victims: in one chunk; found from the free memory if ``None``.
+    """
+
+    budget: Budget | float = "standard"
+    evaluations: int | None = None
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str | None = None
+    most_victims: int | None = None
+
+    def __post_init__(self) -> None:
+        expect_budget(self.budget, self.evaluations)
+        one_of("attack.dtype", self.dtype, ("float32", "float64"))
+        if self.most_victims is not None:
+            whole("attack.most_victims", self.most_victims, at_least=1, example=64)
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
+        seen = _with_evidence(observations)
+        return attack_in_groups(seen, lambda group, report: self._attack(group, seed, report), progress=progress)
+
+    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        results, partly = _solved(group, seed, self.evaluations or EVALUATIONS.get(str(self.budget), 0))
+        rest = {position: o for position, o in group.observations.items() if position not in results}
+        if not rest:
+            return results
+        earlier = [
+            Group({position: one.observations[position] for position in rest}, one.earlier) for one in group.earlier
+        ]
+        return results | self._race(Group(rest, earlier), partly, seed, report)
+
+    def _race(self, group: Group, partly: dict[int, Batch], seed: int, report: Report) -> dict[int, Reconstruction]:
+        named = self.evaluations or (EVALUATIONS[self.budget] if isinstance(self.budget, str) else None)
+        pairs = attempts_at(group.first, most_attempts(named or EVALUATIONS["standard"]), self._placed)
+        race = Race(group, pairs, seed)
+        for position, batch in partly.items():
+            race.add(position, batch)
+        if named is None and race.attempts:
+            named = max(_LEAST_EVALUATIONS, int(float(self.budget) / race.seconds_per_evaluation()))
+            logger.info(
+                "attack.budget=%s came to attack.evaluations=%d for %d victims.", self.budget, named, len(race.attempts)
+            )
+        most = max(map(len, race.attempts.values()), default=1)
+        race.run(rungs(named or _LEAST_EVALUATIONS, most), report)
+        failures = {position: failed(group.observations[position], why) for position, why in race.failures.items()}
+        return failures | {p: _reconstruction(group.observations[p], race.winner(p)) for p in race.attempts}
+
+    def _placed(self, attack: GradientInversion) -> GradientInversion:
+        """``attack`` where and how this one computes."""
+        return replace(attack, dtype=self.dtype, device=self.device, most_victims=self.most_victims)
+
+
+def _with_evidence(observations: Sequence[Observation]) -> list[Observation]:
+    """Each by an attacker that takes what it sees in the update for the defense, where it was told none."""
+    usual: dict[tuple[int, int, int], Usual] = {}
+    seen = []
+    for observation in observations:
+        if observation.knowledge.defense is None and why_not_attackable(observation) is None:
+            key = id(observation.model), id(observation.sent), observation.upload.num_examples
+            if key not in usual:
+                usual[key] = usual_of(observation)
+            observation = with_evidence(observation, usual[key])  # noqa: PLW2901
+        seen.append(observation)
+    return seen
+
+
+def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Reconstruction], dict[int, Batch]]:
+    """By position: victims that need no descent, and images of others that one may start from."""
+    exact = ExactInversion(rounds=max(1, min(400, evaluations // 12 or 400)))
+    found = exact(list(group.observations.values()), seed=seed)
+    results, partly = {}, {}
+    for position, one in zip(group.observations, found, strict=True):
+        if one.certainty is not Certainty.APPROXIMATE:
+            results[position] = replace(one, member="exact")
+        elif one.batch is not None:
+            partly[position] = one.batch
+    return results, partly
+
+
+def _reconstruction(observation: Observation, winner: Winner | None) -> Reconstruction:
+    if winner is None:
+        return failed(observation, "The objective is not finite at any start; check the update.")
+    certainty = Certainty.APPROXIMATE
+    if winner.mismatch < ROUNDING and Reproduction(observation).distance(winner.batch) < ROUNDING:
+        certainty = Certainty.CONSISTENT
+    return Reconstruction(
+        id=observation.id,
+        batch=winner.batch,
+        loss=winner.mismatch,
+        history=winner.history,
+        label_source=winner.label_source,
+        countermeasures=winner.countermeasures,
+        certainty=certainty,
+        member=winner.member,
+    )

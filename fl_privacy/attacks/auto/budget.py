@@ -1,0 +1,90 @@
+"""How much work a victim gets, and how it is dealt out among the attempts at it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fl_privacy.checks import number, whole
+from fl_privacy.errors import UserError
+
+Budget = Literal["quick", "standard", "thorough"]
+
+EVALUATIONS: Mapping[str, int] = {"quick": 600, "standard": 4800, "thorough": 24_000}
+"""Of loss and gradient for each victim, over all attempts; ``standard`` is what "Inverting Gradients" takes for one."""
+
+_KEPT = 3
+"""Of so many attempts one goes on to the next rung."""
+
+_LAST = 0.6
+"""Share of the evaluations that the best attempt gets in the last rung."""
+
+_MOST = 27
+"""Attempts at a victim."""
+
+_STAGE = 200
+"""Evaluations of the last rung from which it is cut in stages, at each of which total variation is eased."""
+
+_STAGES = 4
+"""At most."""
+
+_LEAST = 25
+"""Evaluations below which an attempt shows nothing: one iteration of L-BFGS."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A step of successive halving: so many attempts at a victim, each with so many evaluations."""
+
+    attempts: int
+    evaluations: int
+
+
+def expect_budget(budget: object, evaluations: int | None) -> None:
+    """Refuse what is neither a name nor seconds.
+
+    Raises:
+        UserError: a value is out of its range.
+    """
+    if isinstance(budget, str):
+        if budget not in EVALUATIONS:
+            raise UserError(
+                f"attack.budget is expected to be {', '.join(EVALUATIONS)} or seconds a victim, but got {budget!r}."
+            )
+    else:
+        number("attack.budget", budget, above=0, example=30)  # type: ignore[arg-type]
+    if evaluations is not None:
+        whole("attack.evaluations", evaluations, at_least=1, example=EVALUATIONS["standard"])
+
+
+def most_attempts(evaluations: int) -> int:
+    """How many attempts can be told apart with so many evaluations in all."""
+    most = [n for n in range(1, _MOST + 1) if n * _LEAST * _early(n) <= (1 - _LAST) * evaluations]
+    return max(most, default=1)
+
+
+def _early(attempts: int) -> int:
+    """Rungs before the last one."""
+    numbers = 0
+    while attempts > 1:
+        attempts, numbers = math.ceil(attempts / _KEPT), numbers + 1
+    return numbers
+
+
+def rungs(evaluations: int, attempts: int) -> list[Rung]:
+    """Successive halving (Jamieson and Talwalkar 2016) that starts with ``attempts`` and ends with one.
+
+    What the last one does not get is dealt out evenly among the others. The last is cut in stages. No attempt gets
+    less than one iteration of L-BFGS, also where all of them together take more than ``evaluations`` then.
+    """
+    numbers = [attempts]
+    while numbers[-1] > 1:
+        numbers.append(math.ceil(numbers[-1] / _KEPT))
+    last = int(_LAST * evaluations) if attempts > 1 else evaluations
+    stages = max(1, min(_STAGES, last // _STAGE))
+    late = [Rung(1, max(_LEAST, last // stages))] * stages
+    if attempts == 1:
+        return late
+    each = (1 - _LAST) * evaluations / (len(numbers) - 1)
+    early = [Rung(count, max(_LEAST, int(each / count))) for count in numbers[:-1]]
+    return [*early, *late]

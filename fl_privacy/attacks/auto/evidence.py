@@ -1,0 +1,129 @@
+"""What an update itself shows of the defense that made it, to an attacker that nobody has told."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.adaptive import estimate_step
+from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.effects import Description, MutedFeatures, Part, Quantized, Sparse
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.types import Batch, Observation, Tensors
+
+_ENOUGH = 64
+"""Elements of a tensor from which its values are counted."""
+
+_MORE_ZEROS = 0.05
+"""Share of zeros, or of empty columns, beyond those of undefended gradients from which somebody has put them there."""
+
+_MOST_BITS = 12
+
+_OFF_GRID = 0.02
+"""Of a step, that levels may be off an even grid in single precision."""
+
+_AT_THRESHOLD = 0.02
+"""Share of the kept elements within a factor of two of the smallest, from which that is a threshold."""
+
+
+@dataclass(frozen=True)
+class Usual:
+    """Of undefended gradients of a model: the share of scattered zeros, and of empty columns of the last layer."""
+
+    scattered: float
+    columns: float
+
+
+def usual_of(observation: Observation) -> Usual:
+    """From the gradients of a few images of noise; what a ReLU leaves zero is nobody's defense."""
+    rng = torch.Generator().manual_seed(0)
+    count = observation.upload.num_examples
+    like = next(iter(observation.sent.parameters.values()))
+    scattered = columns = 0.0
+    for _ in range(3):
+        images = torch.rand((count, *observation.input_shape), generator=rng).to(like)
+        labels = torch.randint(observation.num_classes, (count,), generator=rng).to(like.device)
+        state = observation.assumed()
+        found = loss_gradients(observation.model, state, Batch(images, labels), batch_norm="eval").gradients
+        scattered = max(scattered, scattered_zeros(found))
+        columns = max(columns, _empty_columns(observation, found))
+    return Usual(scattered, columns)
+
+
+def evident_defense(observation: Observation, usual: Usual) -> Description:
+    """The parts of a defense that the update shows; empty where it looks like a gradient."""
+    update = observation.update()
+    if (effect := _quantized(update)) is not None:
+        return (Part("few levels", effect=effect),)
+    if scattered_zeros(update) > usual.scattered + _MORE_ZEROS:
+        return (Part("zeros", effect=_sparse(update)),)
+    if _empty_columns(observation, update) > usual.columns + max(_MORE_ZEROS, 0.2 * usual.columns):
+        return (Part("empty columns", effect=MutedFeatures()),)
+    return ()
+
+
+def with_evidence(observation: Observation, usual: Usual) -> Observation:
+    """``observation`` by an attacker that takes what it sees for the defense, where it was told none."""
+    if observation.knowledge.defense is not None:
+        return observation
+    found = evident_defense(observation, usual)
+    return replace(observation, knowledge=replace(observation.knowledge, defense=found)) if found else observation
+
+
+def scattered_zeros(update: Tensors) -> float:
+    """Share of the elements of weights that are zero, though neither all of their row nor all of their column is.
+
+    A silent neuron leaves a row or a column empty; zeros elsewhere are rare in what nobody has touched.
+    """
+    zeros = total = 0
+    for value in update.values():
+        if value.dim() > 1:
+            empty = value.flatten(1) == 0
+            live = empty[~empty.all(1)][:, ~empty.all(0)]
+            zeros, total = zeros + int(live.sum()), total + live.numel()
+    return zeros / total if total else 0.0
+
+
+def _empty_columns(observation: Observation, update: Tensors) -> float:
+    """Share of the columns of the last layer's weight that are zero, while its other columns are not."""
+    layer = output_layer(observation.model, observation.num_classes)
+    if layer is None or layer[0] not in update:
+        return 0.0
+    empty = (update[layer[0]] == 0).all(0)
+    return 0.0 if bool(empty.all()) else float(empty.double().mean())
+
+
+def _sparse(update: Tensors) -> Sparse:
+    """Zeros that were put there; in each layer the kept ones tell what the others may have been."""
+    votes = total = 0
+    for value in update.values():
+        kept = value[value != 0].abs()
+        if len(kept) >= _ENOUGH:
+            total += len(kept)
+            near = int((kept <= 2 * kept.min()).sum())
+            votes += len(kept) if near >= max(4, _AT_THRESHOLD * len(kept)) else 0
+    return Sparse(largest=2 * votes > total, scope="layer")
+
+
+def _quantized(update: Tensors) -> Quantized | None:
+    """The grid that every large tensor lies on, where it is the same number of bits for all of them."""
+    found = {_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())}
+    if len(found) == 0 or None in found:
+        return None
+    return Quantized(bits=max(bits for bits in found if bits is not None))
+
+
+def _bits(value: Tensor) -> int | None:
+    """Bits of an even grid up to the largest magnitude that ``value`` lies on; ``None`` if it lies on none."""
+    levels = torch.unique(value.double())
+    largest, step = float(value.abs().max()), estimate_step(value)
+    if len(levels) == 2 and float(levels[0]) == -float(levels[1]):
+        return 1
+    if len(levels) < 3 or len(levels) > min(2**_MOST_BITS, value.numel() // 2) or step <= 0:
+        return None
+    highest = round(largest / step)
+    places = levels * highest / largest
+    if float((places - places.round()).abs().max()) > _OFF_GRID:
+        return None
+    return max(2, math.ceil(math.log2(2 * highest + 2)))

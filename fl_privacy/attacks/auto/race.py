@@ -1,0 +1,254 @@
+"""Successive halving of the attempts at each victim, many victims at once."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.attack import Report
+from fl_privacy.attacks.auto.budget import Rung
+from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge
+from fl_privacy.attacks.auto.members import Contender
+from fl_privacy.attacks.gradient_inversion.grouping import Group
+from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
+from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
+from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
+from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.progress import counted
+from fl_privacy.types import Batch
+
+_PILOT = 25
+"""Evaluations by which the time of one is measured."""
+
+_EASED = 10.0
+"""By which factor total variation is eased from one rung to the next, at most."""
+
+_LEAST_VARIATION = 0.01
+"""Total variation of an image that has next to none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """At a victim.
+
+    Attributes:
+        member: number of the member among the contenders.
+        start: number of the start.
+        roughness: weight of total variation in the next rung, as a share of the loss of a zero gradient.
+        labels: (B,) that belong to the images it starts from; ``None``: those of all attempts.
+        variables: (N,) where it is; ``None`` before the first rung.
+        mismatch, score: of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
+        history: of the member's own loss, one after the other of all rungs.
+    """
+
+    member: int
+    start: int
+    roughness: float
+    labels: Tensor | None = None
+    variables: Tensor | None = None
+    mismatch: float = math.inf
+    score: float = math.inf
+    history: tuple[float, ...] = ()
+
+    @property
+    def order(self) -> tuple[float, int, int]:
+        """The least is the best."""
+        return self.score, self.member, self.start
+
+
+@dataclass(frozen=True, eq=False)
+class Winner:
+    """The best attempt at a victim, as images and labels."""
+
+    member: str
+    batch: Batch
+    mismatch: float
+    history: tuple[float, ...]
+    label_source: str
+    countermeasures: tuple[str, ...]
+
+
+class Race:
+    """The contenders for one group of victims.
+
+    Args:
+        group: of victims.
+        pairs: of a member and the number of a start.
+        seed: of the attack.
+
+    Raises:
+        NotAttackableError: no member can attack the group.
+    """
+
+    def __init__(self, group: Group, pairs: Sequence[tuple[Contender, int]], seed: int) -> None:
+        self._members = list(dict.fromkeys(member for member, _ in pairs))
+        self._prepared: list[Prepared] = [prepare(member.attack, group, seed) for member in self._members]
+        first = self._prepared[0]
+        self.failures: Mapping[int, str] = first.failures
+        self._victims = [{victim.position: victim for victim in one.members} for one in self._prepared]
+        starts = [(self._members.index(member), start) for member, start in self._with_transforms(pairs)]
+        self.attempts = {
+            victim.position: [Attempt(member, start, self._members[member].roughness) for member, start in starts]
+            for victim in first.members
+        }
+
+    def _with_transforms(self, pairs: Sequence[tuple[Contender, int]]) -> Iterable[tuple[Contender, int]]:
+        """Where the client may have transformed its images, each transformation gets an attempt of the first member."""
+        transforms = len(self._prepared[0].rounds[0].known.transforms)
+        return pairs if transforms < 2 else [(pairs[0][0], start) for start in range(max(transforms, len(pairs)))]
+
+    def add(self, position: int, batch: Batch) -> None:
+        """Let the first member also start from images that are known by other means."""
+        if position not in self.attempts:
+            return
+        labels = None if batch.labels.is_floating_point() else batch.labels
+        variables = self._prepared[0].settings.space.to_variables(batch.inputs).flatten()
+        if len(variables) != torch.Size(self._prepared[0].shape).numel():
+            return
+        row, _ = self._prepared[0].start([self._victims[0][position]], [0])
+        variables = torch.cat([variables.to(row), row[0, len(variables) :]])
+        number = 1 + max(attempt.start for attempt in self.attempts[position])
+        given = Attempt(0, number, self._members[0].roughness, labels=labels, variables=variables)
+        judged = judge(self._problem(0, [(position, given)]), variables[None])
+        self.attempts[position].append(replace(given, mismatch=float(judged.mismatch[0]), score=float(judged.score[0])))
+
+    def seconds_per_evaluation(self) -> float:
+        """Of one victim among all, measured; the clock decides, so that no two calls agree."""
+        positions = list(self.attempts)[: self._prepared[0].capacity]
+        jobs = [(position, Attempt(0, 0, self._members[0].roughness)) for position in positions]
+        began = time.perf_counter()
+        self._descend(0, jobs, _PILOT, first=True, report=lambda share: None)
+        return (time.perf_counter() - began) / (_PILOT * len(jobs))
+
+    def run(self, rungs: Sequence[Rung], report: Report) -> None:
+        """All rungs; of each victim the best attempt is left."""
+        total = sum(rung.attempts * rung.evaluations for rung in rungs)
+        done = 0.0
+        for number, rung in enumerate(rungs):
+            if number:
+                self._keep(rung.attempts)
+            size = rung.attempts * rung.evaluations / total
+
+            def meter(part: float, done: float = done, size: float = size) -> None:
+                report(done + part * size)
+
+            self._rung(rung, number == 0, meter)
+            done += size
+        self._keep(1)
+
+    def _keep(self, best: int) -> None:
+        """Of each victim so many attempts."""
+        for position, attempts in self.attempts.items():
+            self.attempts[position] = sorted(attempts, key=lambda attempt: attempt.order)[:best]
+
+    def _rung(self, rung: Rung, first: bool, report: Report) -> None:
+        jobs: dict[int, list[tuple[int, Attempt]]] = {}
+        for position, attempts in self.attempts.items():
+            for attempt in attempts:
+                if attempt.mismatch > EXACT:
+                    jobs.setdefault(attempt.member, []).append((position, attempt))
+        members = sorted(jobs)
+        total, done = sum(len(own) for own in jobs.values()), 0
+        for member in counted("attack", members):
+            capacity = self._prepared[member].capacity
+            for begin in range(0, len(jobs[member]), capacity):
+                chunk = jobs[member][begin : begin + capacity]
+
+                def meter(part: float, done: int = done, size: int = len(chunk)) -> None:
+                    report((done + part * size) / total)
+
+                after = self._descend(member, chunk, rung.evaluations, first=first, report=meter)
+                done += len(chunk)
+                for (position, before), attempt in zip(chunk, after, strict=True):
+                    own = self.attempts[position]
+                    own[own.index(before)] = attempt
+
+    def _descend(
+        self,
+        member: int,
+        jobs: Sequence[tuple[int, Attempt]],
+        evaluations: int,
+        *,
+        first: bool,
+        report: Report,
+    ) -> list[Attempt]:
+        """Each attempt after so many evaluations, or as it was where it got no better."""
+        prepared = self._prepared[member]
+        victims = [self._victims[member][position] for position, _ in jobs]
+        variables, generators = prepared.start(victims, [attempt.start for _, attempt in jobs])
+        known = [attempt.variables for _, attempt in jobs]
+        variables = torch.stack(
+            [row if own is None else own.to(row) for row, own in zip(variables, known, strict=True)]
+        )
+        problem = self._problem(member, jobs)
+        settings = self._members[member].settings(evaluations, first=first)
+        found = minimize(
+            problem,
+            variables,
+            generators=generators,
+            enough=0.0 * problem.zero_loss(),
+            descent=Descent(
+                optimizer=settings.optimizer,
+                iterations=settings.iterations,
+                projection=settings.projection,
+                noise=settings.noise,
+            ),
+            evaluate=Problem.evaluate,
+            report=report,
+        )
+        judged = judge(problem, found.variables)
+        return [
+            _after(attempt, found.variables[row], judged, row, found.history[:, row])
+            for row, (_, attempt) in enumerate(jobs)
+        ]
+
+    def _problem(self, member: int, jobs: Sequence[tuple[int, Attempt]]) -> Problem:
+        """Of ``jobs``, with total variation beside the member's own priors."""
+        prepared = self._prepared[member]
+        victims = [_relabeled(self._victims[member][position], attempt) for position, attempt in jobs]
+        problem = prepared.problem(victims, [attempt.start for _, attempt in jobs])
+        zero = problem.zero_loss()
+        weights = torch.tensor([attempt.roughness for _, attempt in jobs]).to(zero)
+        smoothness = weights.clamp_min(prepared.rounds[0].known.smoothness) * zero
+        return replace(problem, constraints=replace(problem.constraints, smoothness=smoothness))
+
+    def winner(self, position: int) -> Winner | None:
+        """Of a victim; ``None`` where no attempt came to a number."""
+        (attempt,) = self.attempts[position]
+        if attempt.variables is None or not math.isfinite(attempt.score):
+            return None
+        prepared = self._prepared[attempt.member]
+        problem = self._problem(attempt.member, [(position, attempt)])
+        images = problem.images(attempt.variables[None])[0].clamp(0, 1).float().cpu()
+        labels = problem.guessed_labels(attempt.variables[None])[0]
+        labels = labels.argmax(-1) if labels.dim() > 1 else labels
+        return Winner(
+            member=self._members[attempt.member].name,
+            batch=Batch(images, labels.cpu()),
+            mismatch=attempt.mismatch,
+            history=attempt.history,
+            label_source=self._victims[attempt.member][position].label_source,
+            countermeasures=prepared.countermeasures,
+        )
+
+
+def _relabeled(victim: PreparedVictim, attempt: Attempt) -> PreparedVictim:
+    if attempt.labels is None or victim.labels is None:
+        return victim
+    return replace(victim, labels=attempt.labels.to(victim.labels.device))
+
+
+def _after(before: Attempt, variables: Tensor, judged: Judgment, row: int, losses: Tensor) -> Attempt:
+    """What was found from ``before``, or that itself where it is no better."""
+    history = (*before.history, *losses[losses.isfinite()].tolist())
+    mismatch, variation = float(judged.mismatch[row]), float(judged.variation[row])
+    # with less total variation than the misfit left over, what fits is noise; with more, it holds the fit back
+    balanced = mismatch / max(variation, _LEAST_VARIATION)
+    roughness = min(before.roughness, max(before.roughness / _EASED, balanced))
+    score = float(judged.score[row])
+    if before.variables is not None and not score < before.score:
+        return replace(before, history=history, roughness=roughness)
+    return replace(before, variables=variables, mismatch=mismatch, score=score, history=history, roughness=roughness)

@@ -1,0 +1,129 @@
+"""The attack without a setting reads at least what one that was chosen reads, and never looks at the truth."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fl_privacy.attacks import AutoAttack, inverting_gradients
+from fl_privacy.attacks.auto.budget import most_attempts, rungs
+from fl_privacy.attacks.auto.evidence import evident_defense, usual_of
+from fl_privacy.defenses.compression import pruning, quantization, selective_sharing
+from fl_privacy.effects import MutedFeatures, Quantized, Sparse
+from fl_privacy.errors import UserError
+from fl_privacy.models import LeNet
+from fl_privacy.types import Certainty, Observation
+from tests.attacks.exact.test_exact import mlp
+from tests.attacks.exact.test_exact import victims as images_behind
+from tests.attacks.victims import CLASSES, error, examples, observations, smooth_net
+
+SHORT = AutoAttack(evaluations=200)
+
+
+def test_reads_more_than_a_preset_of_the_same_length():
+    seen = observations(smooth_net(), 3)
+    found, plain = SHORT(seen, seed=0), inverting_gradients(iterations=200)(seen, seed=0)
+    truth = examples(3)
+    for k, (ours, theirs) in enumerate(zip(found, plain, strict=True)):
+        own = type(truth)(truth.inputs[k : k + 1], truth.labels[k : k + 1])
+        assert error(ours.batch, own) < error(theirs.batch, own)
+        assert ours.member and torch.equal(ours.batch.labels, own.labels)
+
+
+def test_what_is_proven_needs_no_descent():
+    seen, _ = images_behind(mlp(), 3, 2)
+    found = AutoAttack(evaluations=10**9)(seen, seed=0)
+    assert {(one.member, one.certainty) for one in found} == {("exact", Certainty.PROVEN)}
+
+
+def test_the_same_alone_and_in_company():
+    attack = AutoAttack(evaluations=80, most_victims=1)
+    seen = observations(smooth_net(), 3)
+    together = attack(seen, seed=1)
+    for alone, one in zip([attack([each], seed=1)[0] for each in seen], together, strict=True):
+        assert torch.equal(alone.batch.inputs, one.batch.inputs)
+        assert (alone.member, alone.loss) == (one.member, one.loss)
+
+
+def test_labels_that_nothing_tells_are_optimized():
+    (seen,) = observations(smooth_net(), 1)
+    hidden = {name: t for name, t in seen.upload.tensors.items() if not name.startswith("5.")}
+    (found,) = SHORT([replace(seen, upload=replace(seen.upload, tensors=hidden))], seed=0)
+    assert found.label_source == "optimized"
+
+
+def test_what_can_not_be_attacked_says_why():
+    (seen,) = observations(smooth_net(), 1)
+    zero = {name: torch.zeros_like(t) for name, t in seen.upload.tensors.items()}
+    (found,) = SHORT([replace(seen, upload=replace(seen.upload, tensors=zero))], seed=0)
+    assert found.batch is None and "zero everywhere" in found.failure
+
+
+@pytest.mark.parametrize("wrong", [{"budget": "slow"}, {"budget": 0}, {"evaluations": 0}, {"most_victims": 0}])
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(UserError, match=r"^attack\."):
+        AutoAttack(**wrong)
+
+
+def test_a_budget_in_seconds_comes_to_an_end():
+    (found,) = AutoAttack(budget=0.3)(observations(smooth_net(), 1), seed=0)
+    assert found.batch is not None
+
+
+@pytest.mark.parametrize("evaluations", [600, 4800, 24_000])
+def test_rungs_keep_to_the_budget_and_end_with_one_attempt(evaluations):
+    steps = rungs(evaluations, most_attempts(evaluations))
+    assert sum(rung.attempts * rung.evaluations for rung in steps) <= 1.05 * evaluations
+    assert steps[-1].attempts == 1
+    assert [rung.attempts for rung in steps] == sorted((rung.attempts for rung in steps), reverse=True)
+
+
+def lenet(activation: str = "tanh") -> Observation:
+    torch.manual_seed(0)
+    model = LeNet(in_channels=2, image_size=8, num_classes=CLASSES, activation=activation)
+    return observations(model.double(), 1)[0]
+
+
+def upload(seen: Observation, tensors) -> Observation:
+    return replace(seen, upload=replace(seen.upload, tensors=tensors))
+
+
+def defended(seen: Observation, defense) -> Observation:
+    return upload(seen, defense.upload[0](dict(seen.upload.tensors), {}, torch.Generator().manual_seed(0)))
+
+
+EVIDENT = {
+    "pruned": (pruning(rate=0.9), Sparse(largest=True, scope="layer")),
+    "shared by magnitude": (selective_sharing(share=0.2), Sparse(largest=True, scope="layer")),
+    "shared at random": (selective_sharing(share=0.3, by="random"), Sparse(largest=False, scope="layer")),
+    "8 bits": (quantization(bits=8), Quantized(bits=8)),
+    "2 bits": (quantization(bits=2), Quantized(bits=2)),
+    "1 bit": (quantization(bits=1), Quantized(bits=1)),
+}
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("kind", EVIDENT)
+def test_a_defense_shows_in_the_update(kind, activation):
+    seen = lenet(activation)
+    defense, effect = EVIDENT[kind]
+    (part,) = evident_defense(defended(seen, defense), usual_of(seen))
+    assert part.effect == effect
+
+
+def test_empty_columns_show_and_an_undefended_update_shows_nothing():
+    seen = lenet()
+    assert evident_defense(seen, usual_of(seen)) == ()
+    relu = lenet("relu")
+    assert evident_defense(relu, usual_of(relu)) == ()
+    weight = seen.upload.tensors["classifier.weight"].clone()
+    weight[:, ::2] = 0
+    (part,) = evident_defense(upload(seen, {**seen.upload.tensors, "classifier.weight": weight}), usual_of(seen))
+    assert part.effect == MutedFeatures()
+
+
+def test_zeros_that_are_evident_are_answered():
+    seen = observations(smooth_net(), 1)
+    pruned = [defended(each, pruning(rate=0.5)) for each in seen]
+    (found,) = SHORT(pruned, seed=0)
+    assert any("not zero" in sentence for sentence in found.countermeasures)
