@@ -1,6 +1,6 @@
 """The objects of a run, made from its configuration."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from fl_privacy.config.targets import check_arguments, instantiate, locate_targe
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.experiment.partitions import expect_parts
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.federation import (
     Audit,
@@ -225,7 +226,7 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
     partition = instantiate(config.partition, "partition")
     with blamed_on(f"partition._target_={config.partition.get('_target_')}"):
         parts = partition(dataset.train, num_clients=number, seed=derive_seed(config.seed, "partition"))
-    _expect_parts(parts, number, len(dataset.train), config.partition)
+    expect_parts(parts, number, len(dataset.train), config.partition)
     return dataset, {
         client: Client(
             id=client,
@@ -251,24 +252,6 @@ def _expect_made(made: Any, kind: type[T], section: DictConfig, name: str) -> T:
             f" {type(made).__name__}."
         )
     return made
-
-
-def _expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) -> None:
-    """Refuse what is no partition: for each client (N_i,) int64 indices, no example twice."""
-    wrong = None
-    if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) != clients:
-        wrong = f"got {type(parts).__name__}"
-    elif not all(isinstance(p, torch.Tensor) and p.dtype == torch.int64 and p.dim() == 1 and len(p) for p in parts):
-        wrong = f"got {', '.join(sorted({type(p).__name__ for p in parts}))} of other types or shapes"
-    elif not torch.cat(list(parts)).ge(0).all() or not torch.cat(list(parts)).lt(examples).all():
-        wrong = f"some are beyond 0..{examples - 1}"
-    elif len(torch.cat(list(parts)).unique()) != sum(map(len, parts)):
-        wrong = "some examples have two owners"
-    if wrong:
-        raise UserError(
-            f"partition._target_={section.get('_target_')} is expected to return indices (N,) int64 for each of"
-            f" {clients} clients, but {wrong}."
-        )
 
 
 def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
