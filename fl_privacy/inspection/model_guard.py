@@ -20,6 +20,9 @@ LAST = "guard/"
 _LEAST_VALUES = 64
 """Of a tensor, below which its direction says little."""
 
+_LEAST_EXAMPLES = 8
+"""Below which a neuron that fires for one of them, or one that leads, says little."""
+
 
 class RefusedModelError(UserError):
     """Why a client does not train on a model that it was sent, in one line."""
@@ -110,12 +113,14 @@ class ModelGuard:
     def _misbehaved(self, model: nn.Module, sent: ModelState, batch: Batch) -> str | None:
         if not sent.parameters.keys() >= dict(model.named_parameters()).keys() or len(batch) < 2:
             return None
-        seen = behavior_of(model, sent, batch)
+        seen, few = behavior_of(model, sent, batch), len(batch) < _LEAST_EXAMPLES
         for place, (name, firing) in enumerate(seen.firing.items()):
             if float(firing.mean()) < self.dead:
                 return f"{name} lets {float(firing.mean()):.1%} of this client's examples through"
+            if few:
+                continue
             if seen.alone[name] > (self.alone_later if place else self.alone):
                 return f"{seen.alone[name]:.0%} of the units of {name} fire for one of {len(batch)} examples or none"
-        if seen.leading > self.leading:
+        if seen.leading > self.leading and not few:
             return f"one of {len(batch)} examples sends {seen.leading:.0%} of the gradient"
         return None
