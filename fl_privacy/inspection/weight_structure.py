@@ -25,6 +25,8 @@ def strange_structure(name: str, weight: Tensor) -> str | None:
         return None
     rows = weight.detach().flatten(1).float()
     lengths = rows.norm(dim=1)
+    if not lengths.isfinite().all():
+        return f"{name} is not finite"
     if not lengths.any():
         return f"all of {name} is zero"
     silent = (lengths <= 1e-6 * lengths.max()).float().mean()
