@@ -48,7 +48,7 @@ class ModelGuard:
 
     examples: int = 16
     dead: float = 0.04
-    alone: float = 0.2
+    alone: float = 0.35
     alone_later: float = 0.6
     leading: float = 0.7
     turned: float = 0.3
@@ -58,7 +58,7 @@ class ModelGuard:
     def __post_init__(self) -> None:
         whole("guard.examples", self.examples, at_least=2, example=16)
         number("guard.dead", self.dead, at_least=0, below=1, example=0.04)
-        number("guard.alone", self.alone, above=0, at_most=1, example=0.2)
+        number("guard.alone", self.alone, above=0, at_most=1, example=0.35)
         number("guard.alone_later", self.alone_later, above=0, at_most=1, example=0.6)
         number("guard.leading", self.leading, above=0, at_most=1, example=0.7)
         number("guard.turned", self.turned, at_least=-1, below=1, example=0.3)

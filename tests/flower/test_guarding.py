@@ -27,7 +27,9 @@ def answers(values: ModelState, grid: LocalGrid) -> Any:
 
 def test_a_mod_refuses_what_the_guard_refuses() -> None:
     model = rounds.network("lenet")
-    app = ClientApp(mods=[guard_mod(model, lambda context: rounds.digits().train.batch(torch.arange(16)))])
+    app = ClientApp(
+        mods=[guard_mod(model, lambda context: rounds.digits().train.batch(rounds.shuffled(rounds.digits().train, 16)))]
+    )
 
     @app.train()
     def train(message: Message, context: Any) -> Message:

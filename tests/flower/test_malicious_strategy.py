@@ -19,7 +19,11 @@ CLIENTS = 3
 
 @pytest.mark.parametrize(
     ("attack", "name"),
-    [(Imprint(activation="hardtanh"), "lenet"), (Loki(bins=128), "lenet"), (TrapWeights(fires=0.03), "mlp")],
+    [
+        (Imprint(activation="hardtanh", amplitude=0.1, scale=500.0), "lenet"),
+        (Loki(bins=128), "lenet"),
+        (TrapWeights(fires=0.03), "mlp"),
+    ],
 )
 def test_single_images_are_read_under_fedavg(attack: ServerAttack, name: str) -> None:
     attack, seen = attack.informed(rounds.public()), list[Observation]()

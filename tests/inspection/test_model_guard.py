@@ -15,11 +15,11 @@ from ..malicious import rounds
 
 CRAFTED = {
     "imprint": (Imprint(bins=64), "lenet", "rows of imprint.measure.weight are the same"),
-    "loki": (Loki(bins=64), "resnet", "of the rows of imprint.separate.weight are zero"),
+    "loki": (Loki(bins=64), "resnet", "rows of imprint.measure.weight are the same"),
     "trap_weights": (TrapWeights(), "mlp", "lets .* of this client's examples through"),
     "fishing": (Fishing(), "lenet", "of the rows of classifier.weight are zero"),
     "inconsistent": (Inconsistent(client=1), "resnet", "is zero|lets 0.0%"),
-    "membership_trap": (MembershipTrap(), "mlp", "rows of features.0.weight"),
+    "membership_trap": (MembershipTrap(), "mlp", r"rows of features\.[02]\.weight"),
 }
 
 

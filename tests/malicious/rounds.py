@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from fl_privacy.data import Dataset, load_data
+from fl_privacy.data import Dataset, Examples, load_data
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation import Client
 from fl_privacy.malicious import ServerAttack
@@ -30,11 +30,16 @@ def network(name: str, seed: int = 0) -> nn.Module:
 
 
 def public() -> torch.Tensor:
-    return digits().test.batch(torch.arange(500)).inputs
+    return digits().test.batch(shuffled(digits().test, 500)).inputs
+
+
+def shuffled(examples: Examples, number: int, first: int = 0) -> torch.Tensor:
+    """Digits come sorted by class."""
+    return torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))[first : first + number]
 
 
 def client(model: nn.Module, plan: LocalPlan, *, id: int = 0, examples: int = 100) -> Client:
-    mine = torch.arange(id * examples, (id + 1) * examples)
+    mine = shuffled(digits().train, examples, id * examples)
     return Client(id=id, examples=digits().train, indices=mine, model=model, plan=plan, seed=0)
 
 

@@ -142,7 +142,8 @@ def test_all_but_one_client_are_silent(name: str) -> None:
 
 
 def test_a_membership_trap_is_right_about_every_image() -> None:
-    members, others = rounds.digits().train.batch(torch.arange(20)).inputs, rounds.public()
+    train = rounds.digits().train
+    members, others = train.batch(rounds.shuffled(train, 20)).inputs, rounds.public()
     attack = MembershipTrap().informed(torch.cat([members, others]))
     model = rounds.network("mlp")
     asked = rounds.client(model, LocalPlan(), examples=1000)
