@@ -25,10 +25,8 @@ def strange_structure(name: str, weight: Tensor) -> str | None:
         return None
     rows = weight.detach().flatten(1).float()
     lengths = rows.norm(dim=1)
-    if not lengths.isfinite().all():
-        return f"{name} is not finite"
-    if not lengths.any():
-        return f"all of {name} is zero"
+    if not lengths.isfinite().all() or not lengths.any():
+        return f"{name} is {'zero' if lengths.isfinite().all() else 'not finite'}"
     silent = (lengths <= 1e-6 * lengths.max()).float().mean()
     if silent > _MANY:
         return f"{silent:.0%} of the rows of {name} are zero"
