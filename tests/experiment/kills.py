@@ -1,11 +1,13 @@
 """Commands that are ended at random points, and what they leave behind."""
 
 import json
+import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,11 @@ def kill(subject: Subject, out: Path, *, kills: int, within: float, rng: random.
     return at
 
 
-def _written(folder: Path) -> dict[Path, int]:
-    """Size of each file in ``folder``."""
-    return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+def _written(folder: Path) -> dict[str, int]:
+    """Size of each file in ``folder``, which may change meanwhile."""
+    sizes = {}
+    for at, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                sizes[f"{at}/{name}"] = Path(at, name).stat().st_size
+    return sizes
