@@ -10,7 +10,7 @@ from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.malicious.bins import brightness_edges
 from fl_privacy.malicious.imprint_block import MEASURE, OFFSET, ImprintBlock, imprinted
-from fl_privacy.malicious.pixel_levels import is_one_image
+from fl_privacy.malicious.pixel_levels import images_of_brightness, is_one_image
 from fl_privacy.malicious.reading import reconstruction_of
 from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel
 from fl_privacy.types import ModelState, Observation, Reconstruction
@@ -18,13 +18,17 @@ from fl_privacy.types import ModelState, Observation, Reconstruction
 _SMALLEST = 1e-6
 """Differences of bias gradients below this share of the largest gradient are rounding."""
 
+_SMALLEST_CHANGE = 1e-3
+"""Likewise of the length of changes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Imprint(ServerAttack):
     """Rows of a fully connected layer all measure brightness, each with another threshold (Fowl et al. 2022, Eq. 4).
 
     Images brighter than threshold i add up in row i: where one image lies between two thresholds, it is the difference
-    of the two rows' weight gradients by that of their bias gradients. Images that share a bin come out mixed.
+    of the two rows' weight gradients by that of their bias gradients. Images that share a bin come out mixed. Of local
+    steps only the change of weights is seen, and the bin's brightness stands in for the bias (see :class:`Loki`).
 
     Attributes:
         bins: thresholds; the paper takes two or more an image.
@@ -83,26 +87,33 @@ class Imprint(ServerAttack):
             return Reconstruction(
                 id=observation.id, batch=None, failure=f"The gradient of {min(missing)} is expected, but was withheld."
             )
-        images, strength = self.caught(gradient[MEASURE].double(), gradient[OFFSET].double())
-        strongest = strength.argsort(descending=True)[: observation.upload.num_examples]
-        images = images[strongest]
+        weight, bias = gradient[MEASURE].double(), gradient[OFFSET].double()
+        images = self.caught(weight, bias) if observation.plan.shares == "gradient" else self.caught_in_change(weight)
+        images = images[: observation.upload.num_examples]
         return reconstruction_of(observation, images, is_one_image(images))
 
-    def caught(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Pixels (N, D) of the mean image of each bin that caught something, and how strongly it shows (N,).
+    def caught(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """Pixels (N, D) of the mean image of each bin that caught something, the strongest first.
 
         Args:
             weight: (bins, D) gradient of the rows, float64.
             bias: (bins,) likewise.
         """
-        if self.activation == "relu":
-            weight = weight - torch.cat([weight[1:], weight.new_zeros(1, weight.shape[1])])
-            smallest = _SMALLEST * bias.abs().max()
-            bias = bias - torch.cat([bias[1:], bias.new_zeros(1)])
-        else:
-            smallest = _SMALLEST * bias.abs().max()
-        occupied = bias.abs() > smallest
-        return weight[occupied] / bias[occupied, None] / self.scale, bias[occupied].abs()
+        smallest = _SMALLEST * bias.abs().max()
+        weight, bias = self._each_bin(weight), self._each_bin(bias)
+        strongest = bias.abs().argsort(descending=True)
+        occupied = strongest[bias[strongest].abs() > smallest]
+        return weight[occupied] / bias[occupied, None] / self.scale
+
+    def caught_in_change(self, weight: Tensor) -> Tensor:
+        """Likewise of the change of weights, beside which the biases are too large for theirs to be seen."""
+        edges = self.edges()
+        high = edges[1:] if self.activation == "hardtanh" else torch.cat([edges[1:], edges.new_ones(1)])
+        return images_of_brightness(self._each_bin(weight), edges[: len(high)], high, smallest=_SMALLEST_CHANGE)
+
+    def _each_bin(self, rows: Tensor) -> Tensor:
+        """What belongs to each bin alone; behind ReLU rows hold all that is brighter."""
+        return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])]) if self.activation == "relu" else rows
 
     def edges(self) -> Tensor:
         """The thresholds, ascending: with ``hardtanh`` one more, where the last bin ends."""

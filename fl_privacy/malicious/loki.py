@@ -11,7 +11,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.malicious.bins import brightness_edges
 from fl_privacy.malicious.imprint import bin_rows
 from fl_privacy.malicious.imprint_block import MEASURE, SEPARATE, ImprintBlock, imprinted
-from fl_privacy.malicious.pixel_levels import is_one_image, rescaled
+from fl_privacy.malicious.pixel_levels import images_of_brightness, is_one_image
 from fl_privacy.malicious.reading import reconstruction_of
 from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel
 from fl_privacy.types import ModelState, Observation, Reconstruction
@@ -96,14 +96,8 @@ class Loki(ServerAttack):
 
     def caught(self, rows: Tensor) -> Tensor:
         """Pixels (N, D) of what each row of a client's slice (bins, D) caught, the strongest first."""
-        strength = rows.norm(dim=1)
-        order = strength.argsort(descending=True)
-        order = order[strength[order] > _SMALLEST * strength.max()]
-        brightness = rows[order].mean(1, keepdim=True)
         edges = self.edges()
-        tiny = torch.finfo(torch.float64).tiny
-        directions = rows[order] / torch.where(brightness.abs() > tiny, brightness, torch.full_like(brightness, tiny))
-        return rescaled(directions, edges[:-1][order], edges[1:][order])
+        return images_of_brightness(rows, edges[:-1], edges[1:], smallest=_SMALLEST)
 
     def edges(self) -> Tensor:
         """(bins + 1,) where bins begin and end, ascending."""

@@ -30,6 +30,19 @@ def is_one_image(pixels: Tensor) -> Tensor:
     return (number >= _LEAST_PIXELS) & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < WHOLE)
 
 
+def images_of_brightness(rows: Tensor, low: Tensor, high: Tensor, *, smallest: float) -> Tensor:
+    """Pixels (N, D) of what rows (bins, D) hold up to a factor, by the brightness in [low, high] (bins,) of each.
+
+    The strongest come first; rows below the share ``smallest`` of the strongest hold nothing but rounding.
+    """
+    strength = rows.norm(dim=1)
+    order = strength.argsort(descending=True)
+    order = order[strength[order] > smallest * strength.max()]
+    brightness, tiny = rows[order].mean(1, keepdim=True), torch.finfo(torch.float64).tiny
+    directions = rows[order] / torch.where(brightness.abs() > tiny, brightness, torch.full_like(brightness, tiny))
+    return rescaled(directions, low[order], high[order])
+
+
 def rescaled(directions: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """``directions`` (N, D) times the factor in [``low``, ``high``] (N,) that brings most pixels to a level.
 

@@ -72,7 +72,7 @@ def test_trap_weights_hold_more_images_than_an_untrained_layer() -> None:
     found = attack.read(seen)
     sure = [s for s in evaluate(found, asked.victim_batch(0, 100)).images if s.certainty is Certainty.PROVEN]
     assert len(sure) >= 25
-    assert all(s.values["psnr"] > 70 for s in sure)
+    assert all(s.values["psnr"] > 55 for s in sure)
     fresh = ModelState.of(seen.model)
     honest = asked.probe(fresh, ClientState(), round=1, probe=0, batch_size=100).upload
     without = attack.read(replace(seen, sent=fresh, upload=honest))
