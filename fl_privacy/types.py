@@ -269,6 +269,7 @@ class Reconstruction:
         label_source: how the labels were found: ``known``, ``inferred`` or ``optimized``.
         countermeasures: what the attack did against the defense it knows of, a sentence each.
         certainty: of the guess, without looking at the truth.
+        certainties: (B,) of each of its images, where they differ; empty where all are alike.
         member: of the attacks that were tried, the one whose guess this is; empty where there was a single one.
     """
 
@@ -280,4 +281,5 @@ class Reconstruction:
     label_source: str = "inferred"
     countermeasures: tuple[str, ...] = ()
     certainty: Certainty = Certainty.APPROXIMATE
+    certainties: tuple[Certainty, ...] = ()
     member: str = ""

@@ -9,11 +9,12 @@ import torch
 from fl_privacy.config import RunSettings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import (
+    agreed_network,
     build_attack,
     build_dataset,
     build_defense,
     build_federation,
-    build_network,
+    build_guard,
     build_plan,
     prepare_defense,
     resolve_device,
@@ -25,6 +26,7 @@ from fl_privacy.experiment.composition import Experiment
 from fl_privacy.experiment.foreign_captures import app_captures, load_app
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.run_folder import finished_before, open_folder
+from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.experiment.weights import load_weights
 from fl_privacy.federation import Audit, Client, Probe, public_state
@@ -129,7 +131,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
         attacked, unattacked = unattacked, attacked
-    model = build_network(config, dataset)
+    model = agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
     initial = public_state(model, defense)
     owner = Client(
         id=VICTIM,
@@ -141,6 +143,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         seed=config.seed,
         device=resolve_device(config.device),
         threads=config.client_threads,
+        guard=build_guard(config, dataset),
     )
     if victims * batch_size > owner.number_of_examples:
         raise UserError(
@@ -157,6 +160,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         clients={VICTIM: owner, **{client: replace(owner, id=client) for client in colluders}},
         audit=Audit(probes=tuple(Probe(VICTIM, k) for k in range(victims)), batch_size=batch_size),
         unattacked=unattacked,
+        server_attack=build_server_attack(config, unattacked, attacked),
     )
     return experiment, load_weights(Path(config.weights), initial) if config.weights else initial
 

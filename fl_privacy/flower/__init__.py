@@ -16,7 +16,9 @@ from fl_privacy.flower.clients import (
 )
 from fl_privacy.flower.defended_client import DefendedClient, defend
 from fl_privacy.flower.defense_mods import defense_mod
+from fl_privacy.flower.guarding import guard_mod
 from fl_privacy.flower.interception import HonestButCurious
+from fl_privacy.flower.malicious_strategy import Malicious
 from fl_privacy.flower.mods import local_dp_mod
 from fl_privacy.flower.node_secrets import node_secret
 from fl_privacy.flower.probe_mods import probe_mod
@@ -34,6 +36,7 @@ __all__ = [
     "Federated",
     "HonestButCurious",
     "LocalGrid",
+    "Malicious",
     "NothingCapturedError",
     "PassportClient",
     "PrivacyClient",
@@ -45,6 +48,7 @@ __all__ = [
     "audit",
     "defend",
     "defense_mod",
+    "guard_mod",
     "local_dp_mod",
     "node_secret",
     "numpy_client_app",

@@ -42,6 +42,7 @@ from fl_privacy.federation.guard import unrounded
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.backends import quiet_flower
 from fl_privacy.flower.clients import COUNTS, NAMES, MaskableClient
+from fl_privacy.flower.guarding import secagg_guard_mod
 from fl_privacy.flower.mods import reproducible_mod
 from fl_privacy.flower.records import DEFENSE_SECONDS, PARTITION, ROUND, TRAIN_LOSS, to_array, to_tensor
 from fl_privacy.flower.transport import FIRST_NODE, LocalGrid
@@ -58,14 +59,15 @@ def run_secure_aggregation(
     on_round: Callable[[RoundReport], None],
     clip: float = 8.0,
     levels: int = 2**22,
-    threshold: float = 0.5,
+    threshold: float = 0.67,
+    shares: float = 1.0,
 ) -> "Traffic":
     """Train ``server.state`` for ``rounds`` rounds under SecAgg+ (Bell et al. 2020); returns what the server received.
 
     Masks hide each update; their keys are shared among the clients, so that the sum can be unmasked as long as
     ``threshold`` of them answer. Numbers of examples, metrics and whole-number buffers, such as the count of batches of
     a batch norm, travel in the clear. A client with a value beyond ``clip`` does not take part in the round. A server
-    that breaks the protocol and asks for both kinds of shares unmasks every update.
+    that breaks the protocol and asks for both kinds of shares unmasks every update, unless clients have a guard.
 
     Args:
         server: selects clients and moves the model by the mean.
@@ -74,7 +76,9 @@ def run_secure_aggregation(
         on_round: told of each round.
         clip: largest absolute value that an update may hold.
         levels: of a quantized value.
-        threshold: share of the clients whose key shares unmask the sum, in (0, 1].
+        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; of half or less, two groups of
+            clients can each be asked for another kind of shares.
+        shares: share of the clients that each shares its keys with and is masked against, in (0, 1].
 
     Raises:
         UserError: a setting is out of range, clients keep private layers, or too few clients were left in a round.
@@ -82,16 +86,18 @@ def run_secure_aggregation(
     if server.personal:
         raise UserError("SecAgg+ is expected with the whole model shared, but layers are private; use defense=none.")
     number("secure_aggregation.clip", clip, above=0, example=1.0)
-    number("secure_aggregation.threshold", threshold, above=0, at_most=1, example=0.5)
+    number("secure_aggregation.threshold", threshold, above=0, at_most=1, example=0.67)
+    number("secure_aggregation.shares", shares, above=0, at_most=1, example=1.0)
 
     def make_client(context: Context) -> FlowerClient:
         client = clients[int(context.node_config[PARTITION])]
         return MaskableClient(client, context.state, clip=clip).to_client()
 
-    mods = [reproducible_mod(server.seed), secaggplus_mod]
+    guards = [secagg_guard_mod] if any(client.guard for client in clients.values()) else []
+    mods = [*guards, reproducible_mod(server.seed), secaggplus_mod]
     grid = Traffic(server.clients, ClientApp(client_fn=make_client, mods=mods))
     workflow = SecAggPlusWorkflow(
-        num_shares=1.0,
+        num_shares=float(shares),
         reconstruction_threshold=threshold,
         max_weight=float(max(client.number_of_examples for client in clients.values())),
         clipping_range=float(clip),
@@ -176,7 +182,7 @@ class _Summing(Strategy):
         return [(GridClientProxy(FIRST_NODE + c, self.grid, 1), self._instructions(c, server_round)) for c in chosen]
 
     def _instructions(self, client: int, round: int) -> FitIns:
-        state = self.server.sent_to(client)
+        state = self.server.sent_to(client, round)
         values = {**state.parameters, **state.buffers}
         config: dict[str, Scalar] = {ROUND: round, NAMES: json.dumps(list(values))}
         return FitIns(ndarrays_to_parameters([to_array(t) for t in values.values()]), config)
@@ -198,7 +204,8 @@ class _Summing(Strategy):
             | self._counts(replies.values()),
             num_examples=sum(reply.num_examples for reply in replies.values()),
         )
-        self.server.receive({min(replies): mean})
+        numbers = {client: reply.num_examples for client, reply in replies.items()}
+        self.server.receive({min(replies): mean}, server_round, behind=numbers)
 
         def total(metric: str) -> float:
             return sum(float(reply.metrics[metric]) for reply in replies.values())

@@ -25,12 +25,14 @@ class ImageScore:
         guess: index of its guess in the reconstruction's batch; ``None`` without a guess.
         values: by name in ``METRICS``; NaN where a metric can't be computed, empty after a failure.
         failure: one line on why there is nothing to compare.
+        certainty: the attacker's own, of the guess.
     """
 
     image: int
     guess: int | None
     values: dict[str, float]
     failure: str | None = None
+    certainty: Certainty = Certainty.APPROXIMATE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,7 +114,9 @@ def evaluate_all(
     return [
         VictimScore(
             id=reconstruction.id,
-            images=tuple(_score(image, guess, rows, m.failure) for image, guess in enumerate(m.order.tolist())),
+            images=tuple(
+                _score(image, guess, rows, m.failure, reconstruction) for image, guess in enumerate(m.order.tolist())
+            ),
             originals=m.originals,
             guesses=m.guesses,
             attack_loss=reconstruction.loss,
@@ -188,7 +192,11 @@ def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, T
     return torch.cat([m.guesses[f.found] for f, m in pairs]), torch.cat([m.originals[f.found] for f, m in pairs])
 
 
-def _score(image: int, guess: int, rows: Iterator[dict[str, float]], failure: str | None) -> ImageScore:
+def _score(
+    image: int, guess: int, rows: Iterator[dict[str, float]], failure: str | None, reconstruction: Reconstruction
+) -> ImageScore:
     if guess < 0:
         return ImageScore(image=image, guess=None, values={}, failure=failure)
-    return ImageScore(image=image, guess=guess, values=next(rows))
+    each = reconstruction.certainties
+    certainty = each[guess] if each else reconstruction.certainty
+    return ImageScore(image=image, guess=guess, values=next(rows), certainty=certainty)

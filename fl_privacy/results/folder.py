@@ -177,7 +177,7 @@ class RunFolder:
                 image=image.image,
                 **image.values,
                 label_source=score.label_source,
-                certainty=score.certainty,
+                certainty=image.certainty,
                 member=score.member,
                 attack_loss=score.attack_loss,
                 failure=image.failure,
