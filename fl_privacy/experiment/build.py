@@ -1,7 +1,7 @@
 """The objects of a run, made from its configuration."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar

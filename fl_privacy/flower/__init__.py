@@ -19,6 +19,7 @@ from fl_privacy.flower.defense_mods import defense_mod
 from fl_privacy.flower.guarding import guard_mod
 from fl_privacy.flower.interception import HonestButCurious
 from fl_privacy.flower.malicious_strategy import Malicious
+from fl_privacy.flower.memory import NodeMemory, node_memory
 from fl_privacy.flower.mods import local_dp_mod
 from fl_privacy.flower.node_secrets import node_secret
 from fl_privacy.flower.probe_mods import probe_mod
@@ -37,6 +38,7 @@ __all__ = [
     "HonestButCurious",
     "LocalGrid",
     "Malicious",
+    "NodeMemory",
     "NothingCapturedError",
     "PassportClient",
     "PrivacyClient",
@@ -50,6 +52,7 @@ __all__ = [
     "defense_mod",
     "guard_mod",
     "local_dp_mod",
+    "node_memory",
     "node_secret",
     "numpy_client_app",
     "private_loader",

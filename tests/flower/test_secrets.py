@@ -98,7 +98,7 @@ class Server:
         mine, clean = clients_of(to_yaml(self.config))[CLIENT], self.clean()
         elsewhere = kept_secret(Path(os.environ["FL_PRIVACY_STATE"]).with_name("server") / FILE)
         guesses: list[int | Secret] = [17, 0, 1, 2, CLIENT, FIRST_NODE + CLIENT, derive_seed(17, "client", CLIENT)]
-        guesses += [elsewhere, elsewhere.derive("run", 1, "node", FIRST_NODE + CLIENT), Secret(bytes(32))]
+        guesses += [elsewhere, elsewhere.derive("run", 1, "partition", CLIENT), Secret(bytes(32))]
         left = []
         for guess in guesses:
             noised = replace(mine, seed=guess).update(self.sent, ClientState(), round=1).upload.tensors
