@@ -14,6 +14,7 @@ from fl_privacy.flower.clients import (
 )
 from fl_privacy.flower.defended_client import DefendedClient, defend
 from fl_privacy.flower.interception import HonestButCurious
+from fl_privacy.flower.memory import NodeMemory, node_memory
 from fl_privacy.flower.mods import local_dp_mod
 from fl_privacy.flower.node_secrets import node_secret
 from fl_privacy.flower.sane import Sane
@@ -27,6 +28,7 @@ __all__ = [
     "Federated",
     "HonestButCurious",
     "LocalGrid",
+    "NodeMemory",
     "PassportClient",
     "PrivacyClient",
     "PruningClient",
@@ -36,6 +38,7 @@ __all__ = [
     "SplitFedClient",
     "defend",
     "local_dp_mod",
+    "node_memory",
     "node_secret",
     "numpy_client_app",
     "run_in_process",
