@@ -62,6 +62,18 @@ class RecordingProxy:
             sink.close()
 
 
+def requests(content: bytes, path: bytes) -> list[bytes]:
+    """The HTTP requests to ``path`` in what a connection has carried."""
+    found, start = [], content.find(b"POST " + path + b" ")
+    while start >= 0:
+        end = content.index(b"\r\n\r\n", start) + 4
+        head = content[start:end].lower()
+        length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+        found.append(content[start : end + length])
+        start = content.find(b"POST " + path + b" ", end + length)
+    return found
+
+
 def resend(port: int, content: bytes) -> tuple[int, bytes]:
     """Send ``content`` on a new connection; returns its own port and what comes back within two seconds."""
     with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:

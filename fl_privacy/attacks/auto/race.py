@@ -91,8 +91,9 @@ class Race:
         self.failures: Mapping[int, str] = first.failures
         self._victims = [{victim.position: victim for victim in one.members} for one in self._prepared]
         self._rough = entered[0][2]
-        entries = [(self._members.index(member), *rest) for member, *rest in self._with_transforms(entered)]
-        self.attempts = {v.position: [Attempt(*entry) for entry in entries] for v in first.members}
+        entries = self._with_transforms(entered)
+        blank = [Attempt(self._members.index(member), start, rough) for member, start, rough in entries]
+        self.attempts = {victim.position: list(blank) for victim in first.members}
 
     def _with_transforms(self, entered: Sequence[Entry]) -> Sequence[Entry]:
         """Where the client may have transformed its images, each transformation gets an attempt of the first member."""

@@ -52,6 +52,13 @@ def test_batches_in_front_of_a_relu_are_read_and_proven(count):
         assert worst(found, truth) < 1e-3
 
 
+def test_larger_batches_are_proven_in_front_of_wider_layers():
+    truth = batch(20, 0, 16)
+    (found,) = ExactInversion()([observe(mlp(widths=(512, 32), image_size=16), truth)], seed=0)
+    assert found.certainty is Certainty.PROVEN
+    assert worst(found, truth) < 1e-3
+
+
 @pytest.mark.parametrize(
     "plan",
     [LocalPlan(shares="delta", lr=0.3), LocalPlan(shares="weights", lr=0.1), LocalPlan(loss_scale=3.0)],
