@@ -59,7 +59,8 @@ def ssim(guesses: Tensor, truths: Tensor) -> Tensor:
     mean_x, mean_y, xx, yy, xy = _windowed(torch.stack([x, y, x * x, y * y, x * y]))
     variances, covariance = xx - mean_x**2 + yy - mean_y**2, xy - mean_x * mean_y
     luminance = (2 * mean_x * mean_y + _C1) / (mean_x**2 + mean_y**2 + _C1)
-    return (luminance * (2 * covariance + _C2) / (variances + _C2)).flatten(1).mean(1)
+    similarity: Tensor = luminance * (2 * covariance + _C2) / (variances + _C2)
+    return similarity.flatten(1).mean(1)
 
 
 _C1, _C2 = 0.01**2, 0.03**2
