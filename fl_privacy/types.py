@@ -1,13 +1,15 @@
 """The nouns of the package: what is trained, what is uploaded, what an attacker knows and what it finds."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fl_privacy.effects import Description, settings_in_words
+from fl_privacy.errors import UserError
 from fl_privacy.plan import LocalPlan
 from fl_privacy.victim_ids import Certainty, VictimId
 
@@ -173,6 +175,53 @@ class Observation:
     num_classes: int
     knowledge: Knowledge = field(default_factory=Knowledge)
 
+    @classmethod
+    def of_gradients(
+        cls,
+        model: nn.Module,
+        gradients: Tensors | Sequence[Tensor],
+        *,
+        input_shape: Sequence[int],
+        batch_size: int = 1,
+        batch_norm: Literal["train", "eval"] = "eval",
+        number: int = 0,
+    ) -> "Observation":
+        """An observation of the gradient of the mean cross entropy of one batch, by the values that ``model`` holds.
+
+        Args:
+            model: of images in [0, 1]; ``fl_privacy.models.normalized`` puts a normalization before it.
+            gradients: by parameter name, or in the order of ``model.parameters()``.
+            input_shape: (C, H, W).
+            batch_size: examples behind the gradient.
+            batch_norm: mode in which it was computed.
+            number: names the victim and its random streams.
+
+        Raises:
+            UserError: gradients or images do not fit the model.
+        """
+        named, shape = dict(model.named_parameters()), tuple(input_shape)
+        if not isinstance(gradients, Mapping):
+            if len(gradients) != len(named):
+                raise UserError(
+                    f"A gradient is expected for each of {len(named)} parameters, but got {len(gradients)};"
+                    " torch.autograd.grad(loss, model.parameters()) has them."
+                )
+            gradients = dict(zip(named, gradients, strict=True))
+        for name, gradient in gradients.items():
+            if name not in named or gradient.shape != named[name].shape:
+                wanted = f"shape {tuple(named[name].shape)}" if name in named else "a parameter of the model"
+                raise UserError(f"The gradient {name} is expected to be of {wanted}, but has {tuple(gradient.shape)}.")
+        logits = _logits(model, shape)
+        return cls(
+            id=VictimId(0, 0, number),
+            model=model,
+            sent=ModelState.of(model),
+            upload=Upload(tensors={n: g.detach() for n, g in gradients.items()}, num_examples=batch_size),
+            plan=LocalPlan(shares="gradient", batch_norm=batch_norm, probe_batch_norm=batch_norm),
+            input_shape=shape,
+            num_classes=logits.shape[1],
+        )
+
     def update(self) -> Tensors:
         """The gradient or delta that was uploaded; weights are turned into a delta."""
         if self.plan.shares != "weights":
@@ -191,6 +240,22 @@ class Observation:
         return replace(self, knowledge=replace(self.knowledge, **knowledge))
 
 
+@torch.no_grad()
+def _logits(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """(2, K) of two black images; the model is left as it was."""
+    like = next(model.parameters())
+    try:
+        logits = copy.deepcopy(model).eval()(torch.zeros(2, *shape, dtype=like.dtype, device=like.device))
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        raise UserError(
+            f"The model is expected to take images of shape {shape}, but does not ({reason}); give input_shape."
+        ) from error
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 2:
+        raise UserError("The model is expected to return logits (B, K), but returns something else.")
+    return logits
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstruction:
     """What an attack made of one observation.
@@ -204,6 +269,7 @@ class Reconstruction:
         label_source: how the labels were found: ``known``, ``inferred`` or ``optimized``.
         countermeasures: what the attack did against the defense it knows of, a sentence each.
         certainty: of the guess, without looking at the truth.
+        certainties: (B,) of each of its images, where they differ; empty where all are alike.
         member: of the attacks that were tried, the one whose guess this is; empty where there was a single one.
     """
 
@@ -215,4 +281,5 @@ class Reconstruction:
     label_source: str = "inferred"
     countermeasures: tuple[str, ...] = ()
     certainty: Certainty = Certainty.APPROXIMATE
+    certainties: tuple[Certainty, ...] = ()
     member: str = ""

@@ -7,7 +7,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fl_privacy.config.signatures import Signature, signature_of
 
-COMPLETED: Mapping[str, Mapping[str, Any]] = {"attack": {"shards": 1}, "defense": {}, "data": {}, "partition": {}}
+COMPLETED: Mapping[str, Mapping[str, Any]] = {
+    "attack": {"shards": 1},
+    "defense": {},
+    "data": {},
+    "partition": {},
+    "server": {},
+    "guard": {},
+}
 """Section -> settings of it that its ``_target_`` does not take."""
 
 _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model": {"init": None}, **COMPLETED}

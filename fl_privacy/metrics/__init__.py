@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         decimals,
         register_metric,
     )
-    from fl_privacy.metrics.scores import ImageScore, VictimScore, evaluate, evaluate_all
+    from fl_privacy.metrics.scores import ImageScore, VictimScore, evaluate, evaluate_all, unjudged
 
 _HOMES = {
     "fl_privacy.metrics.images": ("MetricFunction", "bayesian_privacy_loss"),
@@ -32,7 +32,7 @@ _HOMES = {
         "decimals",
         "register_metric",
     ),
-    "fl_privacy.metrics.scores": ("ImageScore", "VictimScore", "evaluate", "evaluate_all"),
+    "fl_privacy.metrics.scores": ("ImageScore", "VictimScore", "evaluate", "evaluate_all", "unjudged"),
 }
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "pmm",
     "register_metric",
     "share_at_most",
+    "unjudged",
 ]
 
 __getattr__ = on_demand(__name__, _HOMES)

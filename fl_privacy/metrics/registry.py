@@ -210,7 +210,7 @@ METRICS: dict[str, Metric] = {
 NOT_METRICS = frozenset(
     {
         *("kind", "attacker", "id", "round", "client", "image", "failure"),
-        *("label_source", "certainty", "member", "attack_loss"),
+        *("label", "label_source", "certainty", "member", "attack_loss"),
     }
 )
 """What else is recorded of an image; no metric goes by one of these names."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fl_privacy.models.mlp import MLP
     from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
     from fl_privacy.models.torchvision_models import MobileNetV2, ViT
+    from fl_privacy.models.wrapping import normalization_of, normalized
 
 _HOMES = {
     "fl_privacy.models.block_networks": ("VGG16", "AlexNet"),
@@ -27,6 +28,7 @@ _HOMES = {
     "fl_privacy.models.mlp": ("MLP",),
     "fl_privacy.models.resnet": ("ResNet10", "ResNet18", "ResNet20"),
     "fl_privacy.models.torchvision_models": ("MobileNetV2", "ViT"),
+    "fl_privacy.models.wrapping": ("normalization_of", "normalized"),
 }
 
 __all__ = [
@@ -52,6 +54,8 @@ __all__ = [
     "cut_layer",
     "has_batch_norm",
     "initialize",
+    "normalization_of",
+    "normalized",
 ]
 
 __getattr__ = on_demand(__name__, _HOMES)

@@ -26,7 +26,7 @@ def data_uri(image: Pixels) -> str:
 
 
 def grid_picture(
-    originals: Sequence[Pixels],
+    originals: Sequence[Pixels | None],
     reconstructions: Sequence[Pixels | None],
     captions: Sequence[str],
     path: Path,
@@ -37,8 +37,8 @@ def grid_picture(
     """Write a PNG with original and reconstruction side by side, a caption over each pair, for its owner alone.
 
     Args:
-        originals: what was attacked.
-        reconstructions: of each; ``None`` leaves the place empty.
+        originals: what was attacked; ``None`` leaves the place empty.
+        reconstructions: of each; likewise.
         captions: one for each pair.
         path: of the PNG.
         adaptive: reconstructions by the adaptive attacker, put beside the others.
@@ -55,10 +55,14 @@ def grid_picture(
     for cell in cells:
         cell.axis("off")
     for cell, original, others, caption in zip(cells, originals, zip(*beside, strict=True), captions, strict=False):
-        empty = np.full_like(original, 255)
-        gap = np.full_like(original[:, :, : max(1, original.shape[2] // 16)], 255)
+        like = next((image for image in (original, *others) if image is not None), None)
+        if like is None:
+            continue
+        empty = np.full_like(like, 255)
+        gap = np.full_like(like[:, :, : max(1, like.shape[2] // 16)], 255)
         shown = [part for other in others for part in (gap, empty if other is None else other)]
-        cell.imshow(_rows(np.concatenate([original, *shown], axis=2)), cmap="gray", vmin=0, vmax=255)
+        first = empty if original is None else original
+        cell.imshow(_rows(np.concatenate([first, *shown], axis=2)), cmap="gray", vmin=0, vmax=255)
         title = textwrap.fill(caption, round(_LETTERS_IN_AN_INCH * width))
         cell.set_title(title, fontsize=8, parse_math=False)
     file = io.BytesIO()

@@ -177,10 +177,11 @@ class RunFolder:
                 image=image.image,
                 **image.values,
                 label_source=score.label_source,
-                certainty=score.certainty,
+                certainty=image.certainty,
                 member=score.member,
                 attack_loss=score.attack_loss,
                 failure=image.failure,
+                **({} if score.labels is None else {"label": int(score.labels[image.image])}),
             )
         if score.history:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
