@@ -257,7 +257,10 @@ def of_records() -> Iterator[tuple[str, tuple[str, str, Any]]]:
     """Each field of each kind of record, of another type."""
     fields = {
         "round": ("round", "clients", "excluded", "train_loss", "accuracy", "seconds", "upload_bytes"),
-        "image": ("id", "round", "client", "image", "psnr", "attack_loss", "failure", "label_source", "member", "attacker"),
+        "image": (
+            *("id", "round", "client", "image", "psnr", "attack_loss", "failure"),
+            *("label_source", "certainty", "member", "attacker"),
+        ),
         "history": ("id", "round", "loss"),
         "update_distortion": ("id", "round", "client", "signal_to_distortion"),
         "attack": ("round", "victims", "seconds", "countermeasures"),
