@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test fuzz kill lint settings smoke wheel clean
+.PHONY: demo test test-deploy fuzz kill lint settings smoke wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
@@ -18,6 +18,10 @@ fuzz: $(STAMP)
 # A sweep, a trade-off and a policy search, each killed twenty times at random points, come to the same tables.
 kill: $(STAMP)
 	FL_PRIVACY_KILLS=20 OMP_NUM_THREADS=1 $(BIN)/pytest tests/experiment/test_kills.py -s
+
+# A SuperLink and SuperNodes as processes on loopback: keys, certificates, a node that is killed, what is on the wire.
+test-deploy: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/deploy -m deploy --durations=0
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

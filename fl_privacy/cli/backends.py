@@ -65,10 +65,10 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
     else:
         from fl_privacy.federation.secure.encrypted import run_encrypted as run  # noqa: PLC0415
     check_arguments(run, settings, "secure_aggregation")
-    return partial(_unattacked, partial(run, **settings))
+    return partial(unattacked, partial(run, **settings))
 
 
-def _unattacked(
+def unattacked(
     run: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
 ) -> None:
     """``run`` as a backend; of single updates there is nothing to intercept."""

@@ -89,14 +89,23 @@ class RichMonitor(Monitor):
 
     @contextmanager
     def attacking(self, what: str) -> Iterator[AttackProgress]:
-        """Show a bar while the context lasts, or a line for each tenth of an attack that takes its time."""
-        title = f"Attacking {what}"
-        if not self.console.is_terminal:
-            yield self._tenths(title)
-            return
-        with self._progress(title) as bar:
-            task = bar.add_task("", total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+        """Show a bar while the context lasts, or a line for each tenth of an attack that takes its time.
+
+        Of an attack that tries several, it names the one at work.
+        """
+        title, member = f"Attacking {what}", ""
+
+        def listen(stages: tuple[Stage, ...]) -> None:
+            nonlocal member
+            member = f", {stages[-1].what}" if stages else member
+
+        with listening(listen):
+            if not self.console.is_terminal:
+                yield self._tenths(title, lambda: member)
+                return
+            with self._progress(title, "{task.description}") as bar:
+                task = bar.add_task("", total=None)
+                yield lambda done, total: bar.update(task, completed=done, total=total, description=member[2:])
 
     @contextmanager
     def counting(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -112,7 +121,7 @@ class RichMonitor(Monitor):
     def _lines(self) -> Lines:
         return Lines(self.say, SECONDS_BETWEEN_LINES, silent=self.console.is_terminal)
 
-    def _tenths(self, title: str) -> AttackProgress:
+    def _tenths(self, title: str, beside: Callable[[], str] = str) -> AttackProgress:
         last, told_at, left = 0, time.monotonic(), Remaining()
 
         def tell(done: int, total: int) -> None:
@@ -120,13 +129,14 @@ class RichMonitor(Monitor):
             tenth, seconds = 10 * done // max(total, 1), left(title, done / max(total, 1))
             if tenth > last and time.monotonic() - told_at >= SECONDS_BETWEEN_LINES:
                 last, told_at = tenth, time.monotonic()
-                self.say(f"{title}: {10 * tenth} %{time_left(seconds) if tenth < 10 else ''}")
+                self.say(f"{title}{beside()}: {10 * tenth} %{time_left(seconds) if tenth < 10 else ''}")
 
         return tell
 
-    def _progress(self, title: str) -> Progress:
+    def _progress(self, title: str, beside: str = "") -> Progress:
         return Progress(
             TextColumn(title),
+            *([TextColumn(beside)] if beside else []),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

@@ -3,31 +3,45 @@
 import math
 import os
 import shlex
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
+from flwr.app import Context, Error, Message, MessageType
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from rich.console import Console
 
+from fl_privacy.cli.backends import secure_backend_of, unattacked
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.config import RunSettings, compose_run, to_yaml
 from fl_privacy.config.foreign import expect_plain
+from fl_privacy.config.targets import plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.ground_truth import sees_other_images
-from fl_privacy.experiment.protocols import plain_loop
+from fl_privacy.experiment.own_data import client_of_folder
+from fl_privacy.experiment.protocols import Backend, plain_loop
 from fl_privacy.experiment.run import run_baseline, run_experiment
-from fl_privacy.experiment.threat_model import expect_readable_updates
-from fl_privacy.federation import ClientSource, Server
+from fl_privacy.experiment.threat_model import Whereabouts
+from fl_privacy.federation import Client, ClientSource, Failure, Server
+from fl_privacy.federation.guard import attempt
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
+from fl_privacy.flower.backends import NodeRules
+from fl_privacy.flower.client_app import CLIENT_RAISED
+from fl_privacy.flower.clients import MaskableClient
+from fl_privacy.flower.memory import node_memory
 from fl_privacy.flower.node_secrets import SIMULATION_VARIABLE, is_simulation, node_secret
-from fl_privacy.flower.records import PARTITION
+from fl_privacy.flower.nodes import Nodes
+from fl_privacy.flower.records import DATA_PATH, PARTITION
+from fl_privacy.flower.transport import PromptGrid
 
 TIMEOUT = "round-timeout"
 AUTHENTICATED = "authenticated-nodes"
+RECONNECT = "reconnect-timeout"
+OWN_DATA_RUN = "own-data"
 """Keys of the run config."""
 
 DEPLOYED = "deployed"
@@ -37,53 +51,141 @@ TRUST_VARIABLE = "FL_PRIVACY_TRUST"
 """Environment variable of a node: import paths or modules of the models and defenses that it runs beside those that are
 registered, as ``trust=`` on the command line."""
 
+SECAGG = "secagg"
+
 server_app = ServerApp()
 
 
 @server_app.main()
 def run_on_nodes(grid: Grid, context: Context) -> None:
     """Run the experiment that the run config's ``overrides`` describe, training with the clients behind ``grid``."""
-    config, monitor = _config(context), RichMonitor(Console(soft_wrap=True))
-    expect_readable_updates(config, "The Flower app")
-    simulated = is_simulation()
-    if not simulated:
+    config, monitor = calibrated(compose_run(_overrides(context))), RichMonitor(Console(soft_wrap=True))
+    clients = Whereabouts(simulated=is_simulation(), own_data=bool(context.run_config.get(OWN_DATA_RUN, False)))
+    if clients.own_data:
+        _expect_nothing_known(config, context)
+    if not clients.simulated:
         _expect_known_examples(config)
         config = replace(config, out=str(Path(config.out) / DEPLOYED))  # the same, simulated, is another run
-    timeout, bound = _seconds(context), bool(context.run_config[AUTHENTICATED])
+    backend = _backend_on(PromptGrid(grid), config, context, clients)
+    run_baseline(config, plain_loop, monitor)  # here: the clients behind the grid do defend themselves
+    print(run_experiment(config, backend, monitor, clients=clients).absolute())
+
+
+def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Whereabouts) -> Backend:
+    """Trains with the nodes behind ``grid``, under SecAgg+ where ``config`` says so."""
+    timeout = _seconds(context, TIMEOUT)
+    rules = NodeRules(
+        bound=bool(context.run_config[AUTHENTICATED]),
+        simulated=clients.simulated,
+        own_data=clients.own_data,
+        reconnect=_seconds(context, RECONNECT),
+    )
+    secure_backend_of(config)  # refuses what SecAgg+ can't do
+    name = config.secure_aggregation.name
+    if name not in ("none", SECAGG):
+        raise UserError(
+            f"The Flower app is expected with secure_aggregation=none or {SECAGG}, but got {name}; use"
+            " `fl-privacy run` with backend=loop."
+        )
 
     def on_grid(server: Server, source: ClientSource, **settings: Any) -> None:
-        run_on_grid(grid, server, timeout=timeout, bound=bound, simulated=simulated, **settings)
+        run_on_grid(grid, server, timeout=timeout, rules=rules, **settings)
 
-    run_baseline(config, plain_loop, monitor)  # here: the clients behind the grid do defend themselves
-    print(run_experiment(config, on_grid, monitor, simulated=simulated).absolute())
+    def secured(server: Server, clients: Any, **settings: Any) -> None:
+        from fl_privacy.flower.secure_aggregation import Masking  # noqa: PLC0415
+        from fl_privacy.flower.secure_nodes import run_secure_on_grid  # noqa: PLC0415
+
+        masking = Masking(**_masking(config))
+        nodes = Nodes(server.clients, **asdict(rules))
+        run_secure_on_grid(grid, server, nodes=nodes, masking=masking, timeout=timeout, **settings)
+
+    return partial(unattacked, secured) if name == SECAGG else on_grid
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a run asks of a node, checked: the same for all of its messages."""
+
+    config: RunSettings
+    text: str
+
+
+@lru_cache(maxsize=8)
+def _order(overrides: tuple[str, ...], trusted: tuple[str, ...]) -> _Order:
+    """Composed once in a process.
+
+    Overrides come over the network: a node builds only what is registered on it, or what its environment trusts.
+    """
+    expect_plain(
+        list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"
+    )
+    config = calibrated(compose_run(list(overrides)))
+    return _Order(config, to_yaml(config))
 
 
 def make_client(context: Context) -> PrivacyClient:
-    """The client of the node's partition in the federation that ``overrides`` describe.
+    """The client of the node, of its partition or on its own folder, in the federation that ``overrides`` describe.
 
-    They come over the network: the node builds only what is registered on it, or what its own environment trusts. The
-    client draws from the node's own secret, unless the node's environment says that this is a simulation.
+    It draws from the node's own secret and keeps its private part in a file of the node, unless the node's environment
+    says that this is a simulation.
     """
-    expect_plain(
-        _overrides(context),
-        _trusted_here(),
-        where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)",
-    )
-    config = _config(context)
-    clients = clients_of(to_yaml(config))
-    partition = int(context.node_config[PARTITION])
-    if partition not in clients:
+    order = _order(tuple(_overrides(context)), tuple(_trusted_here()))
+    client, memory = _client(order, context), None if is_simulation() else node_memory(context)
+    if memory is not None:
+        client = replace(client, seed=node_secret(context), audit_seed=order.config.seed)
+    if order.config.secure_aggregation.name == SECAGG:
+        return MaskableClient(client, memory or context.state, clip=order.config.secure_aggregation.clip)
+    return PrivacyClient(client, memory or context.state)
+
+
+def _client(order: _Order, context: Context) -> Client:
+    partition, number = int(context.node_config[PARTITION]), order.config.federation.clients
+    if not 0 <= partition < number:
         raise UserError(
-            f"Partitions 0..{len(clients) - 1} are expected on the nodes, but this one holds {partition};"
+            f"Partitions 0..{number - 1} are expected on the nodes, but this one holds {partition};"
             " start as many SuperNodes as federation.clients says."
         )
-    client = clients[partition]
-    if not is_simulation():
-        client = replace(client, seed=node_secret(context), audit_seed=config.seed)
-    return PrivacyClient(client, context.state)
+    if DATA_PATH in context.node_config:
+        return client_of_folder(order.text, str(context.node_config[DATA_PATH]), partition)
+    return clients_of(order.text)[partition]
 
 
-client_app = numpy_client_app(make_client, audited=True, simulated=is_simulation)
+def _is_audited(context: Context) -> bool:
+    """A probe reads as few examples as it likes: of data that everybody has, and where updates are read at all."""
+    order = _order(tuple(_overrides(context)), tuple(_trusted_here()))
+    return DATA_PATH not in context.node_config and order.config.secure_aggregation.name == "none"
+
+
+class _NodeApp(ClientApp):
+    """Answers training messages as the run's configuration says: plainly, or under SecAgg+ and no other way."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply = attempt(lambda: self._app(message, context)(message, context))
+        return Message(Error(CLIENT_RAISED, reply.reason), reply_to=message) if isinstance(reply, Failure) else reply
+
+    def _app(self, message: Message, context: Context) -> ClientApp:
+        if message.metadata.message_type != MessageType.TRAIN:
+            return _plain_app
+        if _order(tuple(_overrides(context)), tuple(_trusted_here())).config.secure_aggregation.name != SECAGG:
+            return _plain_app
+        return _masking_app()
+
+
+@lru_cache(maxsize=1)
+def _masking_app() -> ClientApp:
+    from fl_privacy.flower.secure_aggregation import masking_client_app  # noqa: PLC0415
+
+    def make_masked(context: Context) -> MaskableClient:
+        client = make_client(context)
+        assert isinstance(client, MaskableClient)
+        return client
+
+    return masking_client_app(make_masked)
+
+
+_plain_app = numpy_client_app(make_client, audited=_is_audited, simulated=is_simulation)
+
+client_app = _NodeApp()
 
 
 def _expect_known_examples(config: RunSettings) -> None:
@@ -98,15 +200,32 @@ def _expect_known_examples(config: RunSettings) -> None:
         )
 
 
-def _seconds(context: Context) -> float:
-    value = context.run_config[TIMEOUT]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UserError(f"{TIMEOUT} is expected to be seconds above 0, but got {value!r}; try 600.")
-    return value
+def _expect_nothing_known(config: RunSettings, context: Context) -> None:
+    """Refuse what needs the data of clients that hold their own."""
+    asked = {
+        f"attack={config.choices.attack}": "_target_" in config.attack,
+        "intercept.save=true": config.intercept.save,
+        "baseline=true": config.baseline and config.choices.defense != "none",
+        "privacy.epsilon": "privacy.epsilon" in str(context.run_config["overrides"]),
+    }
+    if wrong := [name for name, wanted in asked.items() if wanted]:
+        raise UserError(
+            f"With {OWN_DATA_RUN}=true nothing is expected that needs the clients' data, but got {wrong[0]}; use"
+            " attack=none intercept.save=false baseline=false, and noise of a fixed strength."
+        )
 
 
-def _config(context: Context) -> RunSettings:
-    return calibrated(compose_run(_overrides(context)))
+def _masking(config: RunSettings) -> dict[str, Any]:
+    return {key: value for key, value in plain_settings(config.secure_aggregation).items() if key != "name"}
+
+
+def _seconds(context: Context, key: str) -> float:
+    value = context.run_config.get(key, 0)
+    wrong = isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf
+    if wrong or (key == TIMEOUT and not value):
+        least = "above 0, but got {!r}; try 600." if key == TIMEOUT else "of at least 0, but got {!r}; try 120."
+        raise UserError(f"{key} is expected to be seconds {least.format(value)}")
+    return float(value)
 
 
 def _overrides(context: Context) -> list[str]:

@@ -38,18 +38,33 @@ class ParquetFolder:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """``<folder>/<class>/*.jpg``, or ``<folder>/<split>/<class>/*.jpg`` where there is a folder ``train``."""
+    """``<folder>/<class>/*.jpg``, or ``<folder>/<split>/<class>/*.jpg`` where there is a folder ``train``.
+
+    Attributes:
+        folder: as above.
+        classes: all of them, in the order of their labels; ``None`` takes those that have a folder.
+    """
 
     folder: Path
+    classes: tuple[str, ...] | None = None
 
     def identity(self) -> list[str]:
-        """Paths, times and sizes of the images."""
+        """Paths, times and sizes of the images, and the classes."""
+        return [*(self.classes or ()), *self._stamps()]
+
+    def _stamps(self) -> list[str]:
         return file_stamps(file for classes in self._splits().values() for files in classes.values() for file in files)
 
     def tables(self) -> Tables:
         """A table of paths with their class for each split."""
         splits = self._splits()
-        names = sorted({label for classes in splits.values() for label in classes})
+        found = sorted({label for classes in splits.values() for label in classes})
+        names = found if self.classes is None else list(self.classes)
+        if unknown := sorted(set(found) - set(names)):
+            raise UserError(
+                f"Folders of {self.folder} are expected to be called like the classes {', '.join(names)}, but one is"
+                f" {unknown[0]}; rename it or add it to data.classes."
+            )
         hf = require("datasets")
         features = hf.Features(image=hf.Image(decode=False), label=hf.ClassLabel(names=names))
         return {

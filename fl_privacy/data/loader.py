@@ -1,7 +1,7 @@
 """One way to load any data set: find it, decode it, split it, keep it."""
 
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +12,7 @@ from fl_privacy.checks import one_of, whole
 from fl_privacy.data.cache import cached
 from fl_privacy.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, encode_labels, find_column
 from fl_privacy.data.examples import Examples
-from fl_privacy.data.folders import environment_folder, local_source
+from fl_privacy.data.folders import ImageFolder, environment_folder, local_source
 from fl_privacy.data.images import Fit, decode_images
 from fl_privacy.data.sources import MnistMini, Photographs, Source, hub_source, require
 from fl_privacy.errors import UserError
@@ -61,6 +61,8 @@ def load_data(
     image_column: str | None = None,
     label_column: str | None = None,
     group_column: str | None = None,
+    classes: Sequence[str] | None = None,
+    keep: bool = True,
 ) -> Dataset:
     """Load training and test examples.
 
@@ -80,15 +82,30 @@ def load_data(
         image_column: where the images are; ``None`` finds it.
         label_column: where the labels are; ``None`` finds it.
         group_column: whose example it is, kept for the natural partition; ``None`` keeps none.
+        classes: all of them, in the order of their labels, where a folder of images may lack some; ``None`` takes those
+            that have a folder, in alphabetical order.
+        keep: decoded images for the next time.
 
     Raises:
         UserError: there is no such data set, split or column, or a file can't be read.
     """
     reading = _Reading(image_size, channels, fit, image_column, label_column, group_column)
-    source = find_source(name, root)
+    source = _with_classes(find_source(name, root), classes, name)
+    if not keep:
+        return Dataset(*_read(source, reading, name), name)
     key = [name, *source.identity(), *map(str, astuple(reading))]
     train, test = cached(name, key, lambda: _read(source, reading, name))
     return Dataset(train, test, name)
+
+
+def _with_classes(source: Source, classes: Sequence[str] | None, name: str) -> Source:
+    if classes is None:
+        return source
+    if not isinstance(source, ImageFolder):
+        raise UserError(
+            f"data.classes is expected with folders of images alone, but {name} has labels of its own; leave it out."
+        )
+    return replace(source, classes=tuple(map(str, classes)))
 
 
 def find_source(name: str, root: str | None = None) -> Source:

@@ -30,6 +30,12 @@ class Privacy:
         return self.epsilons[round - 1] if self.epsilons else None
 
 
+_UNKNOWN = "it depends on the clients' numbers of examples, which stay on their nodes"
+
+UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", missing=_UNKNOWN, epsilons=None)
+"""Where clients hold data of their own."""
+
+
 def privacy_of(federation: Federation, *, delta: float, accountant: Accountant) -> Privacy:
     """Epsilon over the rounds for the client that is worst off, or why there is none.
 

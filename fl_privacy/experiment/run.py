@@ -12,11 +12,11 @@ from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.build import Federation, build_attack, build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.composition import Experiment
-from fl_privacy.experiment.privacy import Privacy, privacy_of
+from fl_privacy.experiment.privacy import UNKNOWN, Privacy, privacy_of
 from fl_privacy.experiment.protocols import Backend, Monitor
 from fl_privacy.experiment.run_folder import finished_before, identified, open_folder
 from fl_privacy.experiment.server_reading import expect_fitting, hand_over
-from fl_privacy.experiment.threat_model import who_draws
+from fl_privacy.experiment.threat_model import Whereabouts, who_draws
 from fl_privacy.experiment.weights import MODEL, write_weights
 from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
 from fl_privacy.interception import CaptureWriter
@@ -24,18 +24,22 @@ from fl_privacy.report import write_report
 from fl_privacy.results import RunFolder, find_baseline
 from fl_privacy.types import Observation
 
+SIMULATED_CLIENTS = Whereabouts()
+
 CAPTURES = "captures"
 """Folder of the intercepted updates within a run's folder."""
 
 
-def run_experiment(config: RunSettings, backend: Backend, monitor: Monitor, *, simulated: bool = True) -> Path:
+def run_experiment(
+    config: RunSettings, backend: Backend, monitor: Monitor, *, clients: Whereabouts = SIMULATED_CLIENTS
+) -> Path:
     """Run ``config``, or find that it has been run; returns its folder.
 
     Args:
         config: of the run.
         backend: carries its messages.
         monitor: told of the progress.
-        simulated: whether clients draw from the run's seed; deployed ones draw from secrets of their own.
+        clients: where they are.
 
     Raises:
         UserError: a setting is wrong, parts do not fit, or all clients of a round failed.
@@ -54,8 +58,8 @@ def run_experiment(config: RunSettings, backend: Backend, monitor: Monitor, *, s
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
-            run = _Run.of(federation, attack, folder, monitor)
-            run.describe(who_draws(simulated))
+            run = _Run.of(federation, attack, folder, monitor, clients)
+            run.describe()
             run.train(backend)
             folder.finish(undefended_accuracy=undefended_accuracy(config) if _wants_baseline(config) else None)
         write_report([folder.path])
@@ -109,6 +113,7 @@ class _Run:
 
     federation: Federation
     experiment: Experiment
+    clients: Whereabouts
     privacy: Privacy
     stage: AttackStage | None
     capture: CaptureWriter | None
@@ -123,27 +128,34 @@ class _Run:
         attack: ReconstructionAttack | None,
         folder: RunFolder,
         monitor: Monitor,
+        clients: Whereabouts,
     ) -> "_Run":
         config, experiment = federation.config, Experiment.of_federation(federation)
+        delta, accountant = config.privacy.delta, config.privacy.accountant
         return cls(
             federation=federation,
             experiment=experiment,
-            privacy=privacy_of(federation, delta=config.privacy.delta, accountant=config.privacy.accountant),
+            clients=clients,
+            privacy=UNKNOWN if clients.own_data else privacy_of(federation, delta=delta, accountant=accountant),
             stage=experiment.stage(attack, folder, monitor) if attack else None,
             capture=CaptureWriter(folder.path / CAPTURES) if config.intercept.save else None,
             folder=folder,
             monitor=monitor,
         )
 
-    def describe(self, who_draws: str) -> None:
+    def describe(self) -> None:
         """Record what is run, before it is."""
         config, train = self.experiment.config, self.federation.dataset.train
         self.folder.write_environment(seed=config.seed)
-        self.folder.write_threat_model([*self.experiment.threat_model(), who_draws, self.privacy.statement])
+        self.folder.write_threat_model(
+            [*self.experiment.threat_model(), who_draws(self.clients), self.privacy.statement]
+        )
         self.folder.write_defense(self.experiment.defense.parts)
         self.folder.add_privacy(
             delta=config.privacy.delta, accountant=config.privacy.accountant, missing=self.privacy.missing
         )
+        if self.clients.own_data:
+            return
         table = partition_table(train, [client.indices for client in self.federation.clients.values()])
         self.folder.write_partition(table.tolist(), train.class_names)
 

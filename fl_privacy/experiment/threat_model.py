@@ -1,5 +1,7 @@
 """The threat model of a run in sentences, for its report."""
 
+from dataclasses import dataclass
+
 from torch import nn
 
 from fl_privacy.config import RunSettings
@@ -99,14 +101,30 @@ def _attacked(audit: Audit) -> str:
     )
 
 
-def who_draws(simulated: bool) -> str:
-    """Where the clients' randomness comes from, in a sentence."""
-    if simulated:
+@dataclass(frozen=True)
+class Whereabouts:
+    """What a server knows of where its clients are.
+
+    Attributes:
+        simulated: they draw from the run's seed; deployed ones draw from secrets of their own.
+        own_data: they train on folders of their nodes, not on the data that the run names.
+    """
+
+    simulated: bool = True
+    own_data: bool = False
+
+
+def who_draws(clients: Whereabouts) -> str:
+    """Where the clients' randomness and data come from, in a sentence or two."""
+    if clients.simulated:
         return (
             "This is a simulation: all that clients draw at random, noise too, derives from the run's seed, which the"
             " attacker is not told. Deployed clients draw it from secrets of their own."
         )
-    return "Clients are deployed: what they draw at random derives from secrets that stay on their nodes."
+    drawn = "Clients are deployed: what they draw at random derives from secrets that stay on their nodes."
+    if not clients.own_data:
+        return drawn
+    return f"{drawn} They train on data of their own, which nobody else has seen: the test data are the server's."
 
 
 def _batch_norm(plan: LocalPlan, uploads: str) -> str:

@@ -108,7 +108,7 @@ def finish_round(
         train_loss=sum(r.train_loss for r in counted.values()) / len(counted) if counted else float("nan"),
         seconds=time.perf_counter() - started,
         defense_seconds=sum(r.defense_seconds for r in counted.values()),
-        upload_bytes=sum(upload_bytes(r.upload) for r in counted.values()),
+        upload_bytes=sum(upload_bytes(r.upload) if r.bytes_up is None else r.bytes_up for r in counted.values()),
     )
 
 

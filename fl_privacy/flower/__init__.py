@@ -16,6 +16,7 @@ from fl_privacy.flower.defended_client import DefendedClient, defend
 from fl_privacy.flower.guarding import guard_mod
 from fl_privacy.flower.interception import HonestButCurious
 from fl_privacy.flower.malicious_strategy import Malicious
+from fl_privacy.flower.memory import NodeMemory, node_memory
 from fl_privacy.flower.mods import local_dp_mod
 from fl_privacy.flower.node_secrets import node_secret
 from fl_privacy.flower.sane import Sane
@@ -30,6 +31,7 @@ __all__ = [
     "HonestButCurious",
     "LocalGrid",
     "Malicious",
+    "NodeMemory",
     "PassportClient",
     "PrivacyClient",
     "PruningClient",
@@ -40,6 +42,7 @@ __all__ = [
     "defend",
     "guard_mod",
     "local_dp_mod",
+    "node_memory",
     "node_secret",
     "numpy_client_app",
     "run_in_process",

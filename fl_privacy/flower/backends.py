@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 
 from flwr.serverapp import Grid
 
@@ -19,6 +20,16 @@ from fl_privacy.interception.side_information import States, no_states
 OnRound = Callable[[RoundReport], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeRules:
+    """What a run expects of nodes in other processes; see ``Nodes``."""
+
+    bound: bool = False
+    simulated: bool | None = None
+    own_data: bool | None = None
+    reconnect: float = 0.0
+
+
 def run_on_grid(
     grid: Grid,
     server: Server,
@@ -28,8 +39,7 @@ def run_on_grid(
     interceptor: Interceptor,
     on_round: OnRound,
     timeout: float = 600.0,
-    bound: bool = False,
-    simulated: bool | None = None,
+    rules: NodeRules = NodeRules(),
 ) -> None:
     """Train ``server.state`` for ``rounds`` rounds with the clients behind ``grid``.
 
@@ -41,15 +51,12 @@ def run_on_grid(
         interceptor: makes observations of it.
         on_round: told of each round.
         timeout: seconds to wait for the replies of a round; who has not answered then is excluded from it.
-        bound: see ``Federated``, as ``simulated``.
-        simulated: whether the clients draw from a seed that the server knows.
+        rules: for nodes that are processes of their own.
 
     Raises:
         UserError: the nodes do not fit the server's clients, or all clients of a round failed.
     """
-    federated = Federated(
-        server=server, audit=audit, on_round=on_round, timeout=timeout, bound=bound, simulated=simulated
-    )
+    federated = Federated(server=server, audit=audit, on_round=on_round, timeout=timeout, **asdict(rules))
     curious = HonestButCurious(federated, interceptor, audit, states=_states(grid))
     with quiet_flower():
         curious.start(grid, federated.arrays(), num_rounds=rounds, timeout=timeout)

@@ -4,18 +4,21 @@ import json
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.guard import Failure, attempt
+from fl_privacy.flower.arrays import array_values, plain_array
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.records import (
     BUFFERS,
     CLIENT,
+    DATA_PATH,
     METRICS,
     NUM_EXAMPLES,
+    OWN_DATA,
     PARAMETERS,
     PARTITION,
     PARTITIONS,
@@ -31,23 +34,29 @@ MakeClient = Callable[[Context], NumPyClient]
 
 
 def numpy_client_app(
-    make_client: MakeClient, *, audited: bool = False, simulated: Callable[[], bool] = lambda: False
+    make_client: MakeClient,
+    *,
+    audited: Callable[[Context], bool] | bool = False,
+    simulated: Callable[[], bool] = lambda: False,
 ) -> ClientApp:
     """A ClientApp that answers with a ``NumPyClient``.
 
-    It knows the messages ``train``, ``evaluate``, ``evaluate.personalize`` and ``query``, and if ``audited`` also
-    ``train.probe``: an upload of a batch as small as the server likes, as often as it likes, is nothing that a client
-    with data to protect gives.
+    It knows the messages ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, and if
+    ``audited`` also ``train.probe``: an upload of a batch as small as the server likes, as often as it likes, is
+    nothing that a client with data to protect gives.
 
     The reply has the records of the request, so that stock strategies can read it; what the client raises becomes an
     error reply with that one line. Metrics that are no numbers stay on the node.
 
     Args:
         make_client: for the context of each message.
-        audited: whether probes are answered.
+        audited: whether probes are answered, by all nodes or by that of a context.
         simulated: whether clients draw from a seed that the server knows, which ``query`` then tells.
     """
     app = ClientApp()
+
+    def is_audited(context: Context) -> bool:
+        return audited(context) if callable(audited) else audited
 
     def answer(message: Message, context: Context, work: Callable[[NumPyClient], RecordDict]) -> Message:
         content = attempt(lambda: work(make_client(context)))
@@ -62,7 +71,7 @@ def numpy_client_app(
 
     @app.train("probe")
     def probe(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda client: _train(_prober(client, audited), message.content))
+        return answer(message, context, lambda client: _train(_prober(client, is_audited(context)), message.content))
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -72,13 +81,24 @@ def numpy_client_app(
     def personalize(message: Message, context: Context) -> Message:
         return answer(message, context, lambda client: _evaluate(_personalizer(client), message.content))
 
+    _answer_queries(app, make_client, simulated)
+    return app
+
+
+def _answer_queries(app: ClientApp, make_client: MakeClient, simulated: Callable[[], bool]) -> None:
+    """Have ``app`` say which partition its node holds, and of how many examples its client is."""
+
     @app.query()
     def query(message: Message, context: Context) -> Message:
-        return Message(
-            RecordDict({CLIENT: ConfigRecord({**_identity(context), SIMULATED: int(simulated())})}), reply_to=message
-        )
+        identity = {**_identity(context), SIMULATED: int(simulated()), OWN_DATA: int(DATA_PATH in context.node_config)}
+        return Message(RecordDict({CLIENT: ConfigRecord(identity)}), reply_to=message)
 
-    return app
+    @app.query("examples")
+    def examples(message: Message, context: Context) -> Message:
+        count = attempt(lambda: _number_of_examples(make_client(context)))
+        if isinstance(count, Failure):
+            return Message(Error(CLIENT_RAISED, count.reason), reply_to=message)
+        return Message(RecordDict({CLIENT: ConfigRecord({NUM_EXAMPLES: count})}), reply_to=message)
 
 
 def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
@@ -92,7 +112,7 @@ def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
 
 def _train(fit: Callable[[Arrays, Config], Reply], content: RecordDict) -> RecordDict:
     sent = all_arrays(content)
-    arrays, num_examples, metrics = fit([a.numpy() for a in sent.values()], _config(content))
+    arrays, num_examples, metrics = fit([array_values(a) for a in sent.values()], _config(content))
     names = json.loads(str(metrics[NAMES])) if NAMES in metrics else list(sent)
     reply = {n: np.asarray(a) for n, a in zip(names, arrays, strict=True)}
     records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = dict(_like_request(content, reply))
@@ -110,16 +130,16 @@ def _like_request(content: RecordDict, reply: Mapping[str, np.ndarray]) -> dict[
         buffers = content.array_records[BUFFERS]
         return {
             PARAMETERS: ArrayRecord({n: shortest(a) for n, a in reply.items() if n not in buffers}),
-            BUFFERS: ArrayRecord({n: Array.from_numpy_ndarray(a) for n, a in reply.items() if n in buffers}),
+            BUFFERS: ArrayRecord({n: plain_array(a) for n, a in reply.items() if n in buffers}),
         }
     return {
-        key: ArrayRecord({n: Array.from_numpy_ndarray(reply[n]) if n in reply else a for n, a in record.items()})
+        key: ArrayRecord({n: plain_array(reply[n]) if n in reply else a for n, a in record.items()})
         for key, record in content.array_records.items()
     }
 
 
 def _evaluate(evaluate: Callable[[Arrays, Config], tuple[float, int, Config]], content: RecordDict) -> RecordDict:
-    arrays = [a.numpy() for a in all_arrays(content).values()]
+    arrays = [array_values(a) for a in all_arrays(content).values()]
     loss, num_examples, metrics = evaluate(arrays, _config(content))
     return RecordDict(
         {METRICS: MetricRecord({NUM_EXAMPLES: int(num_examples), "loss": float(loss), **_numbers(metrics)})}
@@ -151,6 +171,15 @@ def _personalizer(client: NumPyClient) -> Callable[[Arrays, Config], tuple[float
             f"A client that personalizes is expected to be a PrivacyClient, but is a {type(client).__name__}."
         )
     return client.personalize
+
+
+def _number_of_examples(client: NumPyClient) -> int:
+    if not isinstance(client, PrivacyClient):
+        raise UserError(
+            f"A client that is asked for its number of examples is expected to be a PrivacyClient, but is a"
+            f" {type(client).__name__}."
+        )
+    return client.wrapped.number_of_examples
 
 
 def _config(content: RecordDict) -> Config:

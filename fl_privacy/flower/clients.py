@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import RecordDict
-from flwr.client import NumPyClient
-from flwr.common import Scalar
 
 from fl_privacy.defenses import Defense, ats, dp_noise, fdl_pp, pruning, refiner, split_fed, spn
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, LocalResult, private_names
+from fl_privacy.flower.inside.legacy import NumPyClient, Scalar
+from fl_privacy.flower.memory import ContextMemory, Memory
 from fl_privacy.flower.records import (
     BATCH_SIZE,
     DEFENSE_SECONDS,
@@ -21,8 +21,6 @@ from fl_privacy.flower.records import (
     TEST,
     TRAIN_LOSS,
     VICTIM,
-    load_state,
-    save_state,
     to_array,
     to_tensor,
 )
@@ -34,6 +32,9 @@ Reply = tuple[Arrays, int, Config]
 
 NAMES = "names"
 """Key under which a list of arrays has its names with it, as JSON: in the config given and in the metrics returned."""
+
+ATTEMPT = "attempt"
+"""Key of the config: the number of the protocol's run under SecAgg+, where a round that failed is tried again."""
 
 COUNTS = "counts"
 """Key of the metrics under which whole-number buffers travel in the clear, as JSON: SecAgg+ would blur them."""
@@ -50,7 +51,8 @@ class PrivacyClient(NumPyClient):
 
     Args:
         client: whose data, model and plan it is.
-        memory: ``context.state`` of the node, where the client keeps what never leaves it.
+        memory: where the client keeps what never leaves it: ``context.state`` of the node, which a restart of the node
+            empties, or ``node_memory(context)``, which outlives it and refuses to train in a round twice.
         settings: of ``make_defense``.
 
     Example:
@@ -61,7 +63,7 @@ class PrivacyClient(NumPyClient):
     make_defense: ClassVar[Callable[..., Defense] | None] = None
     """Makes the defense of a subclass; without it the client keeps its own."""
 
-    def __init__(self, client: Client, memory: RecordDict | None = None, **settings: Any) -> None:
+    def __init__(self, client: Client, memory: RecordDict | Memory | None = None, **settings: Any) -> None:
         if self.make_defense is not None:
             client = replace(client, defense=self.make_defense(**settings))
             for prepare in client.defense.prepare:
@@ -72,7 +74,8 @@ class PrivacyClient(NumPyClient):
                 f" {', '.join(settings)}; use a subclass with make_defense."
             )
         self.wrapped = client
-        self.memory = RecordDict() if memory is None else memory
+        memory = RecordDict() if memory is None else memory
+        self.memory: Memory = ContextMemory(memory) if isinstance(memory, RecordDict) else memory
 
     def get_parameters(self, config: Config) -> Arrays:
         """The initial values of the public model."""
@@ -81,14 +84,16 @@ class PrivacyClient(NumPyClient):
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train in the round ``config["server-round"]``; the reply is what the plan shares."""
-        state = load_state(self.memory, self.wrapped.device)
-        result = self.wrapped.update(self._sent(parameters, config), state, round=_integer(config, ROUND))
-        save_state(self.memory, state)
+        round, number = _integer(config, ROUND), self._message_number(config)
+        self.memory.expect_new("train", number)
+        state = self.memory.load(self.wrapped.device)
+        result = self.wrapped.update(self._sent(parameters, config), state, round=round)
+        self.memory.save(state, after=("train", number))
         return _reply(result)
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
         """The upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
-        state = load_state(self.memory, self.wrapped.device)
+        state = self.memory.load(self.wrapped.device)
         result = self.wrapped.probe(
             self._sent(parameters, config),
             state,
@@ -97,16 +102,18 @@ class PrivacyClient(NumPyClient):
             batch_size=_integer(config, BATCH_SIZE),
         )
         if self.wrapped.defense.examples:
-            save_state(self.memory, state)
+            self.memory.save(state)
         return _reply(result)
 
     def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """End the round: train the private part on the new model, and if ``config["test"]`` test both together."""
-        state = load_state(self.memory, self.wrapped.device)
+        round = _integer(config, ROUND)
+        self.memory.expect_new("personalize", round)
+        state = self.memory.load(self.wrapped.device)
         end = self.wrapped.personalize(
-            self._sent(parameters, config), state, round=_integer(config, ROUND), test=bool(_integer(config, TEST))
+            self._sent(parameters, config), state, round=round, test=bool(_integer(config, TEST))
         )
-        save_state(self.memory, state)
+        self.memory.save(state, after=("personalize", round))
         if end.evaluation is None:
             return 0.0, 0, {SECONDS: end.seconds}
         tested = end.evaluation
@@ -115,9 +122,13 @@ class PrivacyClient(NumPyClient):
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """Loss and accuracy of the model sent, with the client's private part, on the client's own examples."""
         mine = self.wrapped.examples.subset(self.wrapped.indices)
-        state = load_state(self.memory, self.wrapped.device)
+        state = self.memory.load(self.wrapped.device)
         result = self.wrapped.evaluate(self._sent(parameters, config), state, mine)
         return result.loss, result.num_examples, {"accuracy": result.accuracy}
+
+    def _message_number(self, config: Config) -> int:
+        """By which a training message is told from earlier ones."""
+        return _integer(config, ROUND)
 
     def _sent(self, parameters: Arrays, config: Config) -> ModelState:
         model = self.wrapped.model
@@ -188,11 +199,11 @@ class MaskableClient(PrivacyClient):
 
     Args:
         client: whose data, model and plan it is.
-        memory: ``context.state`` of the node.
+        memory: as for a ``PrivacyClient``.
         clip: largest absolute value.
     """
 
-    def __init__(self, client: Client, memory: RecordDict, *, clip: float) -> None:
+    def __init__(self, client: Client, memory: RecordDict | Memory, *, clip: float) -> None:
         super().__init__(client, memory)
         self.clip = clip
 
@@ -217,6 +228,10 @@ class MaskableClient(PrivacyClient):
             num_examples,
             {**metrics, NAMES: json.dumps(list(masked)), COUNTS: json.dumps(counts)},
         )
+
+    def _message_number(self, config: Config) -> int:
+        """A round that failed may be tried again: what came of the first time stays masked."""
+        return _integer(config, ATTEMPT)
 
 
 def _reply(result: LocalResult) -> Reply:

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure
 from fl_privacy.federation.guard import attempt
-from fl_privacy.flower.records import CLIENT, PARTITION, PARTITIONS, SIMULATED
+from fl_privacy.flower.records import CLIENT, DATA_PATH, OWN_DATA, PARTITION, PARTITIONS, SIMULATED
 from fl_privacy.flower.transport import SILENCE, pair
 
 logger = logging.getLogger(__name__)
@@ -33,15 +33,26 @@ class Nodes:
         patience: seconds to wait for all of them before the first round.
         bound: nodes are authenticated, so that a node's id stands for its key: nobody else ever gets its partition.
         simulated: what nodes are expected to say of their clients; ``None`` takes both.
+        own_data: likewise, whether they train on a folder of their node; ``None`` takes both.
+        reconnect: seconds to wait at the start of each later round for nodes that have left.
     """
 
     def __init__(
-        self, clients: Sequence[int], *, patience: float, bound: bool = False, simulated: bool | None = None
+        self,
+        clients: Sequence[int],
+        *,
+        patience: float = 60.0,
+        bound: bool = False,
+        simulated: bool | None = None,
+        own_data: bool | None = None,
+        reconnect: float = 0.0,
     ) -> None:
         self._clients = clients
         self._patience = patience
         self._bound = bound
         self._simulated = simulated
+        self._own_data = own_data
+        self._reconnect = reconnect
         self._node: dict[int, int] = {}
         self._claims: dict[int, int] = {}
         self._aside: dict[int, str] = {}
@@ -50,15 +61,13 @@ class Nodes:
         self._connected: set[int] = set()
 
     def refresh(self, grid: Grid) -> None:
-        """Ask the nodes that are new: before the first round until all partitions are there, later once.
+        """Ask the nodes that are new: before the first round until all partitions are there, later as long as set.
 
         Raises:
             UserError: before the first round partitions have no node.
         """
         if len(self._node) == len(self._clients):
-            result = attempt(lambda: self._ask(grid))
-            if isinstance(result, Failure):
-                logger.warning("Nodes that joined could not be asked: %s", result.reason)
+            self._look_again(grid)
             return
         deadline = time.monotonic() + self._patience
         self._ask(grid)
@@ -67,6 +76,16 @@ class Nodes:
                 raise self._missing()
             time.sleep(POLL_SECONDS)
             self._ask(grid)
+
+    def _look_again(self, grid: Grid) -> None:
+        deadline = time.monotonic() + self._reconnect
+        while True:
+            result = attempt(lambda: self._ask(grid))
+            if isinstance(result, Failure):
+                logger.warning("Nodes that joined could not be asked: %s", result.reason)
+            if all(client in self for client in self._clients) or time.monotonic() >= deadline:
+                return
+            time.sleep(POLL_SECONDS)
 
     def __contains__(self, client: int) -> bool:
         return self._node.get(client) in self._connected
@@ -108,6 +127,12 @@ class Nodes:
             raise UserError(
                 f"Nodes are expected to be {'simulated' if self._simulated else 'deployed'}, but the one of partition"
                 f" {client} is not; set FL_PRIVACY_SIMULATION alike for server and nodes."
+            )
+        if self._own_data is not None and bool(identity.get(OWN_DATA, 0)) != self._own_data:
+            wanted = "folders of their own" if self._own_data else "the data that the run names"
+            raise UserError(
+                f"Nodes are expected to train on {wanted}, but the one of partition {client} does not; give"
+                f" {DATA_PATH} in the node config of all nodes and own-data=true in the run config, or neither."
             )
         return client
 

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.defenses.compression.encoding import decode, encode
 from fl_privacy.errors import UserError
 from fl_privacy.federation import LocalResult
+from fl_privacy.flower.arrays import array_values, plain_array
 from fl_privacy.types import ModelState, Tensors, Upload
 
 PARAMETERS = "parameters"
@@ -25,6 +28,8 @@ ROUND = "server-round"
 PARTITION = "partition-id"
 PARTITIONS = "num-partitions"
 SIMULATED = "simulated"
+DATA_PATH = "data-path"
+OWN_DATA = "own-data"
 NUM_EXAMPLES = "num-examples"
 TRAIN_LOSS = "train-loss"
 SECONDS = "seconds"
@@ -51,18 +56,25 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
     """A copy in PyTorch's own memory, whose alignment decides the last bits of some products."""
-    return torch.from_numpy(array).clone()
+    tensor = torch.empty(array.shape, dtype=_dtype_like(array.dtype))
+    tensor.numpy()[...] = array
+    return tensor
+
+
+@lru_cache(maxsize=32)
+def _dtype_like(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype=dtype)).dtype
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:
     """Tensors by name."""
-    return ArrayRecord({name: Array.from_numpy_ndarray(to_array(t)) for name, t in tensors.items()})
+    return ArrayRecord({name: plain_array(to_array(t)) for name, t in tensors.items()})
 
 
 def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict[str, torch.Tensor]:
     """Inverse of ``to_record``; arrays that a client encoded need the tensors expected, ``like``."""
     return {
-        name: expand(name, array, like or {}) if array.stype == STYPE else to_tensor(array.numpy())
+        name: expand(name, array, like or {}) if array.stype == STYPE else to_tensor(array_values(array))
         for name, array in record.items()
     }
 
@@ -141,7 +153,13 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
         train_loss=number(TRAIN_LOSS),
         seconds=number(SECONDS),
         defense_seconds=number(DEFENSE_SECONDS),
+        bytes_up=sum(_bytes_of(array) for array in all_arrays(content).values()),
     )
+
+
+def _bytes_of(array: Array) -> int:
+    """On the wire, as ``federation.server.upload_bytes`` counts them: without the header of NumPy's format."""
+    return len(array.data) if array.stype == STYPE else math.prod(array.shape) * np.dtype(array.dtype).itemsize
 
 
 STYPE = "fl_privacy.encoded"
@@ -150,7 +168,7 @@ STYPE = "fl_privacy.encoded"
 
 def shortest(array: np.ndarray) -> Array:
     """``array`` encoded without loss if that is shorter (zeros, few levels), else as Flower serializes it."""
-    plain = Array.from_numpy_ndarray(array)
+    plain = plain_array(array)
     if not np.issubdtype(array.dtype, np.floating):
         return plain
     data = encode({"": torch.from_numpy(np.array(array))})[""].numpy().tobytes()
@@ -176,8 +194,7 @@ def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
         raise UserError(
             f"{name} is expected to have the shape {tuple(like[name].shape)}, but has {tuple(array.shape)}."
         )
-    dtype = torch.from_numpy(np.empty(0, dtype=array.dtype)).dtype
-    claimed = torch.empty(tuple(array.shape), dtype=dtype, device="meta")
+    claimed = torch.empty(tuple(array.shape), dtype=_dtype_like(np.dtype(array.dtype)), device="meta")
     return decode({name: torch.from_numpy(np.frombuffer(array.data, dtype=np.uint8).copy())}, {name: claimed})[name]
 
 

@@ -3,37 +3,16 @@
 Flower has SecAgg+ for its legacy interface only, which this module keeps to itself.
 """
 
-import copy
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.client import Client as FlowerClient
-from flwr.client.mod import secaggplus_mod
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common import (
-    FitIns,
-    FitRes,
-    Parameters,
-    Scalar,
-    bytes_to_ndarray,
-    ndarrays_to_parameters,
-    parameters_to_ndarrays,
-)
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from flwr.common.secure_aggregation.secaggplus_constants import Key as SecAggKey
-from flwr.server import LegacyContext
-from flwr.server.client_manager import ClientManager
-from flwr.server.client_proxy import ClientProxy
-from flwr.server.compat.grid_client_proxy import GridClientProxy
-from flwr.server.strategy import Strategy
-from flwr.server.workflow import SecAggPlusWorkflow
-from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+from flwr.clientapp.typing import Mod
 
 from fl_privacy.checks import number
 from fl_privacy.errors import UserError
@@ -41,14 +20,75 @@ from fl_privacy.federation import Client, RoundReport, Server
 from fl_privacy.federation.guard import unrounded
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.backends import quiet_flower
-from fl_privacy.flower.clients import COUNTS, NAMES, MaskableClient
+from fl_privacy.flower.clients import ATTEMPT, COUNTS, NAMES, MaskableClient
 from fl_privacy.flower.guarding import secagg_guard_mod
+from fl_privacy.flower.inside.legacy import (
+    MAIN_CONFIGS_RECORD,
+    MAIN_PARAMS_RECORD,
+    ClientManager,
+    ClientProxy,
+    FitIns,
+    FitRes,
+    GridClientProxy,
+    LegacyClient,
+    LegacyContext,
+    LegacyStrategy,
+    Parameters,
+    Scalar,
+    SecAggPlusWorkflow,
+    WorkflowKey,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+    secaggplus_mod,
+)
 from fl_privacy.flower.mods import reproducible_mod
-from fl_privacy.flower.records import DEFENSE_SECONDS, PARTITION, ROUND, TRAIN_LOSS, to_array, to_tensor
+from fl_privacy.flower.records import (
+    DEFENSE_SECONDS,
+    PARTITION,
+    ROUND,
+    TRAIN_LOSS,
+    to_array,
+    to_tensor,
+)
+from fl_privacy.flower.traffic import Traffic
 from fl_privacy.flower.transport import FIRST_NODE, LocalGrid
 from fl_privacy.types import Upload
 
 Fits = list[tuple[ClientProxy, FitRes]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking:
+    """How updates become whole numbers that masks can hide.
+
+    Attributes:
+        clip: largest absolute value that an update may hold.
+        levels: of a quantized value.
+        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; of half or less, two groups of
+            clients can each be asked for another kind of shares.
+        shares: share of the clients that each shares its keys with and is masked against, in (0, 1].
+    """
+
+    clip: float = 8.0
+    levels: int = 2**22
+    threshold: float = 0.67
+    shares: float = 1.0
+
+    def __post_init__(self) -> None:
+        number("secure_aggregation.clip", self.clip, above=0, example=1.0)
+        number("secure_aggregation.threshold", self.threshold, above=0, at_most=1, example=0.67)
+        number("secure_aggregation.shares", self.shares, above=0, at_most=1, example=1.0)
+
+    def workflow(self, max_weight: int, timeout: float | None) -> SecAggPlusWorkflow:
+        """Flower's protocol for clients of at most ``max_weight`` examples."""
+        return SecAggPlusWorkflow(
+            num_shares=float(self.shares),
+            reconstruction_threshold=self.threshold,
+            max_weight=float(max_weight),
+            clipping_range=float(self.clip),
+            quantization_range=self.levels,
+            timeout=timeout,
+        )
 
 
 def run_secure_aggregation(
@@ -61,7 +101,7 @@ def run_secure_aggregation(
     levels: int = 2**22,
     threshold: float = 0.67,
     shares: float = 1.0,
-) -> "Traffic":
+) -> Traffic:
     """Train ``server.state`` for ``rounds`` rounds under SecAgg+ (Bell et al. 2020); returns what the server received.
 
     Masks hide each update; their keys are shared among the clients, so that the sum can be unmasked as long as
@@ -76,121 +116,117 @@ def run_secure_aggregation(
         on_round: told of each round.
         clip: largest absolute value that an update may hold.
         levels: of a quantized value.
-        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; of half or less, two groups of
-            clients can each be asked for another kind of shares.
+        threshold: share of the clients whose key shares unmask the sum, in (0, 1].
         shares: share of the clients that each shares its keys with and is masked against, in (0, 1].
 
     Raises:
         UserError: a setting is out of range, clients keep private layers, or too few clients were left in a round.
     """
-    if server.personal:
-        raise UserError("SecAgg+ is expected with the whole model shared, but layers are private; use defense=none.")
-    number("secure_aggregation.clip", clip, above=0, example=1.0)
-    number("secure_aggregation.threshold", threshold, above=0, at_most=1, example=0.67)
-    number("secure_aggregation.shares", shares, above=0, at_most=1, example=1.0)
+    masking = Masking(clip=clip, levels=levels, threshold=threshold, shares=shares)
+    expect_all_shared(server)
 
-    def make_client(context: Context) -> FlowerClient:
-        client = clients[int(context.node_config[PARTITION])]
-        return MaskableClient(client, context.state, clip=clip).to_client()
+    def make_client(context: Context) -> MaskableClient:
+        return MaskableClient(clients[int(context.node_config[PARTITION])], context.state, clip=clip)
 
     guards = [secagg_guard_mod] if any(client.guard for client in clients.values()) else []
-    mods = [*guards, reproducible_mod(server.seed), secaggplus_mod]
-    grid = Traffic(server.clients, ClientApp(client_fn=make_client, mods=mods))
-    workflow = SecAggPlusWorkflow(
-        num_shares=float(shares),
-        reconstruction_threshold=threshold,
-        max_weight=float(max(client.number_of_examples for client in clients.values())),
-        clipping_range=float(clip),
-        quantization_range=levels,
-    )
+    app = masking_client_app(make_client, mods=[*guards, reproducible_mod(server.seed)])
+    traffic = Traffic(LocalGrid(server.clients, app), {client: FIRST_NODE + client for client in server.clients})
+    workflow = masking.workflow(max(client.number_of_examples for client in clients.values()), timeout=None)
     for round in range(1, rounds + 1):
-        on_round(_train_round(server, grid, workflow, round, threshold))
-    return grid
+        on_round(train_secure_round(server, traffic, workflow, round=round, threshold=threshold))
+    return traffic
 
 
-def _train_round(
-    server: Server, grid: "Traffic", workflow: SecAggPlusWorkflow, round: int, threshold: float
+def masking_client_app(make_client: Callable[[Context], MaskableClient], mods: Sequence[Mod] = ()) -> ClientApp:
+    """A ClientApp whose answers to training messages are those of SecAgg+.
+
+    Args:
+        make_client: for the context of each message.
+        mods: around the protocol.
+    """
+
+    def client_fn(context: Context) -> LegacyClient:
+        return make_client(context).to_client()
+
+    return ClientApp(client_fn=client_fn, mods=[*mods, secaggplus_mod])
+
+
+def expect_all_shared(server: Server) -> None:
+    """Raise ``UserError`` if clients keep a part of the model to themselves."""
+    if server.personal:
+        raise UserError("SecAgg+ is expected with the whole model shared, but layers are private; use defense=none.")
+
+
+def train_secure_round(
+    server: Server,
+    traffic: Traffic,
+    workflow: SecAggPlusWorkflow,
+    *,
+    round: int,
+    threshold: float,
+    attempt: int | None = None,
 ) -> RoundReport:
-    grid.failed.clear()
-    started, before = time.perf_counter(), grid.received
-    strategy = _Summing(server, grid)
+    """One round of the protocol.
+
+    Args:
+        server: selects clients and moves the model by the mean.
+        traffic: leads to them.
+        workflow: of ``Masking``.
+        round: of the training.
+        threshold: for the message.
+        attempt: the number of the protocol's run, where a round may take several; ``None`` takes the round's.
+
+    Raises:
+        UserError: too few clients were left.
+    """
+    traffic.failed.clear()
+    started, before = time.perf_counter(), traffic.received
+    strategy = _Summing(server, traffic, round if attempt is None else attempt)
     context = LegacyContext(_server_context(), strategy=strategy)
-    context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: round})
+    context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: round})
     context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord()
     with quiet_flower():
-        workflow(grid, context)
+        workflow(traffic, context)
     if strategy.report is None:
-        reasons = "; ".join(f"client {c}: {reason}" for c, reason in sorted(grid.failed.items())[:3])
+        reasons = "; ".join(f"client {c}: {reason}" for c, reason in sorted(traffic.failed.items())[:3])
         raise UserError(
             f"At least {threshold:.0%} of the clients are expected to answer in round {round}, but fewer did"
             f" ({reasons}); fix the clients or lower secure_aggregation.threshold."
         )
-    return strategy.report(time.perf_counter() - started, grid.received - before)
-
-
-class Traffic(LocalGrid):
-    """A grid in this process that keeps account of what the server receives.
-
-    Attributes:
-        received: bytes so far.
-        masked: the arrays by which each client last replied, as the server sees them.
-        failed: why a client did not reply.
-    """
-
-    def __init__(self, clients: Sequence[int], client_app: ClientApp) -> None:
-        super().__init__(clients, client_app)
-        self.received = 0
-        self.masked: dict[int, list[np.ndarray]] = {}
-        self.failed: dict[int, str] = {}
-
-    def deliver(self, messages: Sequence[Message]) -> list[Message]:
-        """As a ``LocalGrid``; nodes elsewhere would get copies of what the workflow sends, and take keys out of it."""
-        for message in messages:
-            message.content = copy.deepcopy(message.content)
-        replies = super().deliver(messages)
-        for reply in replies:
-            if reply.has_error():
-                self.failed.setdefault(reply.metadata.src_node_id - FIRST_NODE, reply.error.reason or "it dropped out")
-            else:
-                self.received += sum(map(len, _payload(reply.content)))
-                record = reply.content.config_records.get(RECORD_KEY_CONFIGS)
-                if vectors := record and record.get(SecAggKey.MASKED_PARAMETERS):
-                    arrays = [bytes_to_ndarray(piece) for piece in vectors]  # type: ignore[union-attr,arg-type]
-                    self.masked[reply.metadata.src_node_id - FIRST_NODE] = arrays
-        return replies
-
-
-def _payload(content: RecordDict) -> list[bytes]:
-    values = [value for record in content.config_records.values() for value in record.values()]
-    lists = [value if isinstance(value, list) else [value] for value in values]
-    arrays = [array.data for record in content.array_records.values() for array in record.values()]
-    return [piece for some in lists for piece in some if isinstance(piece, bytes)] + arrays
+    return strategy.report(time.perf_counter() - started, traffic.received - before)
 
 
 @dataclass
-class _Summing(Strategy):
+class _Summing(LegacyStrategy):
     """What the workflow wants of a strategy: whom to ask, and what to make of the mean."""
 
     server: Server
-    grid: Traffic
+    traffic: Traffic
+    attempt: int
     report: Callable[[float, int], RoundReport] | None = field(default=None, init=False)
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        chosen = self.server.select(server_round)
-        return [(GridClientProxy(FIRST_NODE + c, self.grid, 1), self._instructions(c, server_round)) for c in chosen]
+        proxies = {}
+        for client in self.server.select(server_round):
+            if client in self.traffic.nodes:
+                proxies[client] = GridClientProxy(self.traffic.nodes[client], self.traffic, 1)
+            else:
+                self.traffic.failed[client] = "its node is not connected"
+        return [(proxy, self._instructions(client, server_round)) for client, proxy in proxies.items()]
 
     def _instructions(self, client: int, round: int) -> FitIns:
         state = self.server.sent_to(client, round)
         values = {**state.parameters, **state.buffers}
-        config: dict[str, Scalar] = {ROUND: round, NAMES: json.dumps(list(values))}
+        config: dict[str, Scalar] = {ROUND: round, ATTEMPT: self.attempt, NAMES: json.dumps(list(values))}
         return FitIns(ndarrays_to_parameters([to_array(t) for t in values.values()]), config)
 
     def aggregate_fit(
         self, server_round: int, results: Fits, failures: list[Any]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        replies = {proxy.node_id - FIRST_NODE: reply for proxy, reply in results}
+        client_of = {node: client for client, node in self.traffic.nodes.items()}
+        replies = {client_of[proxy.node_id]: reply for proxy, reply in results}
         if len({reply.metrics[NAMES] for reply in replies.values()}) > 1:
             raise UserError("SecAgg+ is expected to add up the same tensors of every client, but their names differ.")
         some = next(iter(replies.values()))
@@ -213,7 +249,7 @@ class _Summing(Strategy):
         self.report = lambda seconds, received: RoundReport(
             round=server_round,
             clients=tuple(sorted(replies)),
-            excluded={c: r for c, r in self.grid.failed.items() if c not in replies},
+            excluded={c: r for c, r in self.traffic.failed.items() if c not in replies},
             train_loss=total(TRAIN_LOSS) / len(replies),
             seconds=seconds,
             defense_seconds=total(DEFENSE_SECONDS),

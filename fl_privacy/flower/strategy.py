@@ -63,6 +63,8 @@ class Federated(Strategy):
         bound: nodes are authenticated: a partition is the first holder's, by its key, for the whole run.
         simulated: whether the nodes' clients draw from a seed that the server knows; refused where nodes say otherwise.
             ``None`` takes both.
+        own_data: likewise, whether nodes train on folders of their own.
+        reconnect: seconds to wait at the start of each later round for nodes that have left.
     """
 
     server: Server
@@ -72,9 +74,18 @@ class Federated(Strategy):
     timeout: float = 600.0
     bound: bool = False
     simulated: bool | None = None
+    own_data: bool | None = None
+    reconnect: float = 0.0
 
     def __post_init__(self) -> None:
-        self._nodes = Nodes(self.server.clients, patience=self.patience, bound=self.bound, simulated=self.simulated)
+        self._nodes = Nodes(
+            self.server.clients,
+            patience=self.patience,
+            bound=self.bound,
+            simulated=self.simulated,
+            own_data=self.own_data,
+            reconnect=self.reconnect,
+        )
         self._started = 0.0
         self._asked: list[int] = []
         self._absent: list[int] = []

@@ -1,16 +1,17 @@
-"""Messages to nodes and their replies; the one place that leans on the inside of Flower's grid."""
+"""Messages to nodes and their replies."""
 
 import itertools
+import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.app import UserConfig as NodeConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from fl_privacy.federation.guard import Failure, attempt
+from fl_privacy.flower.inside.identity import Run, empty_run, identify_process
 from fl_privacy.flower.records import PARTITION, PARTITIONS
 from fl_privacy.progress import counted
 
@@ -43,7 +44,7 @@ class LocalGrid(Grid):
         }
         self._numbers = itertools.count(1)
         self._replies: dict[str, Message] = {}
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+        identify_process()
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
         """The reply to each of ``messages``; what a client's app raises becomes an error reply."""
@@ -80,13 +81,73 @@ class LocalGrid(Grid):
     @property
     def run(self) -> Run:
         """An empty run."""
-        return Run.create_empty(run_id=1)
+        return empty_run()
 
     def _answer(self, message: Message) -> Message:
         assert self.client_app is not None
         app, context = self.client_app, self.contexts[message.metadata.dst_node_id]
         reply = attempt(lambda: app(message, context))
         return error_reply(message, reply) if isinstance(reply, Failure) else reply
+
+
+class RelayGrid(Grid):
+    """Another grid, for subclasses that change something on the way."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """As the other grid does."""
+        return self.grid.send_and_receive(messages, timeout=timeout)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the other grid does."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As the other grid does."""
+        return self.grid.pull_messages(message_ids)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.grid.get_node_ids()
+
+    def get_nodes(self) -> Any:
+        return self.grid.get_nodes()
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """As the other grid does."""
+        return self.grid.create_message(*args, **kwargs)
+
+    def set_run(self, run: Run) -> None:
+        """As the other grid does."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The other grid's."""
+        return self.grid.run
+
+
+class PromptGrid(RelayGrid):
+    """A grid that looks for replies soon, then ever more rarely; Flower's own looks every 3 seconds."""
+
+    SOONEST, RAREST, PACE = 0.1, 3.0, 0.05
+    """Seconds between two looks: the first, the last, and the share of the time waited so far."""
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Send ``messages`` and wait for every reply, for ``timeout`` seconds at most."""
+        waiting, replies = set(self.push_messages(messages)), list[Message]()
+        started = time.monotonic()
+        while waiting:
+            waited = time.monotonic() - started
+            found = list(self.pull_messages(waiting))  # may take minutes where a node died while it sent its reply
+            replies += found
+            waiting.difference_update(reply.metadata.reply_to_message_id for reply in found)
+            if timeout is not None and waited >= timeout:
+                break
+            if waiting:
+                time.sleep(min(max(self.SOONEST, self.PACE * waited), self.RAREST))
+        return replies
 
 
 def error_reply(message: Message, failure: Failure) -> Message:

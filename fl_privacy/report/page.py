@@ -15,17 +15,10 @@ CONTENT_SECURITY_POLICY = (
 """Of every page: its own styles and pictures inside it, no scripts, nothing from elsewhere."""
 
 
-class _Templates(PackageLoader):
-    """Keeps ``NAME`` in the file ``NAME.md``: a Flower app bundle leaves out files of other kinds."""
-
-    def get_source(self, environment: Environment, template: str) -> Any:
-        return super().get_source(environment, f"{template}.md")
-
-
 def render(template: str, **values: Any) -> str:
     """The page ``template`` with ``values``; whatever they hold is escaped."""
     environment = Environment(
-        loader=_Templates("fl_privacy.report"),
+        loader=PackageLoader("fl_privacy.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -25,6 +25,21 @@ def test_a_long_attack_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, pause
     assert lines == [f"Attacking 3 updates of round 5: {share}" for share in expected]
 
 
+def test_of_several_attacks_the_one_at_work_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
+    written = io.StringIO()
+
+    with console.RichMonitor(Console(file=written)).attacking("2 updates") as progress:
+        for name in ("cosine", "L2"):
+            for _ in counted(name, range(1)):
+                progress(1 if name == "cosine" else 2, 2)
+
+    assert [line[:31] for line in written.getvalue().splitlines()] == [
+        "Attacking 2 updates, cosine: 50",
+        "Attacking 2 updates, L2: 100 %",
+    ]
+
+
 def test_long_work_of_clients_says_which_client_is_at_which_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
     clock = iter(range(10**6))

@@ -72,14 +72,16 @@ WRONG = {
     "added key of the federation": (["run", "+federation.foo=1"], "federation.foo"),
     "added key of the backend": (["run", "+backend.foo=1"], "backend.foo"),
     "CPUs in words": (["run", "backend=ray", "backend.num_cpus=few"], "a number"),
-    "attack that tries never": (["run", "attack.restarts=0"], "at least 1"),
-    "attack in half steps": (["run", "attack.iterations=1.5"], "a whole number"),
+    "attack that tries never": (["run", "attack=idlg", "attack.restarts=0"], "at least 1"),
+    "attack in half steps": (["run", "attack=idlg", "attack.iterations=1.5"], "a whole number"),
+    "budget of an attack in other words": (["run", "attack.budget=long"], "quick"),
+    "evaluations of an attack in halves": (["run", "attack.evaluations=1.5"], "a whole number"),
     "mean in letters": (["run", "model.mean=[a]"], "model.mean"),
     "name with a slash": (["run", "name=a/b"], "name"),
     "report of nothing": (["report", "/nowhere/run"], "/nowhere/run"),
     "no round to attack": (["run", "intercept.rounds=[]"], "intercept.rounds=ends"),
     "no client to attack": (["run", "intercept.clients=[]"], "intercept.clients=all"),
-    "attack that goes uphill": (["run", "attack.lr=-1"], "attack.lr"),
+    "attack that goes uphill": (["run", "attack=inverting_gradients", "attack.lr=-1"], "attack.lr"),
     "attack that stands still": (["run", "attack=sapag", "attack.lr=0"], "attack.lr"),
     "L-BFGS that goes uphill": (["run", "attack=dlg", "attack.lr=-1"], "attack.lr"),
     "negative seed": (["run", "seed=-1"], "at least 0"),
@@ -111,7 +113,7 @@ def test_an_out_folder_that_cannot_be_written(blocked, capfd):
 
 
 def test_a_wrong_attack_is_told_before_anything_is_trained(tmp_path, capfd):
-    assert _run(["run", "defense=pruning", "attack.iterations=-1", f"out={tmp_path}"]) == 2
+    assert _run(["run", "defense=pruning", "attack=idlg", "attack.iterations=-1", f"out={tmp_path}"]) == 2
     assert "attack.iterations" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -12,7 +12,8 @@ from fl_privacy.report import write_report
 from fl_privacy.results import read_run
 from fl_privacy.results.records import RecordWriter
 
-TINY = ("federation.clients=2", "federation.rounds=3", "victims=1", "attack.iterations=2", "intercept.when=during")
+TINY = ("federation.clients=2", "federation.rounds=3", "victims=1", "attack=idlg")
+TINY += ("attack.iterations=2", "intercept.when=during")
 
 
 def _error(capfd: pytest.CaptureFixture[str]) -> str:

@@ -125,6 +125,7 @@ def test_clients_read_the_result(found, tmp_path):
         "data.image_size=8",
         "model.width=2",
         "victims=1",
+        "attack=inverting_gradients",
         "attack.iterations=2",
         "threat_model.knows_labels=true",
     ]

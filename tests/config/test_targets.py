@@ -17,7 +17,17 @@ class Net(nn.Sequential):
 def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """As the installed command does, which has not the working directory on its path."""
     script = "from fl_privacy.cli.main import main; main()"
-    command = [sys.executable, "-P", "-c", script, "attack", "victims=1", *overrides, "attack.iterations=1"]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        script,
+        "attack",
+        "victims=1",
+        *overrides,
+        "attack=idlg",
+        "attack.iterations=1",
+    ]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from fl_privacy.cli.main import run_command_line
 from tests.experiment.runs import NO_RESULT
 
-RUN = ("federation.clients=2", "federation.rounds=3", "evaluate_every=3", "victims=2", "attack.iterations=40")
+RUN = ("federation.clients=2", "federation.rounds=3", "evaluate_every=3", "victims=2")
+RUN += ("attack=inverting_gradients", "attack.iterations=40")
 GRID = """
 settings: [federation.clients=2, federation.rounds=3]
 train: [evaluate_every=3]

@@ -16,6 +16,7 @@ SETTINGS = (
     "federation.clients=2",
     "federation.rounds=100000",
     "victims=2",
+    "attack=inverting_gradients",
     "attack.iterations=2",
     "intercept.rounds=first",
     "intercept.when=during",

@@ -42,8 +42,8 @@ def test_killed_at_random_points_it_comes_to_the_same_table(name: str, tmp_path:
 
 SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 SENT = tuple(SIGNALS) if KILLS > 1 else ("SIGTERM",)
-LONG = ("run", "federation.clients=2", "federation.rounds=100000", "victims=2", "attack.iterations=2")
-LONG += ("intercept.rounds=first", "intercept.when=during")
+LONG = ("run", "federation.clients=2", "federation.rounds=100000", "victims=2", "attack=idlg")
+LONG += ("attack.iterations=2", "intercept.rounds=first", "intercept.when=during")
 
 
 @pytest.mark.parametrize("name", SENT)

@@ -3,21 +3,29 @@
 import io
 import json
 import shlex
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.app import UserConfig as RunConfig
 from flwr.cli.build import build_fab_from_disk
+from flwr.supercore.object_ref import validate
+from PIL import Image
 
-from fl_privacy.cli.flower_app import client_app, server_app
+from fl_privacy.cli.flower_app import client_app, make_client, server_app
 from fl_privacy.config import compose_run
+from fl_privacy.deploy import write_deployment
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.protocols import Monitor, plain_loop
 from fl_privacy.experiment.run import run_experiment
+from fl_privacy.federation import public_state
 from fl_privacy.flower import LocalGrid
+from fl_privacy.flower.records import CONFIG, state_records
+from fl_privacy.flower.transport import FIRST_NODE
 
 ROOT = Path(__file__).parents[2]
 MEGABYTE = 1 << 20
@@ -51,27 +59,34 @@ def test_a_node_builds_only_what_is_registered_or_its_own_environment_trusts(
 
 
 def run_app(overrides: str, nodes: int, **settings: float | bool) -> None:
+    grid = grid_of(overrides, nodes, **settings)
+    config = next(iter(grid.contexts.values())).run_config
+    server_app(grid, Context(run_id=1, node_id=1, node_config=RunConfig(), state=RecordDict(), run_config=config))
+
+
+def grid_of(overrides: str, nodes: int, **settings: float | bool) -> LocalGrid:
     config = RunConfig({"overrides": overrides, "round-timeout": 600, "authenticated-nodes": False, **settings})
     grid = LocalGrid(range(nodes), client_app)
     for context in grid.contexts.values():
         context.run_config = config
-    server_app(grid, Context(run_id=1, node_id=1, node_config=RunConfig(), state=RecordDict(), run_config=config))
+    return grid
 
 
-def test_the_bundle_holds_all_of_the_package_and_its_configuration() -> None:
-    bundle = build_fab_from_disk(ROOT)
-
-    with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-        held = set(archive.namelist())
-    wanted = {
-        path.relative_to(ROOT).as_posix()
-        for folder in ("fl_privacy", "conf")
-        for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.name != "py.typed"
-    }
-    assert wanted <= held
-    assert not any(name.startswith("tests/") for name in held)
-    assert len(bundle) < 2 * MEGABYTE
+def test_the_bundles_are_thin_and_name_the_installed_apps(tmp_path: Path) -> None:
+    write_deployment(tmp_path / "out", nodes=1, host="localhost", port=8000)
+    told = []
+    for app in (ROOT, tmp_path / "out" / "app"):
+        bundle = build_fab_from_disk(app)
+        with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+            held = set(archive.namelist())
+            config = tomllib.loads(archive.read("pyproject.toml").decode())
+        assert held <= {"pyproject.toml", "LICENSE", "README.md", ".info/CONTENT"}
+        assert len(bundle) < MEGABYTE // 10
+        told.append(config["tool"]["flwr"]["app"])
+        for reference in told[-1]["components"].values():
+            assert validate(reference, project_dir=app)[0]
+    assert told[0]["components"] == told[1]["components"]
+    assert told[0]["config"] == {**told[1]["config"], "authenticated-nodes": False}
 
 
 @pytest.mark.usefixtures("simulation")
@@ -168,10 +183,120 @@ def test_wrong_overrides_are_an_error() -> None:
         run_app("defense=dp_nose", nodes=2)
 
 
-def test_secure_aggregation_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SECURED = "model=lenet federation.clients=3 federation.rounds=2 federation.plan.batch_size=8 attack=none"
+
+
+def test_deployed_nodes_train_under_secure_aggregation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(UserError, match="The Flower app reads every update"):
-        run_app("federation.clients=2 attack=none secure_aggregation=secagg out=secured", nodes=2)
+    run_app(f"{SECURED} secure_aggregation=secagg out=secured", nodes=3)
 
-    assert not (tmp_path / "secured").exists()
+    (run,) = (path.parent for path in (tmp_path / "secured/deployed").glob("*/metrics.jsonl"))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["clients"] for row in rows if row["kind"] == "round"] == [[0, 1, 2]] * 2
+    assert "SecAgg+ hides each update" in (run / "threat_model.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("secure_aggregation=ckks", "secure_aggregation=none or secagg, but got ckks"),
+        ("secure_aggregation=secagg attack=idlg", "no single update that could be attacked"),
+        ("secure_aggregation=secagg defense=split_fed", "layers are private"),
+    ],
+)
+def test_what_secure_aggregation_can_t_do_is_refused(
+    overrides: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UserError, match=message):
+        run_app(f"{SECURED} {overrides} baseline=false out=secured", nodes=3)
+
+
+def test_a_node_masks_its_update_whatever_the_server_asks(tmp_path: Path) -> None:
+    """The run says SecAgg+: a plain training message gets no plain answer, a probe none at all."""
+    grid = grid_of(f"{SECURED} secure_aggregation=secagg", nodes=3)
+    wrapped = make_client(grid.contexts[FIRST_NODE]).wrapped
+    records = state_records(public_state(wrapped.model, wrapped.defense))
+    content = RecordDict({**records, CONFIG: ConfigRecord({"server-round": 1, "victim": 0, "batch-size": 1})})
+
+    for kind in ("train", "train.probe"):
+        (reply,) = grid.send_and_receive([Message(content, FIRST_NODE, kind)])
+        assert reply.has_error(), kind
+
+
+OWN = (
+    "model=lenet federation=fedavg federation.clients=2 federation.rounds=2 federation.plan.batch_size=8 attack=none"
+    " baseline=false defense=spn data=image_folder data.image_size=16 data.channels=3 data.classes=[bird,cat,dog]"
+)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Of two nodes and the server; the first node has no cats."""
+    rng = np.random.default_rng(0)
+    roots = [tmp_path / f"images-{number}" for number in range(3)]
+    for root in roots:
+        for name in ("bird", "dog") if root == roots[0] else ("bird", "cat", "dog"):
+            (root / name).mkdir(parents=True)
+            for index in range(10):
+                Image.fromarray(rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(root / name / f"{index}.png")
+    return roots
+
+
+def run_on_folders(overrides: str, folders: list[Path], *, told: bool = True, **settings: bool) -> None:
+    grid = grid_of(overrides, 2, **{"own-data": told, **settings})
+    for number, context in enumerate(grid.contexts.values()):
+        context.node_config = RunConfig({**context.node_config, "data-path": str(folders[number])})
+    context = next(iter(grid.contexts.values()))
+    server_app(grid, Context(1, 1, RunConfig(), RecordDict(), context.run_config))
+
+
+def test_nodes_train_on_folders_of_their_own(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path / "cache"))
+
+    run_on_folders(f"{OWN} data.root={folders[2]} out=own", folders)
+
+    (run,) = (path.parent for path in (tmp_path / "own/deployed").glob("*/metrics.jsonl"))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["clients"] for row in rows if row["kind"] == "round"] == [[0, 1]] * 2
+    assert "data of their own" in (run / "threat_model.json").read_text()
+    assert not (run / "partition.json").exists(), "the server does not know it"
+    assert len(list((tmp_path / "cache").glob("*.safetensors"))) == 1, "only the server's images are kept decoded"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("attack=idlg", "nothing is expected that needs the clients' data, but got attack=idlg"),
+        ("defense=dp_sgd privacy.epsilon=8", "but got privacy.epsilon"),
+        ("baseline=true", "but got baseline=true"),
+        ("data.classes=null", "data.classes is open"),
+        ("data.classes=[bird,cat]", "one is dog; rename it or add it to data.classes"),
+        (None, "expected to train on the data that the run names"),
+    ],
+)
+def test_what_can_t_be_with_folders_of_their_own_is_refused(
+    change: str | None, message: str, folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UserError, match=message):
+        run_on_folders(f"{OWN} data.root={folders[2]} out=own {change or ''}", folders, told=change is not None)
+
+
+def test_data_of_their_own_are_not_probed(folders: list[Path]) -> None:
+    grid = grid_of(f"{OWN} data.root={folders[2]}", 2)
+    context = grid.contexts[FIRST_NODE]
+    context.node_config = RunConfig({**context.node_config, "data-path": str(folders[0])})
+    wrapped = make_client(context).wrapped
+    records = state_records(public_state(wrapped.model, wrapped.defense))
+    content = RecordDict({**records, CONFIG: ConfigRecord({"server-round": 1, "victim": 0, "batch-size": 1})})
+
+    (reply,) = grid.send_and_receive([Message(content, FIRST_NODE, "train.probe")])
+
+    assert "A probe is expected by audited clients only" in (reply.error.reason or "")

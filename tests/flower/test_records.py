@@ -6,6 +6,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from fl_privacy.defenses import ClientState, pruning, quantization
 from fl_privacy.defenses.compression.encoding import encoded_bytes
 from fl_privacy.errors import UserError
+from fl_privacy.flower.arrays import array_values, plain_array
 from fl_privacy.flower.records import STYPE, read_upload, shortest, to_tensors
 
 LIKE = {"weight": torch.zeros(50, 40)}
@@ -61,3 +62,29 @@ def test_a_wrong_shape_is_left_to_the_server_to_judge():
 def test_what_the_sender_claims_is_not_trusted(record, like):
     with pytest.raises(UserError, match="expected"):
         to_tensors(record, like)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 1, 4)])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int64", "uint8", "bool"])
+def test_arrays_are_serialized_as_flower_does(dtype: str, shape: tuple[int, ...]) -> None:
+    values = (np.arange(np.prod(shape, dtype=int)) % 2).astype(dtype).reshape(shape)
+    theirs, ours = Array.from_numpy_ndarray(values), plain_array(values)
+
+    assert (ours.dtype, tuple(ours.shape), ours.stype, ours.data) == (
+        theirs.dtype,
+        tuple(theirs.shape),
+        theirs.stype,
+        theirs.data,
+    )
+    for array in (theirs, ours):
+        assert array_values(array).dtype == values.dtype
+        assert np.array_equal(array_values(array), values)
+
+
+def test_arrays_in_another_layout_are_read_as_flower_does() -> None:
+    columns = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    claimed = Array(dtype="float32", shape=(2,), stype="numpy.ndarray", data=Array.from_numpy_ndarray(columns).data)
+
+    assert np.array_equal(array_values(Array.from_numpy_ndarray(columns)), columns)
+    assert np.array_equal(array_values(claimed), columns), "what it says of itself does not count"
+    assert np.array_equal(array_values(plain_array(columns)), columns)

@@ -98,7 +98,7 @@ class Server:
         mine, clean = clients_of(to_yaml(self.config))[CLIENT], self.clean()
         elsewhere = kept_secret(Path(os.environ["FL_PRIVACY_STATE"]).with_name("server") / FILE)
         guesses: list[int | Secret] = [17, 0, 1, 2, CLIENT, FIRST_NODE + CLIENT, derive_seed(17, "client", CLIENT)]
-        guesses += [elsewhere, elsewhere.derive("run", 1, "node", FIRST_NODE + CLIENT), Secret(bytes(32))]
+        guesses += [elsewhere, elsewhere.derive("run", 1, "partition", CLIENT), Secret(bytes(32))]
         left = []
         for guess in guesses:
             noised = replace(mine, seed=guess).update(self.sent, ClientState(), round=1).upload.tensors
@@ -131,10 +131,14 @@ def test_a_server_removes_no_noise_of_a_deployed_client(folder: Path) -> None:
     assert server.error_after_removal(upload) > SCALE
 
 
-def test_a_round_asked_for_twice_shows_no_difference_without_noise(folder: Path) -> None:
+def test_a_round_answered_twice_shows_no_difference_without_noise(folder: Path) -> None:
+    """As by a node that has lost what it remembers: others refuse."""
     server = Server()
 
-    first, second = server.ask(), server.ask()
+    first = server.ask()
+    for memory in folder.glob("run-*/*.state"):
+        memory.unlink()
+    second = server.ask()
 
     assert rms({n: first[n] - second[n] for n in first}) == pytest.approx(2**0.5 * SCALE, rel=0.05)
 
@@ -185,10 +189,26 @@ def test_processes_that_start_together_share_one_secret(tmp_path: Path) -> None:
     assert len(set(drawn)) == 1
 
 
-def test_runs_and_nodes_draw_apart(folder: Path) -> None:
-    drawn = {node_secret(context(run, node)).bytes_of("", 8) for run in (1, 2) for node in (5, 6)}
+def of_partition(number: int | None, node: int = 5, run: int = 1) -> Context:
+    """A node's context; ``None`` is a node of an app without partitions."""
+    made = context(run, node)
+    if number is None:
+        del made.node_config["partition-id"]
+    else:
+        made.node_config["partition-id"] = number
+    return made
 
-    assert len(drawn) == 4
+
+def test_runs_partitions_and_nodes_without_any_draw_apart(folder: Path) -> None:
+    contexts = [of_partition(p, n, r) for r in (1, 2) for p, n in ((3, 5), (4, 5), (None, 5), (None, 6))]
+
+    assert len({node_secret(c).bytes_of("", 8) for c in contexts}) == 8
+
+
+def test_a_node_that_restarts_under_another_id_draws_as_before(folder: Path) -> None:
+    one, other = (node_secret(of_partition(3, node)).bytes_of("", 8) for node in (5, 6))
+
+    assert one == other
 
 
 def open_to_all(path: Path) -> None:
@@ -258,13 +278,13 @@ def test_a_client_without_a_seed_draws_a_secret_one(kind: type[PrivacyClient], s
 
 
 def test_a_private_head_is_the_same_after_its_node_has_lost_its_memory(folder: Path) -> None:
-    def head(node: int = 5) -> torch.Tensor:
-        subject = simulated(seed=node_secret(context(node=node)), defense=spn())
+    def head(partition: int = 3) -> torch.Tensor:
+        subject = simulated(seed=node_secret(of_partition(partition)), defense=spn())
         private: ModelState = subject.private_part(ModelState.of(harness.small_net()), ClientState())[1]
         return private.buffers["out.spn.codes"]
 
     assert torch.equal(head(), head())
-    assert not torch.equal(head(), head(node=6))
+    assert not torch.equal(head(), head(partition=4))
 
 
 def test_what_a_deployed_client_trained_on_is_not_repeated() -> None:

@@ -10,7 +10,8 @@ import torch
 from fl_privacy.defenses import none
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, run_rounds
-from fl_privacy.flower.secure_aggregation import Traffic, run_secure_aggregation
+from fl_privacy.flower.secure_aggregation import run_secure_aggregation
+from fl_privacy.flower.traffic import Traffic
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 

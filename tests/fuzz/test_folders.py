@@ -258,16 +258,8 @@ def of_records() -> Iterator[tuple[str, tuple[str, str, Any]]]:
     fields = {
         "round": ("round", "clients", "excluded", "train_loss", "accuracy", "seconds", "upload_bytes"),
         "image": (
-            "id",
-            "round",
-            "client",
-            "image",
-            "psnr",
-            "attack_loss",
-            "failure",
-            "label_source",
-            "member",
-            "attacker",
+            *("id", "round", "client", "image", "psnr", "attack_loss", "failure"),
+            *("label_source", "certainty", "member", "attacker"),
         ),
         "history": ("id", "round", "loss"),
         "update_distortion": ("id", "round", "client", "signal_to_distortion"),

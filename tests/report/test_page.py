@@ -11,7 +11,7 @@ from fl_privacy.report.page import CONTENT_SECURITY_POLICY, link_to
 from tests.results.runs import defended, record
 
 TEMPLATES = Path(__file__).parents[2] / "fl_privacy" / "report" / "templates"
-STYLE = (TEMPLATES / "style.css.md").read_text()
+STYLE = (TEMPLATES / "style.css").read_text()
 
 
 def rules_of(query):
@@ -45,8 +45,8 @@ def test_links_of_a_comparison_are_relative(tmp_path):
 
 
 def test_every_page_says_what_may_be_loaded(tmp_path):
-    bases = [path for path in TEMPLATES.glob("*.j2.md") if "<html" in path.read_text()]
-    assert [path.name for path in bases] == ["base.html.j2.md"]
+    bases = [path for path in TEMPLATES.glob("*.j2") if "<html" in path.read_text()]
+    assert [path.name for path in bases] == ["base.html.j2"]
     policy = f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'.replace("'", "&#39;")
     single = write_report([record(tmp_path)]).read_text()
     assert policy in single and single.index(policy) < single.index("<style>")
@@ -64,7 +64,7 @@ def test_paper_is_white_and_nothing_is_closed_cut_or_split():
     assert "white-space: normal" in rules and "landscape" in rules
     dark = STYLE.index("prefers-color-scheme: dark")
     assert STYLE[:dark].endswith("@media screen and (")
-    assert "lazy" not in (TEMPLATES / "macros.html.j2.md").read_text(), "a picture that was not seen yet is not printed"
+    assert "lazy" not in (TEMPLATES / "macros.html.j2").read_text(), "a picture that was not seen yet is not printed"
 
 
 def test_rows_are_cards_on_a_phone(tmp_path):

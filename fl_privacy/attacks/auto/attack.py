@@ -8,10 +8,10 @@ from typing import Literal
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.auto.budget import EVALUATIONS, Budget, expect_budget, most_attempts, rungs
 from fl_privacy.attacks.auto.evidence import Usual, usual_of, with_evidence
-from fl_privacy.attacks.auto.members import attempts_at
+from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race, Winner
 from fl_privacy.attacks.exact import ExactInversion
-from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
+from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
 from fl_privacy.attacks.gradient_inversion.grouping import (
@@ -19,6 +19,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
     attack_in_groups,
     failed,
 )
+from fl_privacy.attacks.presets import model_inversion
 from fl_privacy.checks import one_of, whole
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
@@ -33,9 +34,10 @@ class AutoAttack:
 
     What a fully connected first layer gives away exactly is solved for (``attack=exact``); victims that are proven
     need no descent. The others are attacked by members that differ in kind, from several starts, under successive
-    halving: L-BFGS on the angle and on the distance of the updates, signed Adam with little and with much total
-    variation, batch-norm statistics where they were sent. What was solved for without a proof is one of the starts.
-    A defense that is known, or that the update itself shows (zeros, few levels, empty columns), is answered by all.
+    halving: L-BFGS on the angle and on the distance of the updates where the model is smooth, signed Adam with little
+    and with much total variation where it is not, batch-norm statistics where they were sent. What was solved for
+    without a proof is one of the starts. A defense that is known, or that the update itself shows (zeros, few levels,
+    empty columns), is answered by all.
 
     Members with different losses are compared by one rule, :mod:`fl_privacy.attacks.auto.judgment`, which never sees
     the truth. A victim depends on its own numbers alone, as in :class:`fl_privacy.attacks.GradientInversion`.
@@ -81,8 +83,8 @@ class AutoAttack:
 
     def _race(self, group: Group, partly: dict[int, Batch], seed: int, report: Report) -> dict[int, Reconstruction]:
         named = self.evaluations or (EVALUATIONS[self.budget] if isinstance(self.budget, str) else None)
-        pairs = attempts_at(group.first, most_attempts(named or EVALUATIONS["standard"]), self._placed)
-        race = Race(group, pairs, seed)
+        most = most_attempts(named or EVALUATIONS["standard"])
+        race = Race(group, entries(group.first, most, self._placed), seed)
         for position, batch in partly.items():
             race.add(position, batch)
         if named is None and race.attempts:
@@ -93,7 +95,11 @@ class AutoAttack:
         most = max(map(len, race.attempts.values()), default=1)
         race.run(rungs(named or _LEAST_EVALUATIONS, most), report)
         failures = {position: failed(group.observations[position], why) for position, why in race.failures.items()}
-        return failures | {p: _reconstruction(group.observations[p], race.winner(p)) for p in race.attempts}
+        model = model_as_sent(group.first)
+        return failures | {
+            position: _reconstruction(Reproduction(group.observations[position], model), race.winner(position))
+            for position in race.attempts
+        }
 
     def _placed(self, attack: GradientInversion) -> GradientInversion:
         """``attack`` where and how this one computes."""
@@ -115,7 +121,9 @@ def _with_evidence(observations: Sequence[Observation]) -> list[Observation]:
 
 
 def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Reconstruction], dict[int, Batch]]:
-    """By position: victims that need no descent, and images of others that one may start from."""
+    """By position: victims that need no descent on their update, and images of others that one may start from."""
+    if group.first.knowledge.features is not None:
+        return _from_features(group, seed, evaluations), {}
     exact = ExactInversion(rounds=max(1, min(400, evaluations // 12 or 400)))
     found = exact(list(group.observations.values()), seed=seed)
     results, partly = {}, {}
@@ -127,11 +135,21 @@ def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Recons
     return results, partly
 
 
-def _reconstruction(observation: Observation, winner: Winner | None) -> Reconstruction:
+def _from_features(group: Group, seed: int, evaluations: int) -> dict[int, Reconstruction]:
+    """What private layers put out says more than the update; of victims for which it does, by position."""
+    iterations = max(2, (evaluations or EVALUATIONS["standard"]) // 25)
+    inversion = model_inversion(lr=1.0, line_search="strong_wolfe", iterations=iterations, restarts=1)
+    found = inversion(list(group.observations.values()), seed=seed)
+    pairs = zip(group.observations, found, strict=True)
+    return {position: replace(one, member="model inversion") for position, one in pairs if one.failure is None}
+
+
+def _reconstruction(reproduction: Reproduction, winner: Winner | None) -> Reconstruction:
+    observation = reproduction.observation
     if winner is None:
         return failed(observation, "The objective is not finite at any start; check the update.")
     certainty = Certainty.APPROXIMATE
-    if winner.mismatch < ROUNDING and Reproduction(observation).distance(winner.batch) < ROUNDING:
+    if winner.mismatch < ROUNDING and reproduction.distance(winner.batch) < ROUNDING:
         certainty = Certainty.CONSISTENT
     return Reconstruction(
         id=observation.id,

@@ -16,13 +16,13 @@ EVALUATIONS: Mapping[str, int] = {"quick": 600, "standard": 4800, "thorough": 24
 _KEPT = 3
 """Of so many attempts one goes on to the next rung."""
 
-_LAST = 0.6
+_LAST = 0.75
 """Share of the evaluations that the best attempt gets in the last rung."""
 
 _MOST = 27
 """Attempts at a victim."""
 
-_STAGE = 200
+_STAGE = 150
 """Evaluations of the last rung from which it is cut in stages, at each of which total variation is eased."""
 
 _STAGES = 4
@@ -34,10 +34,17 @@ _LEAST = 25
 
 @dataclass(frozen=True)
 class Rung:
-    """A step of successive halving: so many attempts at a victim, each with so many evaluations."""
+    """A step of successive halving: so many attempts at a victim, each with so many evaluations.
+
+    Attributes:
+        attempts: that are left.
+        evaluations: of each of them.
+        stages: in which these are cut where a member is, total variation being eased at each.
+    """
 
     attempts: int
     evaluations: int
+    stages: int = 1
 
 
 def expect_budget(budget: object, evaluations: int | None) -> None:
@@ -82,9 +89,9 @@ def rungs(evaluations: int, attempts: int) -> list[Rung]:
         numbers.append(math.ceil(numbers[-1] / _KEPT))
     last = int(_LAST * evaluations) if attempts > 1 else evaluations
     stages = max(1, min(_STAGES, last // _STAGE))
-    late = [Rung(1, max(_LEAST, last // stages))] * stages
+    late = Rung(1, max(_LEAST, last), stages)
     if attempts == 1:
-        return late
+        return [late]
     each = (1 - _LAST) * evaluations / (len(numbers) - 1)
     early = [Rung(count, max(_LEAST, int(each / count))) for count in numbers[:-1]]
-    return [*early, *late]
+    return [*early, late]

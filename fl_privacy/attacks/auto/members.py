@@ -3,99 +3,114 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion import GradientInversion, LabelPolicy
-from fl_privacy.attacks.gradient_inversion.initialization import PublicMean, Uniform
+from fl_privacy.attacks.gradient_inversion.initialization import Blank, PublicMean
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
+from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics
-from fl_privacy.attacks.optimizers import LBFGS, Adam, StepDecay
+from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.presets import inverting_gradients
 from fl_privacy.types import Observation
+
+_KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.Hardswish, nn.MaxPool2d, nn.AdaptiveMaxPool2d)
 
 _MOVES = 20
 """Of an iteration of L-BFGS."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Faint:
+    """Pixels near gray, from where descents get further than from noise; no two images of a batch are alike.
+
+    Attributes:
+        spread: of the pixels around 0.5.
+    """
+
+    spread: float = 0.2
+
+    def __call__(self, blank: Blank) -> Tensor:
+        """Variables of ``blank.shape``."""
+        return blank.space.to_variables(0.5 + self.spread * (torch.rand(blank.shape, generator=blank.generator) - 0.5))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contender:
-    """A descent, whose attempts are told apart by nothing but where they start.
+    """A descent, whose attempts are told apart by where they start and by how smooth the image is to be.
 
     Attributes:
         name: as records and pages show it.
-        attack: without total variation, which ``roughness`` says.
+        attack: without total variation, which the attempts add.
         evaluations: of the loss in one iteration, at most.
-        roughness: weight of total variation in the first rung, as a share of the loss of a zero gradient; it is eased
-            from rung to rung as far as the update is fitted.
-        lower: factor on the learning rate after the first rung, which starts from an image and not from noise.
+        staged: whether its last rung is cut in stages; not where a schedule of the learning rate needs all of it.
     """
 
     name: str
     attack: GradientInversion
     evaluations: int = 1
-    roughness: float = 1e-3
-    lower: float = 1.0
+    staged: bool = False
 
-    def settings(self, evaluations: int, *, first: bool) -> GradientInversion:
-        """For a rung of so many evaluations."""
-        optimizer, iterations = self.attack.optimizer, max(1, evaluations // self.evaluations)
-        if isinstance(optimizer, Adam) and not first:
-            optimizer = replace(optimizer, lr=self.lower * optimizer.lr)
-        return replace(self.attack, optimizer=optimizer, iterations=iterations)
+    def settings(self, evaluations: int) -> GradientInversion:
+        """For so many evaluations."""
+        return replace(self.attack, iterations=max(1, evaluations // self.evaluations))
 
 
-def attempts_at(
+Entry = tuple[Contender, int, float]
+"""A contender, the number of its start, and the weight of total variation that it starts with, as a share of the loss
+of a zero gradient."""
+
+
+def entries(
     observation: Observation, most: int, placed: Callable[[GradientInversion], GradientInversion]
-) -> list[tuple[Contender, int]]:
-    """At most so many pairs of a member and the number of its start, those first that read most alone.
+) -> list[Entry]:
+    """At most so many attempts at a victim, those first that read most alone.
 
     Args:
         observation: of a victim.
         most: attempts, at least 1.
         placed: an attack on the device and in the dtype that are asked for.
     """
-    members = [replace(member, attack=placed(member.attack)) for member in _members(observation)]
-    curved, signed, smooth, squared, usual = members
-    chosen = [(curved, 0), (signed, 0), (smooth, 0), (squared, 0)]
+    found = (replace(contender, attack=placed(contender.attack)) for contender in _contenders(observation))
+    curved, squared, signed, usual = found
+    smooth = _is_smooth(observation.model)
+    if smooth:
+        chosen = [(curved, 0, 1e-3), (squared, 0, 1e-3), (curved, 1, 1e-2), (signed, 0, 4e-2), (squared, 1, 1e-3)]
+        chosen += [(curved, 2, 1e-3), (signed, 1, 4e-4)]
+    else:
+        chosen = [(signed, 0, 4e-1), (signed, 1, 1e-1), (signed, 2, 1e-2), (signed, 3, 4e-4), (curved, 0, 1e-2)]
+        chosen += [(signed, 4, 4e-1), (squared, 0, 1e-2)]
     if _shares_statistics(observation):
-        chosen.insert(1, (usual, 0))
-    chosen += [(curved, 1), (curved, 2), (signed, 1)]
-    chosen += [(member, start) for start in range(3, most) for member in (curved, signed, squared)]
+        chosen[1:1] = [(usual, 0, 1e-1), (usual, 1, 1e-2)]
+    start = 5
+    while len(chosen) < most:
+        more = [(curved, 1e-3), (squared, 1e-3)] if smooth else [(signed, 4e-1), (signed, 1e-1)]
+        chosen += [(contender, start, weight) for contender, weight in more]
+        start += 1
     return chosen[:most]
 
 
-def _members(observation: Observation) -> Sequence[Contender]:
-    start = Uniform() if observation.knowledge.public_images is None else PublicMean()
+def _contenders(observation: Observation) -> Sequence[Contender]:
+    """L-BFGS on the angle and on the distance, signed Adam without and with batch-norm statistics."""
     base = replace(
         inverting_gradients(),
         priors=(),
-        start=start,
+        start=Faint() if observation.knowledge.public_images is None else PublicMean(),
         labels=_labels(observation),
         compile="off",
     )
     lbfgs = LBFGS(inner=_MOVES, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0)
-    quasi_newton = replace(base, optimizer=lbfgs, projection="none")
-    adam = replace(base, optimizer=Adam(lr=0.1, sign="hard", schedule=StepDecay()))
-    per_iteration = _MOVES * 5 // 4
+    searching = replace(base, optimizer=lbfgs, projection="none")
+    statistics = (BatchNormStatistics(weight=1e-3),)
+    most = _MOVES * 5 // 4
     return (
+        Contender(name="cosine by L-BFGS", attack=searching, evaluations=most, staged=True),
         Contender(
-            name="cosine by L-BFGS",
-            attack=replace(quasi_newton, objective=Cosine()),
-            evaluations=per_iteration,
+            name="L2 by L-BFGS", attack=replace(searching, objective=L2(relative=True)), evaluations=most, staged=True
         ),
-        Contender(name="cosine by signed Adam", attack=adam, lower=0.3),
-        Contender(name="cosine by signed Adam, smooth", attack=adam, roughness=4e-2, lower=0.3),
-        Contender(
-            name="L2 by L-BFGS",
-            attack=replace(quasi_newton, objective=L2(relative=True)),
-            evaluations=per_iteration,
-        ),
-        Contender(
-            name="cosine and batch-norm statistics by signed Adam",
-            attack=replace(adam, priors=(BatchNormStatistics(weight=1e-3),)),
-            lower=0.3,
-        ),
+        Contender(name="cosine by signed Adam", attack=base),
+        Contender(name="cosine and batch-norm statistics by signed Adam", attack=replace(base, priors=statistics)),
     )
 
 
@@ -104,6 +119,11 @@ def _labels(observation: Observation) -> LabelPolicy:
     layer = output_layer(observation.model, observation.num_classes)
     seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
     return "auto" if seen or observation.knowledge.labels is not None else "optimize"
+
+
+def _is_smooth(model: nn.Module) -> bool:
+    """Whether no layer has a kink: what quasi-Newton methods get far on."""
+    return not any(isinstance(module, _KINKED) for module in model.modules())
 
 
 def _shares_statistics(observation: Observation) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.auto.budget import Rung
 from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge
-from fl_privacy.attacks.auto.members import Contender
+from fl_privacy.attacks.auto.members import Entry
+from fl_privacy.attacks.auto.relabeling import refined_labels
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
@@ -76,29 +77,29 @@ class Race:
 
     Args:
         group: of victims.
-        pairs: of a member and the number of a start.
+        entered: the attempts at each victim.
         seed: of the attack.
 
     Raises:
         NotAttackableError: no member can attack the group.
     """
 
-    def __init__(self, group: Group, pairs: Sequence[tuple[Contender, int]], seed: int) -> None:
-        self._members = list(dict.fromkeys(member for member, _ in pairs))
+    def __init__(self, group: Group, entered: Sequence[Entry], seed: int) -> None:
+        self._members = list(dict.fromkeys(member for member, _, _ in entered))
         self._prepared: list[Prepared] = [prepare(member.attack, group, seed) for member in self._members]
         first = self._prepared[0]
         self.failures: Mapping[int, str] = first.failures
         self._victims = [{victim.position: victim for victim in one.members} for one in self._prepared]
-        starts = [(self._members.index(member), start) for member, start in self._with_transforms(pairs)]
-        self.attempts = {
-            victim.position: [Attempt(member, start, self._members[member].roughness) for member, start in starts]
-            for victim in first.members
-        }
+        self._rough = entered[0][2]
+        entries = self._with_transforms(entered)
+        blank = [Attempt(self._members.index(member), start, rough) for member, start, rough in entries]
+        self.attempts = {victim.position: list(blank) for victim in first.members}
 
-    def _with_transforms(self, pairs: Sequence[tuple[Contender, int]]) -> Iterable[tuple[Contender, int]]:
+    def _with_transforms(self, entered: Sequence[Entry]) -> Sequence[Entry]:
         """Where the client may have transformed its images, each transformation gets an attempt of the first member."""
         transforms = len(self._prepared[0].rounds[0].known.transforms)
-        return pairs if transforms < 2 else [(pairs[0][0], start) for start in range(max(transforms, len(pairs)))]
+        member, _, rough = entered[0]
+        return entered if transforms < 2 else [(member, start, rough) for start in range(max(transforms, len(entered)))]
 
     def add(self, position: int, batch: Batch) -> None:
         """Let the first member also start from images that are known by other means."""
@@ -111,16 +112,16 @@ class Race:
         row, _ = self._prepared[0].start([self._victims[0][position]], [0])
         variables = torch.cat([variables.to(row), row[0, len(variables) :]])
         number = 1 + max(attempt.start for attempt in self.attempts[position])
-        given = Attempt(0, number, self._members[0].roughness, labels=labels, variables=variables)
+        given = Attempt(0, number, self._rough, labels=labels, variables=variables)
         judged = judge(self._problem(0, [(position, given)]), variables[None])
         self.attempts[position].append(replace(given, mismatch=float(judged.mismatch[0]), score=float(judged.score[0])))
 
     def seconds_per_evaluation(self) -> float:
         """Of one victim among all, measured; the clock decides, so that no two calls agree."""
         positions = list(self.attempts)[: self._prepared[0].capacity]
-        jobs = [(position, Attempt(0, 0, self._members[0].roughness)) for position in positions]
+        jobs = [(position, Attempt(0, 0, self._rough)) for position in positions]
         began = time.perf_counter()
-        self._descend(0, jobs, _PILOT, first=True, report=lambda share: None)
+        self._descend(0, jobs, _PILOT, lambda share: None)
         return (time.perf_counter() - began) / (_PILOT * len(jobs))
 
     def run(self, rungs: Sequence[Rung], report: Report) -> None:
@@ -130,12 +131,13 @@ class Race:
         for number, rung in enumerate(rungs):
             if number:
                 self._keep(rung.attempts)
+                self._relabel()
             size = rung.attempts * rung.evaluations / total
 
             def meter(part: float, done: float = done, size: float = size) -> None:
                 report(done + part * size)
 
-            self._rung(rung, number == 0, meter)
+            self._rung(rung, meter)
             done += size
         self._keep(1)
 
@@ -144,36 +146,66 @@ class Race:
         for position, attempts in self.attempts.items():
             self.attempts[position] = sorted(attempts, key=lambda attempt: attempt.order)[:best]
 
-    def _rung(self, rung: Rung, first: bool, report: Report) -> None:
+    def _relabel(self) -> None:
+        """Take other label counts of a batch where they follow from the guess and suit the update better."""
+        if self._prepared[0].shape[0] == 1 or self._prepared[0].rounds[0].unrolls:
+            return
+        for position, attempts in self.attempts.items():
+            self.attempts[position] = [self._relabeled_attempt(position, attempt) for attempt in attempts]
+
+    def _relabeled_attempt(self, position: int, attempt: Attempt) -> Attempt:
+        prepared, victim = self._prepared[attempt.member], self._victims[attempt.member][position]
+        labels = _relabeled(victim, attempt).labels
+        told = victim.label_source != "inferred" or labels is None or labels.is_floating_point()
+        if told or labels is None or attempt.variables is None:
+            return attempt
+        pixels = attempt.variables[: torch.Size(prepared.shape).numel()]
+        images = prepared.settings.space.to_images(pixels.reshape(prepared.shape)).clamp(0, 1)
+        found = refined_labels(prepared, victim.observation, labels, images)
+        if found is None:
+            return attempt
+        other = replace(attempt, labels=found)
+        judged = judge(self._problem(attempt.member, [(position, other)]), attempt.variables[None])
+        other = replace(other, mismatch=float(judged.mismatch[0]), score=float(judged.score[0]))
+        return other if other.score < attempt.score else attempt
+
+    def _rung(self, rung: Rung, report: Report) -> None:
         jobs: dict[int, list[tuple[int, Attempt]]] = {}
         for position, attempts in self.attempts.items():
             for attempt in attempts:
                 if attempt.mismatch > EXACT:
                     jobs.setdefault(attempt.member, []).append((position, attempt))
-        members = sorted(jobs)
-        total, done = sum(len(own) for own in jobs.values()), 0
-        for member in counted("attack", members):
-            capacity = self._prepared[member].capacity
-            for begin in range(0, len(jobs[member]), capacity):
-                chunk = jobs[member][begin : begin + capacity]
+        done, total = 0, sum(len(own) for own in jobs.values())
+        for member in sorted(jobs):
+            own_jobs, capacity = jobs[member], self._prepared[member].capacity
+            chunks = [own_jobs[begin : begin + capacity] for begin in range(0, len(own_jobs), capacity)]
+            for chunk in counted(self._members[member].name, chunks):
 
                 def meter(part: float, done: int = done, size: int = len(chunk)) -> None:
                     report((done + part * size) / total)
 
-                after = self._descend(member, chunk, rung.evaluations, first=first, report=meter)
+                after = self._staged(member, chunk, rung, meter)
                 done += len(chunk)
                 for (position, before), attempt in zip(chunk, after, strict=True):
                     own = self.attempts[position]
                     own[own.index(before)] = attempt
 
+    def _staged(
+        self, member: int, jobs: Sequence[tuple[int, Attempt]], rung: Rung, report: Report
+    ) -> Sequence[Attempt]:
+        """Each attempt after a rung."""
+        stages = rung.stages if self._members[member].staged else 1
+        for stage in range(stages):
+
+            def meter(part: float, stage: int = stage) -> None:
+                report((stage + part) / stages)
+
+            after = self._descend(member, jobs, rung.evaluations // stages, meter)
+            jobs = [(position, attempt) for (position, _), attempt in zip(jobs, after, strict=True)]
+        return [attempt for _, attempt in jobs]
+
     def _descend(
-        self,
-        member: int,
-        jobs: Sequence[tuple[int, Attempt]],
-        evaluations: int,
-        *,
-        first: bool,
-        report: Report,
+        self, member: int, jobs: Sequence[tuple[int, Attempt]], evaluations: int, report: Report
     ) -> list[Attempt]:
         """Each attempt after so many evaluations, or as it was where it got no better."""
         prepared = self._prepared[member]
@@ -183,8 +215,7 @@ class Race:
         variables = torch.stack(
             [row if own is None else own.to(row) for row, own in zip(variables, known, strict=True)]
         )
-        problem = self._problem(member, jobs)
-        settings = self._members[member].settings(evaluations, first=first)
+        problem, settings = self._problem(member, jobs), self._members[member].settings(evaluations)
         found = minimize(
             problem,
             variables,
@@ -221,13 +252,14 @@ class Race:
         if attempt.variables is None or not math.isfinite(attempt.score):
             return None
         prepared = self._prepared[attempt.member]
-        problem = self._problem(attempt.member, [(position, attempt)])
-        images = problem.images(attempt.variables[None])[0].clamp(0, 1).float().cpu()
-        labels = problem.guessed_labels(attempt.variables[None])[0]
-        labels = labels.argmax(-1) if labels.dim() > 1 else labels
+        size, pixels = prepared.shape[0], torch.Size(prepared.shape).numel()
+        images = prepared.settings.space.to_images(attempt.variables[:pixels].reshape(prepared.shape))
+        labels = _relabeled(self._victims[attempt.member][position], attempt).labels
+        if labels is None:
+            labels = attempt.variables[pixels : pixels + size * prepared.num_classes].reshape(size, -1)
         return Winner(
             member=self._members[attempt.member].name,
-            batch=Batch(images, labels.cpu()),
+            batch=Batch(images.clamp(0, 1).float().cpu(), (labels.argmax(-1) if labels.dim() > 1 else labels).cpu()),
             mismatch=attempt.mismatch,
             history=attempt.history,
             label_source=self._victims[attempt.member][position].label_source,

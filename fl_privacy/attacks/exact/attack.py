@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
-from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
+from fl_privacy.attacks.exact.certificate import EXACT, ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.factorization import column_space, sparse_factors
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
@@ -64,30 +64,33 @@ class ExactInversion:
         )
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        layer, results = _layer(group.first), {}
+        layer, model = _layer(group.first), model_as_sent(group.first)
+        results: dict[int, Reconstruction] = {}
         for position, observation in group.observations.items():
             rng = derive_generator(seed, "exact", str(observation.id))
-            results[position] = self._read(observation, layer, rng)
+            results[position] = self._read(Reproduction(observation, model), layer, rng)
             report(len(results) / len(group.observations))
         return results
 
-    def _read(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> Reconstruction:
+    def _read(self, reproduction: Reproduction, layer: FirstLayer, rng: torch.Generator) -> Reconstruction:
+        observation = reproduction.observation
         gradient = as_gradient(observation)
         weight, bias = gradient[layer.weight], gradient[layer.bias]
         if not bias.any():
             return failed(observation, f"A gradient of {layer.bias} is expected, but all of it is zero.")
         inputs, unique = self._inputs(observation, layer, rng)
+        unique &= not _is_muted(weight, layer)
         images = layer.pixels(inputs).reshape(len(inputs), *observation.input_shape)
-        reproduction, source = Reproduction(observation), "known"
-        labels = observation.knowledge.labels
+        labels, source = observation.knowledge.labels, "known"
         if labels is None or unique:  # those told are in no order that the images know of
             labels, source = reproduction.labels(images), "inferred"
         if labels is None:
             reason = "The output layer's gradient is expected, to infer labels from, but there is none."
             return failed(observation, reason)
-        certainty = Certainty.APPROXIMATE
-        if reproduction.distance(Batch(images, labels)) < ROUNDING:
-            certainty = Certainty.PROVEN if unique else Certainty.CONSISTENT
+        apart = reproduction.distance(Batch(images, labels))
+        certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
+        if unique and apart < (EXACT if len(images) == 1 else ROUNDING):
+            certainty = Certainty.PROVEN
         loss = float(residual(weight[None], bias[None], inputs[None]))
         return Reconstruction(
             id=observation.id,
@@ -113,6 +116,12 @@ class ExactInversion:
                     return factors.inputs, True
         alone = distinct_ratios(weight[None], bias[None], count=count, smallest=self.smallest, alike=self.alike)
         return alone[0], False
+
+
+def _is_muted(weight: Tensor, layer: FirstLayer) -> bool:
+    """Whether columns of the gradient are zero though their pixels would be neither black nor white: put there."""
+    shade = layer.pixels(torch.zeros_like(layer.shift))
+    return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
 
 def _layer(observation: Observation) -> FirstLayer:

@@ -10,10 +10,13 @@ from fl_privacy.attacks.gradient_inversion import labels as labeling
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.gradients import frozen_copy, loss_gradients
 from fl_privacy.gradients.watch import entering
-from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
+from fl_privacy.types import Batch, ModelState, Observation, Tensors
 
 ROUNDING = 1e-3
 """Updates whose distance is below this share of their length are the same but for rounding in single precision."""
+
+EXACT = 3e-5
+"""The same, of a single image, where no sign in front of a ReLU says whether it is the right one."""
 
 _NEARLY_SAME = 0.01
 """Errors of the outputs that are those of classes up to this share of their length."""
@@ -25,9 +28,11 @@ class Reproduction:
 
     Attributes:
         observation: of one update, taken for a mean gradient at the values sent.
+        model: of :func:`model_as_sent`, the same for all victims of a group.
     """
 
     observation: Observation
+    model: nn.Module
 
     def labels(self, images: Tensor) -> Tensor | None:
         """Classes (B,) or probabilities (B, K), each of the image at its place; ``None`` without an output layer.
@@ -44,10 +49,9 @@ class Reproduction:
         gradient = as_gradient(observation)
         if output is None or output[0] not in gradient:
             return None
-        model, device = self._model()
-        owner = output[0].rpartition(".")[0]
-        with torch.no_grad(), entering({owner: model.get_submodule(owner)}) as calls:
-            probabilities = model(images.to(device, torch.float64)).softmax(1)
+        owner, device = output[0].rpartition(".")[0], self._device
+        with torch.no_grad(), entering({owner: self.model.get_submodule(owner)}) as calls:
+            probabilities = self.model(images.to(device, torch.float64)).softmax(1)
         entered, observed = calls[0].inputs, gradient[output[0]].double()
         if entered.dim() != 2:
             return None
@@ -65,11 +69,11 @@ class Reproduction:
         of zero, so that no small layer hides.
         """
         observation, observed = self.observation, as_gradient(self.observation)
-        model, device = self._model()
+        device = self._device
         labels = batch.labels.to(device)
         found = loss_gradients(
-            model,
-            ModelState.of(model),
+            self.model,
+            ModelState(dict(self.model.named_parameters()), dict(self.model.named_buffers())),
             Batch(batch.inputs.to(device, torch.float64), labels.double() if labels.is_floating_point() else labels),
             batch_norm=observation.plan.batch_norm,
             loss_scale=observation.plan.loss_scale,
@@ -77,12 +81,16 @@ class Reproduction:
         ).gradients
         return _distance(found, observed)
 
-    def _model(self) -> tuple[nn.Module, torch.device]:
-        observation = self.observation
-        state = observation.assumed()
-        device = next(iter(state.parameters.values())).device
-        plan: LocalPlan = observation.plan
-        return frozen_copy(observation.model, state, plan, device=device, dtype=torch.float64), device
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+def model_as_sent(observation: Observation) -> nn.Module:
+    """The frozen model with the values that the attacker works with, in double precision where these are."""
+    state, plan = observation.assumed(), observation.plan
+    device = next(iter(state.parameters.values())).device
+    return frozen_copy(observation.model, state, plan, device=device, dtype=torch.float64)
 
 
 def _classes(probabilities: Tensor, errors: Tensor) -> Tensor:

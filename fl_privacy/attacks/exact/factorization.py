@@ -27,6 +27,11 @@ _INDEPENDENT = 1e-3
 _RANK = 1e-6
 """Singular values below this share of the largest are rounding."""
 
+_MOST_ROWS = 16
+"""Examples up to which null vectors of random rows are a start: of more, next to none is near a sparse direction."""
+
+_RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}
+
 _SPARE = 8
 """Combinations of columns beyond the rank that is expected, to notice a higher one."""
 
@@ -103,23 +108,28 @@ def zeros(columns: Tensor) -> Tensor:
 
 
 class _Search:
-    """Rounds of local searches of two kinds in turn; of a kind that found nothing in two rounds, no more."""
+    """Rounds of local searches of one or two kinds in turn; of one that found nothing in two rounds, no more."""
 
     def __init__(self, rows: Tensor, rng: torch.Generator, starts: int) -> None:
         self._rows, self._rng, self._starts = rows, rng, starts
-        self._kinds = (self._null_vectors, self._random_directions)
-        self._rounds, self._found = 0, [0, 0]
+        few = (self._null_vectors,) if rows.shape[1] <= _MOST_ROWS else ()
+        self._kinds = (*few, self._random_directions)
+        self._rounds, self._found = 0, [0] * len(self._kinds)
 
     @property
     def hopeless(self) -> bool:
-        """Whether nothing sparse was found by both kinds in two rounds."""
-        return self._rounds >= 4 and not any(self._found)
+        """Whether nothing sparse was found by any kind in two rounds."""
+        return self._tried and not any(self._found)
+
+    @property
+    def _tried(self) -> bool:
+        return self._rounds >= 2 * len(self._kinds)
 
     def extended(self, pool: Tensor) -> Tensor:
         """``pool`` with what one more round finds."""
-        kind = self._rounds % 2
-        if self._rounds >= 4 and not self._found[kind]:
-            kind = 1 - kind
+        kind = self._rounds % len(self._kinds)
+        if self._tried and not self._found[kind]:
+            kind = len(self._kinds) - 1 - kind
         more = _distinct(self._rows, torch.cat([pool, self._kinds[kind]()], 1))
         self._rounds += 1
         self._found[kind] += more.shape[1] - pool.shape[1]
@@ -134,12 +144,13 @@ class _Search:
         return _sparsest(self._rows, null, [(0.5 * 0.7**step, 1.0) for step in range(36)])
 
     def _random_directions(self) -> Tensor:
-        """From random directions, by the sum of the elements and then by their logarithm."""
+        """From random directions, by the sum of the elements in single precision and then by their logarithm."""
         directions = torch.randn(self._rows.shape[1], self._starts, generator=self._rng, dtype=torch.float64)
         directions = directions.to(self._rows)
         blunt = [(0.2 * 0.85 ** max(0, step - 15), 0.5) for step in range(35)]
         sharp = [(0.03 * 0.5**step, 1.0) for step in range(20)]
-        return _sparsest(self._rows, directions / directions.norm(dim=0), [*blunt, *sharp])
+        near = _sparsest(self._rows.float(), (directions / directions.norm(dim=0)).float(), blunt)
+        return _sparsest(self._rows, near.to(self._rows), sharp)
 
 
 def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]]) -> Tensor:
@@ -148,7 +159,7 @@ def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, floa
     One step of reweighted least squares on the sphere for each of the schedule's (smoothing, power): the weights are
     (y^2 + smoothing^2)^-power.
     """
-    ridge = 1e-12 * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    ridge = _RIDGE[rows.dtype] * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for smoothing, power in schedule:
         weights = ((rows @ directions).square() + max(smoothing, 1e-7) ** 2) ** -power
         curvature = (rows.T[None] * weights.T[:, None]) @ rows

@@ -27,12 +27,14 @@ class LocalResult:
         train_loss: mean over the local steps.
         seconds: of the whole update.
         defense_seconds: of the defense's hooks within it; changes of the loss are a part of the pass, not of these.
+        bytes_up: of the upload, where they were counted as it came; ``None`` has them counted anew.
     """
 
     upload: Upload
     train_loss: float
     seconds: float
     defense_seconds: float
+    bytes_up: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,11 +8,14 @@ import torch
 from fl_privacy.attacks import AutoAttack, inverting_gradients
 from fl_privacy.attacks.auto.budget import most_attempts, rungs
 from fl_privacy.attacks.auto.evidence import evident_defense, usual_of
+from fl_privacy.attacks.auto.members import entries
+from fl_privacy.attacks.auto.race import Race
+from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.defenses.compression import pruning, quantization, selective_sharing
 from fl_privacy.effects import MutedFeatures, Quantized, Sparse
 from fl_privacy.errors import UserError
 from fl_privacy.models import LeNet
-from fl_privacy.types import Certainty, Observation
+from fl_privacy.types import Batch, Certainty, Observation
 from tests.attacks.exact.test_exact import mlp
 from tests.attacks.exact.test_exact import victims as images_behind
 from tests.attacks.victims import CLASSES, error, examples, observations, smooth_net
@@ -76,6 +79,19 @@ def test_rungs_keep_to_the_budget_and_end_with_one_attempt(evaluations):
     assert sum(rung.attempts * rung.evaluations for rung in steps) <= 1.05 * evaluations
     assert steps[-1].attempts == 1
     assert [rung.attempts for rung in steps] == sorted((rung.attempts for rung in steps), reverse=True)
+
+
+def test_of_two_guesses_the_one_that_fits_has_the_better_score():
+    """The rule by which members are compared, which knows no truth."""
+    (victim,) = observations(smooth_net(), 1)
+    race = Race(Group({0: victim}), entries(victim, 1, lambda attack: attack), 0)
+    truth = examples(1)
+    noise = torch.randn(truth.inputs.shape, generator=torch.Generator().manual_seed(0))
+    for images in (truth.inputs, (truth.inputs + 0.1 * noise).clamp(0, 1)):
+        race.add(0, Batch(images, truth.labels))
+    exact, wrong = race.attempts[0][1:]
+    assert exact.mismatch < 1e-9 < wrong.mismatch
+    assert exact.order < wrong.order
 
 
 def lenet(activation: str = "tanh") -> Observation:

@@ -52,6 +52,13 @@ def test_batches_in_front_of_a_relu_are_read_and_proven(count):
         assert worst(found, truth) < 1e-3
 
 
+def test_larger_batches_are_proven_in_front_of_wider_layers():
+    truth = batch(20, 0, 16)
+    (found,) = ExactInversion()([observe(mlp(widths=(512, 32), image_size=16), truth)], seed=0)
+    assert found.certainty is Certainty.PROVEN
+    assert worst(found, truth) < 1e-3
+
+
 @pytest.mark.parametrize(
     "plan",
     [LocalPlan(shares="delta", lr=0.3), LocalPlan(shares="weights", lr=0.1), LocalPlan(loss_scale=3.0)],
@@ -196,6 +203,21 @@ CHANGES = {
     "rounded": rounded,
     "clipped": clipped,
 }
+
+
+@pytest.mark.parametrize("gone", [1, 5, 40])
+def test_one_layer_whose_columns_are_gone_is_not_called_proven(gone):
+    """Its outputs hardly depend on a pixel, and no ReLU speaks against a wrong one."""
+    model = mlp(widths=())
+    (seen, undefended), _ = victims(model, 1, 2)
+    weight = seen.upload.tensors["classifier.weight"].clone()
+    weight[:, :gone] = 0
+    tensors = {**seen.upload.tensors, "classifier.weight": weight}
+    defended, clean = ExactInversion()(
+        [replace(seen, upload=replace(seen.upload, tensors=tensors)), undefended], seed=0
+    )
+    assert defended.certainty is not Certainty.PROVEN
+    assert clean.certainty is Certainty.PROVEN
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def test_every_preset_has_a_configuration() -> None:
 
 def test_every_part_can_be_set_from_the_command_line() -> None:
     overrides = ["per_layer=true", "sign=soft", "noise=0.1", "isotropic=true", "color_range=0.5", "projection=none"]
-    built = build_attack(compose_run([f"attack.{override}" for override in overrides]))
+    built = build_attack(compose_run(["attack=inverting_gradients", *(f"attack.{each}" for each in overrides)]))
     assert isinstance(built, attacks.GradientInversion)
     assert built.objective == Cosine(per_layer=True)
     assert built.optimizer == Adam(lr=0.1, sign="soft", schedule=StepDecay())

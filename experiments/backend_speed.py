@@ -1,0 +1,110 @@
+"""What Flower's messages and Ray's processes cost beside the plain loop, in CPU seconds a round.
+
+    python experiments/backend_speed.py --clients 10 --model lenet --backends flower ray
+
+CPU time of this process and all that it has started; both sides in turn, the median of the repeats. Ray's first rounds,
+in which its processes load PyTorch and the data, are not counted.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from long_federation import descendants
+
+from fl_privacy.config import compose_run, to_yaml
+from fl_privacy.experiment.build import build_federation, clients_of
+from fl_privacy.experiment.protocols import plain_loop
+from fl_privacy.federation import Audit, RoundReport
+from fl_privacy.flower import run_in_process, run_ray
+from fl_privacy.interception import Interceptor
+
+BACKENDS: dict[str, Any] = {"loop": plain_loop, "flower": run_in_process, "ray": run_ray}
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds() -> float:
+    """Of this process, precisely, and of its descendants, in hundredths."""
+    total = time.process_time()
+    for pid in descendants(os.getpid()):
+        if pid == os.getpid():
+            continue
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += (int(fields[11]) + int(fields[12])) / TICKS
+    return total
+
+
+def round_seconds(backend: str, overrides: list[str], *, skipped: int) -> tuple[float, float]:
+    """CPU and wall-clock seconds of a round, over the rounds after the first ``skipped``."""
+    config = compose_run(overrides)
+    federation = build_federation(config)
+    source: Callable[[], Any] = partial(clients_of, to_yaml(config))
+    source()
+    marks: list[tuple[float, float]] = [(cpu_seconds(), time.perf_counter())]
+
+    def on_round(report: RoundReport) -> None:
+        if report.round in (skipped, federation.rounds):
+            marks.append((cpu_seconds(), time.perf_counter()))
+
+    BACKENDS[backend](
+        federation.server,
+        source,
+        rounds=federation.rounds,
+        audit=Audit(),
+        interceptor=Interceptor(
+            model=federation.model,
+            plan=federation.server.local_plan,
+            input_shape=federation.dataset.train.input_shape,
+            num_classes=federation.dataset.train.num_classes,
+            sink=lambda observation: None,
+        ),
+        on_round=on_round,
+    )
+    (cpu, wall), (cpu_end, wall_end) = marks[-2:]
+    counted = federation.rounds - skipped
+    return (cpu_end - cpu) / counted, (wall_end - wall) / counted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backends", nargs="+", default=["flower", "ray"], choices=["flower", "ray"])
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--overrides", nargs="*", default=["model=lenet", "data=mnist_mini"])
+    options = parser.parse_args()
+    overrides = [
+        f"federation.clients={options.clients}",
+        f"federation.rounds={options.rounds}",
+        f"federation.plan.batch_size={options.batch_size}",
+        "attack=none",
+        "device=cpu",
+        *options.overrides,
+    ]
+    for backend in options.backends:
+        skipped = 3 if backend == "ray" else 1
+        pairs = []
+        for _ in range(options.repeats):
+            plain, other = (round_seconds(name, overrides, skipped=skipped) for name in ("loop", backend))
+            pairs.append((plain, other))
+        ratios = [other[0] / plain[0] for plain, other in pairs]
+        loop, mine = (statistics.median(pair[side][0] for pair in pairs) for side in (0, 1))
+        wall = statistics.median(other[1] / plain[1] for plain, other in pairs)
+        middle = statistics.median(ratios)
+        print(
+            f"{backend}: {1e3 * mine:.1f} ms of CPU a round, the plain loop {1e3 * loop:.1f} ms: {middle:.2f}"
+            f" ({min(ratios):.2f} to {max(ratios):.2f}); wall clock {wall:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""``fl-privacy supernode``: Flower's SuperNode, with one process beside it that answers all of its messages."""
+
+import argparse
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fl_privacy.errors import UserError
+from fl_privacy.files import write_private
+
+logger = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 5.0
+"""After which a worker that died, or a node that is not admitted, is started again."""
+
+PAUSE_VARIABLE = "FL_PRIVACY_NODE_PAUSE"
+"""Environment variable by which this command tells itself to wait before it tries again."""
+
+SECRET_BYTES = 32
+
+_OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile")
+
+
+def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
+    """``flower-supernode ARGUMENTS`` whose messages a worker process answers by ``app``; returns its exit status.
+
+    The worker imports PyTorch and builds data and client once. It runs what is installed here and nothing of the bundle
+    that a run brings. It ends with this process, and is started again if it dies.
+
+    Args:
+        arguments: of ``flower-supernode``, without those for its Runtime API, which listens on loopback alone.
+        app: ``package.module:attribute``, a ClientApp.
+        patience: seconds to try again where the SuperLink does not admit the node: one that was cut off is taken for
+            connected for a minute.
+
+    Raises:
+        UserError: ``arguments`` set what this command sets itself.
+    """
+    if taken := [name for name in _OURS if any(a == name or a.startswith(f"{name}=") for a in arguments)]:
+        raise UserError(
+            f"fl-privacy supernode sets {taken[0]} itself and is expected without it; use flower-supernode for another"
+            " way to run apps."
+        )
+    from fl_privacy.flower.inside.supernode import run_supernode  # noqa: PLC0415
+
+    time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
+    started, secret = time.monotonic(), secrets.token_bytes(SECRET_BYTES)
+    command = [sys.executable, "-m", "fl_privacy.cli.node_worker", _runtime_address(arguments), app]
+    threading.Thread(target=_keep_alive, args=(command, secret), daemon=True).start()
+    with tempfile.TemporaryDirectory(prefix="fl-privacy-node-") as folder:
+        write_private(Path(folder) / "secret", secret)
+        own = ["--isolation", "process", "--superexec-auth-secret-file", str(Path(folder) / "secret")]
+        ended = run_supernode([*arguments, *own])
+    left = patience - (time.monotonic() - started) - AGAIN_SECONDS
+    if ended.not_admitted and left > 0:
+        logger.warning("The SuperLink takes this node for connected still, or does not know its key: trying again")
+        again = [sys.executable, "-m", "fl_privacy", "supernode", "--app", app, "--patience", f"{left:.1f}"]
+        # at once: Flower ends this program soon, with its threads and handlers
+        os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
+    return ended.status
+
+
+def _runtime_address(arguments: Sequence[str]) -> str:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", default="9094")
+    known, _ = parser.parse_known_args(arguments)
+    return f"{known.host}:{known.port}"
+
+
+def _keep_alive(command: list[str], secret: bytes) -> None:
+    """Start the worker, again whenever it ends; it ends by itself when its standard input is closed."""
+    while True:
+        worker = subprocess.Popen(command, stdin=subprocess.PIPE)
+        assert worker.stdin is not None
+        try:
+            worker.stdin.write(secret)
+            worker.stdin.flush()
+        except BrokenPipeError:
+            pass
+        status = worker.wait()
+        logger.warning("The process that answers messages ended with status %d and is started again", status)
+        time.sleep(AGAIN_SECONDS)

@@ -1,0 +1,152 @@
+"""A certificate authority, the SuperLink's certificate, and the keys by which SuperNodes are known."""
+
+import datetime
+import ipaddress
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fl_privacy.errors import UserError
+from fl_privacy.files import write_private, write_whole
+
+CA_DAYS, SERVER_DAYS = 3650, 825
+"""For how long certificates are valid; longer ones of servers are refused by some clients."""
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""Names that the SuperLink's certificate has beside its own, so that it can be tried on its machine."""
+
+_EARLIER = datetime.timedelta(hours=1)
+"""By which clocks may differ."""
+
+
+def make_authority(certificate: Path, key: Path) -> None:
+    """A certificate authority for this deployment alone (P-384), which can sign servers and nothing else."""
+    made = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fl-privacy deployment")])
+    builder = _builder(name, name, made.public_key(), CA_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs=True), critical=True)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(made.public_key())
+    builder = builder.add_extension(identifier, critical=False)
+    write_private(key, _private(made))
+    write_whole(certificate, _pem(builder.sign(made, hashes.SHA384())))
+
+
+def make_server_certificate(certificate: Path, key: Path, *, host: str, authority: tuple[Path, Path]) -> None:
+    """A certificate for the name or address ``host`` and for loopback, signed by ``authority``.
+
+    Args:
+        certificate: file to write.
+        key: file to write, for its owner alone.
+        host: by which SuperNodes reach the SuperLink.
+        authority: certificate and key of the signer.
+    """
+    issuer, signer = read_certificate(authority[0]), read_private_key(authority[1])
+    made = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
+    names = [_general_name(text) for text in dict.fromkeys([host, *LOOPBACK])]
+    builder = _builder(name, issuer.subject, made.public_key(), SERVER_DAYS)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    builder = builder.add_extension(identifier, critical=False)
+    write_private(key, _private(made))
+    write_whole(certificate, _pem(builder.sign(signer, hashes.SHA384())))
+
+
+def make_node_key(private: Path, public: Path) -> None:
+    """The key pair of a SuperNode (P-384), in the formats that Flower reads."""
+    made = ec.generate_private_key(ec.SECP384R1())
+    encoding = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    write_private(private, made.private_bytes(*encoding))
+    shown = made.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    write_whole(public, shown + b"\n")
+
+
+def expect_valid(certificate: Path, authority: Path, host: str) -> datetime.datetime:
+    """The end of the validity of a server's certificate.
+
+    Raises:
+        UserError: it is not signed by ``authority``, has expired, or is for other names than ``host``.
+    """
+    held, signer = read_certificate(certificate), read_certificate(authority)
+    try:
+        held.verify_directly_issued_by(signer)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise UserError(
+            f"{certificate} is expected to be signed by {authority}, but is not; write both anew."
+        ) from error
+    if not held.not_valid_before_utc <= datetime.datetime.now(datetime.UTC) <= held.not_valid_after_utc:
+        raise UserError(f"{certificate} is expected to be valid now, but ends {held.not_valid_after_utc:%Y-%m-%d}.")
+    names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    if _general_name(host) not in list(names):
+        raise UserError(
+            f"{certificate} is expected to be for {host}, but is for {', '.join(str(n.value) for n in names)}."
+        )
+    return held.not_valid_after_utc
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """The certificate in ``path``; ``UserError`` if it can't be read."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is expected to be a certificate, but can't be read: {error}; write it anew."
+        ) from error
+
+
+def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The key in ``path``; ``UserError`` if it is none."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} is expected to be a private key, but can't be read: {error}.") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError(f"{path} is expected to be an elliptic-curve key, but is a {type(key).__name__}.")
+    return key
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public)
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - _EARLIER)
+    return builder.not_valid_after(now + datetime.timedelta(days=days))
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general_name(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    encoding = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(*encoding)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)

@@ -1,0 +1,253 @@
+"""A SuperLink and SuperNodes as separate processes on this machine's loopback interface."""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fl_privacy.errors import UserError
+
+ADDRESS = "127.0.0.1"
+START_SECONDS = 90.0
+STOP_SECONDS = 10.0
+_POLL = 0.2
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((ADDRESS, 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Secured:
+    """Files by which a SuperLink is known to its nodes; see ``write_deployment``."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass(eq=False)
+class LoopbackFederation:
+    """Processes that are ended with it, and their logs.
+
+    Attributes:
+        folder: of state, logs and Flower's configuration.
+        secured: TLS and node authentication; ``None`` is plain text without.
+        environment: variables beside those of this process.
+        port: of the SuperLink.
+    """
+
+    folder: Path
+    secured: Secured | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict, init=False)
+
+    @property
+    def address(self) -> str:
+        """Of the SuperLink."""
+        return f"{ADDRESS}:{self.port}"
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink and wait until it listens.
+
+        Raises:
+            UserError: it ended, or took too long.
+        """
+        self._write_config()
+        command = ["flower-superlink", "--host", ADDRESS, "--port", str(self.port)]
+        command += ["--database", str(self.folder / "superlink.db"), "--disable-runtime-dependency-installation"]
+        if self.secured:
+            command += ["--ssl-ca-certfile", str(self.secured.authority), "--enable-supernode-auth"]
+            command += ["--ssl-certfile", str(self.secured.certificate), "--ssl-keyfile", str(self.secured.key)]
+        else:
+            command += ["--insecure"]
+        self.start("superlink", command)
+        self.wait_for("superlink", lambda: _answers(self.port), "listen")
+
+    def register(self, public_key: Path) -> None:
+        """Tell the SuperLink of a node's key."""
+        self.flwr("supernode", "register", str(public_key), "loopback")
+
+    def start_node(
+        self,
+        name: str,
+        config: Mapping[str, object],
+        *,
+        key: Path | None = None,
+        superlink: str | None = None,
+        authority: Path | None = None,
+        extra: tuple[str, ...] = (),
+    ) -> None:
+        """Start ``fl-privacy supernode``.
+
+        Args:
+            name: of the process.
+            config: of the node.
+            key: its private key, where nodes are authenticated.
+            superlink: another address than this SuperLink's, such as a proxy's.
+            authority: another one than this SuperLink's.
+            extra: arguments.
+        """
+        command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
+        command += ["--port", str(free_port()), "--node-config", _node_config(config), *extra]
+        if self.secured:
+            command += ["--root-certificates", str(authority or self.secured.authority)]
+        else:
+            command += ["--insecure"]
+        if key:
+            command += ["--auth-supernode-private-key", str(key)]
+        self.start(name, command)
+
+    def run(self, name: str, app: Path, run_config: Mapping[str, object]) -> None:
+        """Start ``flwr run``, whose process ends with the run."""
+        given = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
+        self.start(name, ["flwr", "run", str(app), "loopback", "--stream", "--run-config", given])
+
+    def flwr(self, *arguments: str) -> str:
+        """What Flower's command line prints.
+
+        Raises:
+            UserError: it failed.
+        """
+        done = subprocess.run(
+            ["flwr", *arguments],
+            env=self.variables(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=START_SECONDS,
+        )
+        if done.returncode:
+            raise UserError(f"flwr {shlex.join(arguments)} is expected to succeed, but said: {_last(done.stderr)}")
+        return done.stdout
+
+    def start(self, name: str, command: list[str]) -> None:
+        """Start a process in a group of its own, its output in ``NAME.log``."""
+        with self.log(name).open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                command,
+                env=self.variables(),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def log(self, name: str) -> Path:
+        """What the process ``name`` has said."""
+        return self.folder / f"{name}.log"
+
+    def said(self, name: str) -> str:
+        """The content of ``log(name)``."""
+        return self.log(name).read_text(errors="replace")
+
+    def ended(self, name: str) -> int | None:
+        """Exit status of a process; ``None`` while it runs."""
+        return self._processes[name].poll()
+
+    def kill(self, name: str) -> None:
+        """End a process alone at once, as a power cut does: what it had started has to notice by itself."""
+        self._processes[name].kill()
+        self._processes[name].wait()
+
+    def wait_for(self, name: str, ready: object, what: str, seconds: float = START_SECONDS) -> None:
+        """Until ``ready()`` is true.
+
+        Raises:
+            UserError: the process has ended before, or it takes longer than ``seconds``.
+        """
+        assert callable(ready)
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if (status := self.ended(name)) is not None:
+                if ready():
+                    return
+                raise UserError(f"{name} is expected to {what}, but ended with {status}: {_last(self.said(name))}")
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{name} is expected to {what} within {seconds:g} s, but did not; see {self.log(name)}."
+                )
+            time.sleep(_POLL)
+
+    def wait(self, name: str, seconds: float) -> int:
+        """Exit status of a process, waited for."""
+        try:
+            return self._processes[name].wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise UserError(
+                f"{name} is expected to end within {seconds:g} s, but did not: {_last(self.said(name))}"
+            ) from error
+
+    def stop(self) -> None:
+        """End all processes and what they have started."""
+        for process in self._processes.values():
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        for process in self._processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+    def variables(self) -> dict[str, str]:
+        """The environment of the processes: Flower's configuration is here, and it calls nobody."""
+        told = {
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "FLWR_HOME": str(self.folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+        return {**os.environ, **told, **self.environment}
+
+    def _write_config(self) -> None:
+        home = self.folder / "flwr"
+        home.mkdir(parents=True, exist_ok=True)
+        trust = f"root-certificates = {json.dumps(str(self.secured.authority))}" if self.secured else "insecure = true"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n{trust}\n'
+        )
+
+
+@contextmanager
+def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFederation]:
+    """``federation``, ended with the context."""
+    federation.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield federation
+    finally:
+        federation.stop()
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection((ADDRESS, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _node_config(config: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+
+
+def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "nothing"

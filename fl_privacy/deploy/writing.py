@@ -1,0 +1,167 @@
+"""The folder of a deployment: who gets which file."""
+
+import json
+import re
+import secrets
+import shutil
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from fl_privacy.checks import whole
+from fl_privacy.deploy.certificates import make_authority, make_node_key, make_server_certificate
+from fl_privacy.errors import UserError
+from fl_privacy.files import PRIVATE_FOLDER, write_private, write_whole
+
+KEY_BYTES = 32
+FIRST_RUNTIME_PORT = 9100
+"""Of the loopback port by which a SuperNode and its worker talk; one more for each node."""
+
+_EXECUTABLE = 0o755
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What a folder of ``write_deployment`` is for.
+
+    Attributes:
+        folder: as an absolute path.
+        host: by which nodes reach the SuperLink.
+        port: likewise.
+        nodes: how many.
+    """
+
+    folder: Path
+    host: str
+    port: int
+    nodes: int
+
+    @classmethod
+    def read(cls, folder: Path) -> "Deployment":
+        """That of ``folder``.
+
+        Raises:
+            UserError: the folder holds none.
+        """
+        try:
+            held = json.loads((folder / "deployment.json").read_text())
+            return cls(folder.resolve(), str(held["host"]), int(held["port"]), int(held["nodes"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{folder} is expected to be what `fl-privacy deploy {folder}` writes, but holds no deployment.json;"
+                " write it first."
+            ) from error
+
+    @property
+    def authority(self) -> tuple[Path, Path]:
+        """Certificate and key of the authority."""
+        return self.folder / "ca" / "ca.crt", self.folder / "ca" / "ca.key"
+
+    @property
+    def superlink(self) -> Path:
+        """What the SuperLink's machine gets."""
+        return self.folder / "superlink"
+
+    @property
+    def app(self) -> Path:
+        """What ``flwr run`` takes."""
+        return self.folder / "app"
+
+    def node(self, number: int) -> Path:
+        """What the machine of node ``number``, from 0, gets."""
+        return self.folder / f"node-{number}"
+
+
+def write_deployment(folder: Path, *, nodes: int, host: str, port: int) -> Path:
+    """Write keys, certificates, commands, services and an app into ``folder``; those that are there are kept.
+
+    Args:
+        folder: made for its owner alone.
+        nodes: how many.
+        host: name or address by which they reach the SuperLink.
+        port: likewise.
+
+    Raises:
+        UserError: a value is out of range, or the folder was written for another host.
+    """
+    whole("--nodes", nodes, at_least=1, at_most=10_000, example=4)
+    whole("--port", port, at_least=1, at_most=65535, example=8000)
+    if not _HOST.fullmatch(host):
+        raise UserError(f"--host is expected to be a name or an address, but got {host!r}; try localhost.")
+    deployment = Deployment(folder.resolve(), host, port, nodes)
+    if (folder / "deployment.json").exists() and (old := Deployment.read(folder)).host != host:
+        raise UserError(f"{folder} is expected to be for {host}, but was written for {old.host}; take another folder.")
+    _private_folder(folder)
+    _write_keys(deployment)
+    _write_texts(deployment)
+    told = {key: value for key, value in asdict(deployment).items() if key != "folder"}
+    write_whole(folder / "deployment.json", json.dumps(told, indent=1) + "\n")
+    return folder / "README.md"
+
+
+def _write_keys(deployment: Deployment) -> None:
+    certificate, key = deployment.authority
+    for room in (certificate.parent, deployment.superlink, *map(deployment.node, range(deployment.nodes))):
+        _private_folder(room)
+    if not key.exists():
+        make_authority(certificate, key)
+    server = deployment.superlink / "superlink.crt", deployment.superlink / "superlink.key"
+    if not server[1].exists():
+        make_server_certificate(*server, host=deployment.host, authority=deployment.authority)
+    for number in range(deployment.nodes):
+        node = deployment.node(number)
+        if not (node / "node.key").exists():
+            make_node_key(node / "node.key", node / "node.pub")
+        if not (node / "state.key").exists():
+            write_private(node / "state.key", secrets.token_bytes(KEY_BYTES))
+    for room in (deployment.superlink, *map(deployment.node, range(deployment.nodes))):
+        shutil.copyfile(certificate, room / "ca.crt")
+
+
+def _write_texts(deployment: Deployment) -> None:
+    values = {"host": _in_url(deployment.host), "port": deployment.port, "nodes": deployment.nodes}
+    folder, last = deployment.folder, deployment.nodes - 1
+    for name in ("README.md", "Dockerfile"):
+        _write(folder / name, name, values | {"last": last})
+    _write(folder / "register.sh", "register.sh", values, executable=True)
+    _write(deployment.superlink / "start.sh", "superlink.sh", values, executable=True)
+    _write(deployment.superlink / "fl-privacy-superlink.service", "superlink.service", values)
+    services = []
+    for number in range(deployment.nodes):
+        node, mine = deployment.node(number), values | {"number": number, "runtime": FIRST_RUNTIME_PORT + number}
+        _write(node / "start.sh", "node.sh", mine, executable=True)
+        _write(node / f"fl-privacy-node-{number}.service", "node.service", mine)
+        services.append(_text("compose-node.yaml", mine))
+    _write(folder / "compose.yaml", "compose.yaml", values | {"node_services": "".join(services)})
+    (folder / "flwr").mkdir(exist_ok=True)
+    (folder / "app").mkdir(exist_ok=True)
+    _write(folder / "flwr" / "config.toml", "config.toml", values | {"ca": json.dumps(str(deployment.authority[0]))})
+    _write(folder / "app" / "pyproject.toml", "app.toml", values)
+
+
+def _write(path: Path, template: str, values: dict[str, object], *, executable: bool = False) -> None:
+    write_whole(path, _text(template, values))
+    if executable:
+        path.chmod(_EXECUTABLE)
+
+
+def _text(template: str, values: dict[str, object]) -> str:
+    text = (files("fl_privacy.deploy") / "templates" / template).read_text(encoding="utf-8")
+    return _Template(text).substitute(values)
+
+
+class _Template(Template):
+    """``@{name}`` is a value, ``@@`` an at sign: shell and compose files keep their own dollars."""
+
+    delimiter = "@"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _private_folder(folder: Path) -> None:
+    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    folder.chmod(PRIVATE_FOLDER)

@@ -1,0 +1,49 @@
+"""A client that trains on a folder of its node instead of a part of the data that the run names."""
+
+from functools import lru_cache
+
+import torch
+from omegaconf import OmegaConf
+
+from fl_privacy.config import RunSettings
+from fl_privacy.config.targets import plain_settings
+from fl_privacy.data import load_data
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.build import build_defense, build_network, build_plan, prepare_defense, resolve_device
+from fl_privacy.federation import Client
+
+
+@lru_cache(maxsize=4)
+def client_of_folder(config_text: str, folder: str, client: int) -> Client:
+    """Client ``client`` of a configuration on the images in ``folder`` instead; built once in a process.
+
+    What it decodes is kept in this process alone; where ``folder`` has no test split, the client is tested on every
+    fifth image, which it does not train on.
+
+    Raises:
+        UserError: the configuration leaves open what the images of all nodes have in common.
+    """
+    config = RunSettings.of(OmegaConf.create(config_text))
+    settings = plain_settings(config.data)
+    if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:
+        raise UserError(
+            "Nodes with folders of their own are expected to be told what their images have in common, but"
+            f" data.{open_still[0]} is open; set data=image_folder data.image_size=32 data.channels=3"
+            " data.classes=[cat,dog] in the overrides."
+        )
+    settings = {key: value for key, value in settings.items() if key not in ("_target_", "name", "root", "keep")}
+    dataset = load_data("image_folder", root=folder, keep=False, **settings)
+    defense = build_defense(config)
+    prepare_defense(defense, dataset)
+    return Client(
+        id=client,
+        examples=dataset.train,
+        indices=torch.arange(len(dataset.train)),
+        model=build_network(config, dataset),
+        plan=build_plan(config),
+        defense=defense,
+        seed=config.seed,
+        device=resolve_device(config.device),
+        threads=config.client_threads,
+        test=dataset.test,
+    )

@@ -1,0 +1,50 @@
+"""What Flower keeps for compatibility alone: NumPy clients, and SecAgg+ with its workflow and its clients."""
+
+from flwr.client import Client as LegacyClient
+from flwr.client import NumPyClient
+from flwr.client.mod import secaggplus_mod
+from flwr.common import (
+    FitIns,
+    FitRes,
+    Parameters,
+    Scalar,
+    bytes_to_ndarray,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+)
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.common.secure_aggregation.secaggplus_constants import Key as SecAggKey
+from flwr.common.secure_aggregation.secaggplus_constants import Stage as SecAggStage
+from flwr.server import LegacyContext
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.compat.grid_client_proxy import GridClientProxy
+from flwr.server.strategy import Strategy as LegacyStrategy
+from flwr.server.workflow import SecAggPlusWorkflow
+from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD
+from flwr.server.workflow.constant import Key as WorkflowKey
+
+__all__ = [
+    "MAIN_CONFIGS_RECORD",
+    "MAIN_PARAMS_RECORD",
+    "RECORD_KEY_CONFIGS",
+    "ClientManager",
+    "ClientProxy",
+    "FitIns",
+    "FitRes",
+    "GridClientProxy",
+    "LegacyClient",
+    "LegacyContext",
+    "LegacyStrategy",
+    "NumPyClient",
+    "Parameters",
+    "Scalar",
+    "SecAggKey",
+    "SecAggPlusWorkflow",
+    "SecAggStage",
+    "WorkflowKey",
+    "bytes_to_ndarray",
+    "ndarrays_to_parameters",
+    "parameters_to_ndarrays",
+    "secaggplus_mod",
+]

@@ -1,0 +1,150 @@
+"""A SuperNode's messages, answered by one process that stays.
+
+Flower starts a process for each message, which loads PyTorch and the data anew. With ``--isolation process`` a
+SuperNode leaves the answering to who asks for it over its Runtime API.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import httpx
+from flwr.app import Context, Error, Message
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.error import ApiErrorCode
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from fl_privacy.federation.guard import Failure, attempt
+
+logger = logging.getLogger(__name__)
+
+APP_RAISED = 2
+"""Flower's code of an error that a ClientApp raised."""
+
+POLL_SECONDS = 0.1
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+COMPONENT = "flwr-clientapp"
+
+
+@dataclass(frozen=True)
+class SuperNodeAddress:
+    """Where a SuperNode's Runtime API listens, on this machine's loopback interface.
+
+    Attributes:
+        address: HOST:PORT.
+        secret: of ``--superexec-auth-secret-file``; who does not know it gets no message.
+    """
+
+    address: str
+    secret: bytes
+
+    def client(self, *interceptors: Any, patient: bool = True) -> RuntimeHttpClient:
+        """A connection to it; a patient one tries again what fails."""
+        return RuntimeHttpClient.from_server_address(
+            server_address=self.address,
+            insecure=True,
+            root_certificates=None,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name=COMPONENT), *interceptors],
+            retry_invoker=make_simple_http_retry_invoker() if patient else None,
+        )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a SuperNode ended.
+
+    Attributes:
+        status: of its exit.
+        not_admitted: the SuperLink does not know its key, or takes the node for connected still.
+    """
+
+    status: int
+    not_admitted: bool
+
+
+class _Listening(logging.Handler):
+    """Remembers whether Flower logged that the SuperLink refused to activate the node."""
+
+    heard = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard = self.heard or f"[code: {int(ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED)}]" in record.getMessage()
+
+
+def run_supernode(arguments: Sequence[str]) -> Ended:
+    """Flower's own ``flower-supernode`` in this process, until it ends."""
+    from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
+
+    flower, listening = logging.getLogger("flwr"), _Listening()
+    flower.propagate = False  # it writes its own lines
+    flower.addHandler(listening)
+    sys.argv = ["flower-supernode", *arguments]
+    try:
+        flower_supernode()
+    except SystemExit as end:
+        return Ended(end.code if isinstance(end.code, int) else int(end.code is not None), listening.heard)
+    return Ended(0, False)
+
+
+def answer_messages(node: SuperNodeAddress, app: Callable[[Message, Context], Message]) -> NoReturn:
+    """Answer one message after the other by ``app``.
+
+    Nothing of the bundle that a run brings is executed.
+    """
+    authority = SuperExecAuthHttpInterceptor(master_secret=node.secret, protected_methods=frozenset({ACQUIRE}))
+    asking = node.client(authority, patient=False)
+    wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    while True:
+        try:
+            found = asking.AcquireTask(wanted)
+        except httpx.TransportError:  # it is not there yet, or busy
+            time.sleep(1.0)
+            continue
+        if not (found.HasField("task") and found.token):
+            time.sleep(POLL_SECONDS)
+            continue
+        token = found.token
+        if isinstance(lost := attempt(lambda: _answer(node, token, app)), Failure):  # noqa: B023
+            logger.warning("A message could not be answered, its run may have ended: %s", lost.reason)
+
+
+def _answer(node: SuperNodeAddress, token: str, app: Callable[[Message, Context], Message]) -> None:
+    client = node.client(RuntimeTokenHttpInterceptor(token))
+    alive = HeartbeatSender(lambda: _beat(client))
+    alive.start()
+    context: Context | None = None
+    status, details = SubStatus.COMPLETED, ""
+    try:
+        message, context, _, _ = pull_task_input(client)
+        reply = attempt(lambda: app(message, context))
+        if isinstance(reply, Failure):
+            status, details = SubStatus.FAILED, reply.reason
+            reply = Message(Error(APP_RAISED, reply.reason), reply_to=message)
+        push_message(client, reply, context)
+    finally:
+        push_task_output(client, context, status, details)
+        if alive.is_running:
+            alive.stop()
+        client.close()
+
+
+def _beat(client: RuntimeHttpClient) -> bool:
+    """Say that the message is being worked on; one that nobody waits for any more is finished all the same."""
+    try:
+        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+    except httpx.TransportError:
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""``fl-privacy supernode``: what it hands on and refuses; ``tests/deploy/test_real_nodes.py`` shows that it works."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.cli import supernode
+from fl_privacy.cli.node_worker import installed_app
+from fl_privacy.errors import UserError
+from fl_privacy.flower.inside.supernode import Ended
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A SuperNode that ends at once with the next status, without a worker; its arguments."""
+    calls: list[list[str]] = []
+
+    def run(arguments: list[str]) -> Ended:
+        calls.append(arguments)
+        secret = Path(arguments[arguments.index("--superexec-auth-secret-file") + 1])
+        assert len(secret.read_bytes()) == supernode.SECRET_BYTES
+        assert secret.stat().st_mode & 0o077 == 0
+        return Ended(1, not_admitted="--strange" in arguments)
+
+    monkeypatch.setattr("fl_privacy.flower.inside.supernode.run_supernode", run)
+    monkeypatch.setattr(supernode, "_keep_alive", lambda command, secret: None)
+    monkeypatch.setattr(supernode, "AGAIN_SECONDS", 0.01)
+    return calls
+
+
+def test_options_are_handed_on(ends: list[list[str]]) -> None:
+    status = supernode.run_node(["--superlink", "a:1", "--port", "9"], app="a:b", patience=9)
+
+    assert status == 1
+    assert ends[0][:4] == ["--superlink", "a:1", "--port", "9"]
+    assert ends[0][4:6] == ["--isolation", "process"]
+    assert not Path(ends[0][-1]).exists(), "the secret goes with the node"
+
+
+@pytest.mark.parametrize("option", ["--isolation=process", "--ssl-keyfile", "--superexec-auth-secret-file"])
+def test_what_it_sets_itself_is_refused(ends: list[list[str]], option: str) -> None:
+    with pytest.raises(UserError, match=r"sets --.* itself"):
+        supernode.run_node([option, "x"], app="a:b", patience=9)
+    assert not ends
+
+
+def test_a_node_that_is_not_admitted_is_started_again_until_patience_ends(
+    ends: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
+
+    assert supernode.run_node(["--strange"], app="a:b", patience=0) == 1
+    assert not started
+    supernode.run_node(["--strange", "--port", "9"], app="a:b", patience=30)
+
+    (command,) = started
+    assert command[1:6] == ["-m", "fl_privacy", "supernode", "--app", "a:b"]
+    assert 29 < float(command[command.index("--patience") + 1]) <= 30
+    assert command[-3:] == ["--strange", "--port", "9"]
+
+
+def test_an_app_that_is_not_installed_is_one_line() -> None:
+    for reference in ("nowhere.at.all:app", "fl_privacy.cli.flower_app:none", "nothing"):
+        with pytest.raises(UserError, match=r"--app is expected to be package\.module:attribute"):
+            installed_app(reference)
+
+
+def test_a_worker_ends_with_its_node() -> None:
+    command = [sys.executable, "-m", "fl_privacy.cli.node_worker", "127.0.0.1:1", "json:dumps"]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert worker.stdin is not None
+    worker.stdin.write(bytes(supernode.SECRET_BYTES))
+    worker.stdin.flush()
+    time.sleep(0.5)
+    assert worker.poll() is None
+
+    worker.stdin.close()
+
+    assert worker.wait(60) == 0

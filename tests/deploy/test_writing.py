@@ -1,0 +1,148 @@
+"""What a deployment's folder holds, and that it is kept when it is written again."""
+
+import os
+import shlex
+import stat
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from cryptography.hazmat.primitives.serialization.ssh import load_ssh_public_key
+
+from fl_privacy.deploy import write_deployment
+from fl_privacy.deploy.certificates import expect_valid, make_authority, make_server_certificate, read_certificate
+from fl_privacy.deploy.writing import Deployment
+from fl_privacy.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    folder = tmp_path_factory.mktemp("deploy") / "out"
+    write_deployment(folder, nodes=2, host="fl.example.org", port=9443)
+    return Deployment.read(folder)
+
+
+def test_private_keys_are_their_owner_s_alone(deployment: Deployment) -> None:
+    keys = [*deployment.folder.rglob("*.key")]
+
+    assert len(keys) == 2 + 2 * 2
+    assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
+    rooms = {key.parent for key in keys} | {deployment.folder}
+    assert {stat.S_IMODE(room.stat().st_mode) for room in rooms} == {0o700}
+
+
+def test_node_keys_are_in_flower_s_formats_and_all_different(deployment: Deployment) -> None:
+    seen = set()
+    for number in range(2):
+        node = deployment.node(number)
+        private = load_ssh_private_key((node / "node.key").read_bytes(), None)
+        public = (node / "node.pub").read_bytes()
+        assert private.public_key() == load_ssh_public_key(public)  # type: ignore[union-attr]
+        seen |= {public, (node / "state.key").read_bytes()}
+        assert len((node / "state.key").read_bytes()) == 32
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("host", ["fl.example.org", "localhost", "127.0.0.1"])
+def test_the_certificate_is_for_the_host_and_for_loopback(deployment: Deployment, host: str) -> None:
+    expect_valid(deployment.superlink / "superlink.crt", deployment.authority[0], host)
+
+
+def test_wrong_certificates_are_told(deployment: Deployment, tmp_path: Path) -> None:
+    certificate, other = deployment.superlink / "superlink.crt", (tmp_path / "ca.crt", tmp_path / "ca.key")
+    make_authority(*other)
+
+    with pytest.raises(UserError, match=r"expected to be for elsewhere, but is for fl\.example\.org, localhost"):
+        expect_valid(certificate, deployment.authority[0], "elsewhere")
+    with pytest.raises(UserError, match="expected to be signed by"):
+        expect_valid(certificate, other[0], "localhost")
+    with pytest.raises(UserError, match="expected to be a certificate"):
+        read_certificate(deployment.authority[1])
+    with pytest.raises(UserError, match="expected to be a private key"):
+        make_server_certificate(tmp_path / "c", tmp_path / "k", host="h", authority=(other[0], other[0]))
+
+
+def test_openssl_agrees(deployment: Deployment) -> None:
+    openssl = ["openssl", "verify", "-x509_strict", "-verify_hostname", "fl.example.org", "-CAfile"]
+    try:
+        done = subprocess.run(
+            [*openssl, deployment.authority[0], deployment.superlink / "superlink.crt"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        pytest.skip("no openssl here")
+    assert done.returncode == 0, done.stderr
+
+
+def test_written_again_it_keeps_keys_and_adds_nodes(tmp_path: Path) -> None:
+    write_deployment(tmp_path / "out", nodes=1, host="localhost", port=8000)
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*.key")}
+
+    write_deployment(tmp_path / "out", nodes=2, host="localhost", port=8000)
+
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert (tmp_path / "out" / "node-1" / "node.key").exists()
+    with pytest.raises(UserError, match="was written for localhost"):
+        write_deployment(tmp_path / "out", nodes=2, host="other", port=8000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"nodes": 0}, "--nodes is expected to be a whole number from 1"),
+        ({"port": 0}, "--port is expected"),
+        ({"host": "a b; rm"}, "--host is expected to be a name or an address"),
+        ({"host": ""}, "--host is expected"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        write_deployment(tmp_path / "out", **{"nodes": 1, "host": "localhost", "port": 8000, **settings})  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match=r"holds no deployment\.json"):
+        Deployment.read(tmp_path)
+
+
+def test_scripts_start_what_they_say(deployment: Deployment, tmp_path: Path) -> None:
+    """In a shell whose commands only tell how they were called."""
+    for name in ("flower-superlink", "fl-privacy", "flwr"):
+        fake = tmp_path / name
+        fake.write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        fake.chmod(0o755)
+
+    def said(script: Path, **variables: str) -> list[str]:
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **variables}
+        done = subprocess.run([script, "--more"], env=environment, capture_output=True, text=True, check=True)
+        return shlex.split(done.stdout)
+
+    node = deployment.node(1)
+    superlink = said(deployment.superlink / "start.sh")
+    plain, own = said(node / "start.sh"), said(node / "start.sh", DATA="/data/my images")
+
+    assert superlink[:5] == ["flower-superlink", "--host", "127.0.0.1", "--port", "9443"]
+    assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation", "--more"} <= set(superlink)
+    assert "--insecure" not in superlink + plain
+    assert plain[:4] == ["fl-privacy", "supernode", "--superlink", "fl.example.org:9443"]
+    assert f"fl-privacy-state={node}/state" in plain
+    assert "data-path=/data/my images" in own
+    assert "data-path" not in " ".join(plain)
+    registered = said(deployment.folder / "register.sh")
+    assert registered.count("register") == 2
+
+
+def test_services_and_configuration_can_be_read(deployment: Deployment) -> None:
+    compose = yaml.safe_load((deployment.folder / "compose.yaml").read_text())
+    config = tomllib.loads((deployment.folder / "flwr" / "config.toml").read_text())["superlink"]["deployment"]
+
+    assert set(compose["services"]) == {"superlink", "node-0", "node-1"}
+    assert compose["services"]["superlink"]["ports"] == ["127.0.0.1:9443:9443"]
+    assert config == {"address": "fl.example.org:9443", "root-certificates": str(deployment.authority[0])}
+    for unit in deployment.folder.rglob("*.service"):
+        assert f"ExecStart=/opt/fl-privacy/{unit.parent.name}/start.sh" in unit.read_text()
+    written = [path.read_text() for path in deployment.folder.rglob("*") if path.suffix in (".sh", ".md", ".yaml")]
+    assert not any("@{" in text for text in written)
