@@ -209,6 +209,11 @@ class RunSettings:
         TRAINING, "`attack` takes these weights (`model.safetensors` of a run) instead of fresh ones"
     )
     captured: str | None = setting(ATTACK, "`attack` takes what the run in this folder captured")
+    truth: str | None = setting(
+        ATTACK,
+        "`attack` on what was captured of somebody else's Flower app compares with these images: a folder of them, or"
+        " the name of a data set (`null`: reconstructions are shown alone)",
+    )
     trust: str | list[str] | None = setting(
         RUNTIME,
         "what a captured configuration may name beside what is registered: import paths of models and defenses, modules"

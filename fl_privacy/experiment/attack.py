@@ -21,7 +21,9 @@ from fl_privacy.experiment.build import (
 )
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.captured import as_captured, captures_of, expect_of
+from fl_privacy.experiment.captured_app import report_app
 from fl_privacy.experiment.composition import Experiment
+from fl_privacy.experiment.foreign_captures import app_captures, load_app
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.run_folder import finished_before, open_folder
 from fl_privacy.experiment.server_reading import build_server_attack
@@ -44,6 +46,13 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     """
     expect_readable_updates(config, "The command attack")
     config = calibrated(config)
+    if config.captured and (captures := app_captures(config.captured)) is not None:
+        return attack_app(config, captures, monitor)
+    if config.truth is not None:
+        raise UserError(
+            "truth is expected with captured=DIR of an app that this package did not write, but there are none; a run's"
+            " own configuration says what the truth was."
+        )
     if config.captured:
         config = as_captured(config)
         expect_readable_updates(config, "The command attack")
@@ -72,6 +81,40 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             folder.write_defense(experiment.defense.parts)
             experiment.stage(attack, folder, monitor).run(observations)
             folder.finish()
+        write_report([folder.path])
+    return folder.path
+
+
+def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
+    """Attack what was captured of somebody else's Flower app; returns the folder of the results.
+
+    Raises:
+        UserError: it is not of the model that ``config`` names, or nothing is to be attacked.
+    """
+    attack = build_attack(config)
+    if attack is None:
+        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
+    app, note = load_app(captures, config)
+    defense = "+".join(part.name for part in note.defense) or "none"
+    name = config.truth or "unknown"
+    config = config.changed({"choices.data": Path(name).name, "choices.defense": defense, "choices.federation": "app"})
+    if (done := finished_before(config, "attack", monitor)) is not None:
+        return done
+    with open_folder(config, "attack") as folder:
+        if folder.finished:
+            monitor.say("Another process has just finished it.")
+        else:
+            adaptive = config.threat_model.knows_defense
+            said = report_app(
+                replace(app, adaptive=adaptive),
+                attack,
+                config.choices.attack,
+                folder,
+                monitor=monitor,
+                seed=config.seed,
+                threads=config.attack_threads,
+            )
+            monitor.say(said)
         write_report([folder.path])
     return folder.path
 

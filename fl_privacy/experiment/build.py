@@ -1,5 +1,6 @@
 """The objects of a run, made from its configuration."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,6 +40,9 @@ from fl_privacy.rng import derive_seed
 from fl_privacy.types import LocalPlan
 
 T = TypeVar("T")
+
+ANY_MODEL = ("init", "mean", "std")
+"""Options of every model, whether or not it knows them; see ``build_model``."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,20 +124,29 @@ def build_dataset(config: RunSettings | DictConfig) -> Dataset:
 
 def build_network(config: RunSettings | DictConfig, dataset: Dataset) -> nn.Module:
     """The model of ``config`` with its initial values, shown to fit the data."""
-    settings = plain_settings(config.model)
+    return build_network_for(config, dataset.train.input_shape, dataset.train.num_classes)
+
+
+def build_network_for(
+    config: RunSettings | DictConfig, input_shape: tuple[int, ...], num_classes: int, **more: Any
+) -> nn.Module:
+    """Likewise, for images (C, H, W) of ``num_classes`` classes; ``more`` options where ``config`` has none of them."""
+    settings = {**more, **plain_settings(config.model)}
     settings.pop("_target_", None)
     target = locate_target(config.model, "model")
-    check_arguments(target, {key: value for key, value in settings.items() if key != "init"}, "model")
-    channels, height, _ = dataset.train.input_shape
+    known = [] if not callable(target) else inspect.signature(target).parameters
+    own = {key: value for key, value in settings.items() if key in known or key not in ANY_MODEL}
+    check_arguments(target, own, "model")
+    channels, height, _ = input_shape
     model = build_model(
         target,
         seed=derive_seed(config.seed, "model"),
         in_channels=channels,
         image_size=height,
-        num_classes=dataset.train.num_classes,
+        num_classes=num_classes,
         **settings,
     )
-    check_model(model, dataset.train.input_shape, dataset.train.num_classes)
+    check_model(model, input_shape, num_classes)
     return model
 
 

@@ -8,6 +8,7 @@ from markupsafe import Markup
 from fl_privacy import malicious
 from fl_privacy.config.reading import select
 from fl_privacy.metrics import METRICS
+from fl_privacy.report.app_audit import audit_lede, is_audit
 from fl_privacy.report.attacked import assumptions
 from fl_privacy.report.charts import Curve, line_chart, partition_chart
 from fl_privacy.report.cost import figures_of
@@ -17,7 +18,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, in_round, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.results import Pair, Run
-from fl_privacy.types import Certainty
+from fl_privacy.victim_ids import Certainty
 
 CURVES_SHOWN = 100
 
@@ -62,6 +63,8 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
 
 def _lede(run: Run) -> str:
     """What was done and what was attacked, in a few sentences."""
+    if is_audit(run):
+        return audit_lede(run)
     attack, defense = chosen(run, "attack"), chosen(run, "defense")
     clients = select(run.identity.config, "federation.clients")
     rounds = len(run.of_kind("round"))
