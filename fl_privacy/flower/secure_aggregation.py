@@ -116,7 +116,8 @@ def run_secure_aggregation(
         on_round: told of each round.
         clip: largest absolute value that an update may hold.
         levels: of a quantized value.
-        threshold: share of the clients whose key shares unmask the sum, in (0, 1].
+        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; of half or less, two groups of
+            clients can each be asked for another kind of shares.
         shares: share of the clients that each shares its keys with and is masked against, in (0, 1].
 
     Raises:
