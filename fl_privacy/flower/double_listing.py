@@ -12,33 +12,41 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.client import NumPyClient
-from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
-from flwr.common import FitIns, bytes_to_ndarray, ndarrays_to_parameters
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
-from flwr.common.secure_aggregation.ndarrays_arithmetic import (
+
+from fl_privacy.flower.backends import quiet_flower
+from fl_privacy.flower.guarding import secagg_guard_mod
+from fl_privacy.flower.inside.legacy import (
+    MAIN_CONFIGS_RECORD,
+    MAIN_PARAMS_RECORD,
+    RECORD_KEY_CONFIGS,
+    FitIns,
+    GridClientProxy,
+    LegacyContext,
+    LegacyStrategy,
+    NumPyClient,
+    SecAggKey,
+    SecAggPlusWorkflow,
+    SecAggStage,
+    WorkflowKey,
+    bytes_to_ndarray,
+    ndarrays_to_parameters,
+    secaggplus_mod,
+)
+from fl_privacy.flower.inside.masks import (
+    bytes_to_private_key,
+    bytes_to_public_key,
+    combine_shares,
+    dequantize,
     factor_extract,
+    generate_shared_key,
     get_parameters_shape,
     parameters_addition,
     parameters_mod,
     parameters_subtraction,
+    pseudo_rand_gen,
 )
-from flwr.common.secure_aggregation.quantization import dequantize
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Stage
-from flwr.common.secure_aggregation.secaggplus_constants import Key as SecAggKey
-from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
-from flwr.server import LegacyContext
-from flwr.server.compat.grid_client_proxy import GridClientProxy
-from flwr.server.strategy import FedAvg
-from flwr.server.workflow import SecAggPlusWorkflow
-from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
-from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
-
-from fl_privacy.flower.backends import quiet_flower
-from fl_privacy.flower.guarding import secagg_guard_mod
 from fl_privacy.flower.records import PARTITION
 from fl_privacy.flower.transport import FIRST_NODE, LocalGrid
 
@@ -78,7 +86,7 @@ def try_double_listing(uploads: Sequence[np.ndarray], *, victim: int = 0, guarde
     grid = _TwoListsGrid(range(len(uploads)), ClientApp(client_fn=make_client, mods=[*mods, secaggplus_mod]), victim)
     strategy = _Asking(grid, len(uploads))
     context = LegacyContext(Context(1, 0, {}, RecordDict(), {}), strategy=strategy)
-    context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: 1})
+    context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: 1})
     context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord()
     with quiet_flower():
         SecAggPlusWorkflow(num_shares=1.0, reconstruction_threshold=0.67, max_weight=1.0)(grid, context)
@@ -104,11 +112,10 @@ class _Uploads(NumPyClient):
         return [self._array], 1, {}
 
 
-class _Asking(FedAvg):
+class _Asking(LegacyStrategy):
     """Asks every node, and keeps the mean."""
 
     def __init__(self, grid: LocalGrid, nodes: int) -> None:
-        super().__init__()
         self.mean: np.ndarray | None = None
         self._proxies = [GridClientProxy(FIRST_NODE + k, grid, 1) for k in range(nodes)]
 
@@ -118,6 +125,18 @@ class _Asking(FedAvg):
     def aggregate_fit(self, server_round: int, results: list[Any], failures: list[Any]) -> tuple[None, dict[str, Any]]:
         (self.mean,) = (bytes_to_ndarray(tensor) for tensor in results[0][1].parameters.tensors)
         return None, {}
+
+    def initialize_parameters(self, client_manager: Any) -> None:
+        return None
+
+    def configure_evaluate(self, server_round: int, parameters: Any, client_manager: Any) -> list[Any]:
+        return []
+
+    def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> tuple[None, dict[str, Any]]:
+        return None, {}
+
+    def evaluate(self, server_round: int, parameters: Any) -> None:
+        return None
 
 
 class _TwoListsGrid(LocalGrid):
@@ -137,9 +156,9 @@ class _TwoListsGrid(LocalGrid):
         stages = [message.content.config_records[RECORD_KEY_CONFIGS].get(SecAggKey.STAGE) for message in messages]
         for message, stage in zip(messages, stages, strict=True):
             record = ConfigRecord(dict(message.content.config_records[RECORD_KEY_CONFIGS]))
-            if stage == Stage.SETUP:
+            if stage == SecAggStage.SETUP:
                 self._setup = dict(record)
-            if stage == Stage.UNMASK:
+            if stage == SecAggStage.UNMASK:
                 record[SecAggKey.DEAD_NODE_ID_LIST] = [*record[SecAggKey.DEAD_NODE_ID_LIST], self._victim]  # type: ignore[misc]
             message.content = RecordDict({**message.content, RECORD_KEY_CONFIGS: record})
         replies = super().deliver(messages)
@@ -152,12 +171,12 @@ class _TwoListsGrid(LocalGrid):
 
     def _keep(self, reply: Message, stage: str) -> None:
         record, node = reply.content.config_records[RECORD_KEY_CONFIGS], reply.metadata.src_node_id
-        if stage == Stage.SETUP:
+        if stage == SecAggStage.SETUP:
             self._public[node] = record[SecAggKey.PUBLIC_KEY_1]  # type: ignore[assignment]
-        elif stage == Stage.COLLECT_MASKED_VECTORS and node == self._victim:
+        elif stage == SecAggStage.COLLECT_MASKED_VECTORS and node == self._victim:
             pieces: Any = record[SecAggKey.MASKED_PARAMETERS]
             self._masked = [bytes_to_ndarray(piece) for piece in pieces]
-        elif stage == Stage.UNMASK:
+        elif stage == SecAggStage.UNMASK:
             nodes: Any = record[SecAggKey.NODE_ID_LIST]
             shares: Any = record[SecAggKey.SHARE_LIST]
             self._seeds.append(shares[nodes.index(self._victim)])

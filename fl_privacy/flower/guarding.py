@@ -5,12 +5,11 @@ from dataclasses import replace
 
 from flwr.app import ConfigRecord, Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Stage
-from flwr.common.secure_aggregation.secaggplus_constants import Key as SecAggKey
 from torch import nn
 
 from fl_privacy.federation.guard import Failure, attempt
 from fl_privacy.flower.client_app import CLIENT_RAISED
+from fl_privacy.flower.inside.legacy import RECORD_KEY_CONFIGS, SecAggKey, SecAggStage
 from fl_privacy.flower.records import load_state, read_state, save_state
 from fl_privacy.inspection import ModelGuard
 from fl_privacy.types import Batch
@@ -77,11 +76,11 @@ def secagg_refusal(asked: ConfigRecord) -> str | None:
     threshold of more than half of the shares no two groups of clients can be asked for different ones.
     """
     stage = asked.get(SecAggKey.STAGE)
-    if stage == Stage.SETUP:
+    if stage == SecAggStage.SETUP:
         shares, threshold = asked.get(SecAggKey.SHARE_NUMBER), asked.get(SecAggKey.THRESHOLD)
         if not isinstance(shares, int) or not isinstance(threshold, int) or 2 * threshold <= shares:
             return f"a threshold of {threshold!r} of {shares!r} key shares is not above half"
-    if stage == Stage.UNMASK:
+    if stage == SecAggStage.UNMASK:
         lists = [asked.get(key) for key in (SecAggKey.ACTIVE_NODE_ID_LIST, SecAggKey.DEAD_NODE_ID_LIST)]
         if not all(isinstance(nodes, list) for nodes in lists):
             return "no lists of active and dropped nodes were sent"
