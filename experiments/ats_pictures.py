@@ -51,7 +51,7 @@ def main() -> None:
             if column == 0:
                 cell.set_ylabel(ROWS[row], fontsize=8)
             if image is not None:
-                shown = image.permute(1, 2, 0).squeeze(-1).numpy()
+                shown = image.transpose(1, 2, 0)
                 cell.imshow(shown, cmap="gray", vmin=0, vmax=255)
     figure.savefig(arguments.out)
     print(arguments.out)

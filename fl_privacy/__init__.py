@@ -4,26 +4,31 @@ What is used most is here under one name; it is imported when it is first asked 
 and models run where only PyTorch is installed, and nothing waits for Flower that does without.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fl_privacy.lazy import on_demand
+
 if TYPE_CHECKING:
+    from fl_privacy.attacks import reconstruct
     from fl_privacy.defenses import Defense, compose
     from fl_privacy.federation import Audit, Client
-    from fl_privacy.flower import HonestButCurious, PrivacyClient, defend
+    from fl_privacy.flower import HonestButCurious, PrivacyClient, audit, defend, defense_mod, probe_mod
     from fl_privacy.interception import Interceptor, load_observations
     from fl_privacy.metrics import evaluate
+    from fl_privacy.report.notebook import show
     from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
 _HOMES = {
+    "fl_privacy.attacks": ("reconstruct",),
     "fl_privacy.defenses": ("Defense", "compose"),
     "fl_privacy.federation": (
         "Audit",
         "Client",
     ),
-    "fl_privacy.flower": ("HonestButCurious", "PrivacyClient", "defend"),
+    "fl_privacy.flower": ("HonestButCurious", "PrivacyClient", "audit", "defend", "defense_mod", "probe_mod"),
     "fl_privacy.interception": ("Interceptor", "load_observations"),
     "fl_privacy.metrics": ("evaluate",),
+    "fl_privacy.report.notebook": ("show",),
     "fl_privacy.types": (
         "Batch",
         "Knowledge",
@@ -51,18 +56,19 @@ __all__ = [
     "Reconstruction",
     "Upload",
     "VictimId",
+    "audit",
     "compose",
     "defend",
+    "defense_mod",
     "evaluate",
     "load_observations",
+    "probe_mod",
+    "reconstruct",
+    "show",
 ]
 
 
-def __getattr__(name: str) -> object:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(home), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_demand(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -1,20 +1,21 @@
 """The nouns of the package: what is trained, what is uploaded, what an attacker knows and what it finds."""
 
-import re
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from functools import total_ordering
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fl_privacy.effects import Description, settings_in_words
+from fl_privacy.errors import UserError
 from fl_privacy.plan import LocalPlan
+from fl_privacy.victim_ids import Certainty, VictimId
 
 __all__ = [
     "Batch",
+    "Certainty",
     "Knowledge",
     "LocalPlan",
     "ModelState",
@@ -150,63 +151,6 @@ class Knowledge:
         return lines or ["The attacker knows nothing beyond the protocol."]
 
 
-_VICTIM_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9]{1,9}))?")
-
-
-@total_ordering
-@dataclass(frozen=True)
-class VictimId:
-    """Names an attacked update, its random streams and its files.
-
-    ``str()`` of it is ``round-3/client-2/victim-0``, of an update that trains the model ``round-3/client-2``.
-
-    Attributes:
-        round: from 1; 0 where no round was trained.
-        client: partition number, from 0.
-        probe: which of the client's extra batches is probed, from 0; ``None`` where the update trains the model.
-        part: a word that tells apart several attacks on the same update, such as on its ``features``.
-
-    Raises:
-        ValueError: a number is negative, or ``part`` is no word.
-    """
-
-    round: int
-    client: int
-    probe: int | None = None
-    part: str = ""
-
-    def __post_init__(self) -> None:
-        if min(self.round, self.client, self.probe or 0) < 0 or not re.fullmatch(r"[\w+-]*", self.part, re.ASCII):
-            raise ValueError(f"A victim is expected to be named by numbers from 0 and a word, but got {self!r}.")
-
-    @classmethod
-    def parse(cls, text: str) -> "VictimId":
-        """Inverse of ``str()``, for ids that come from files.
-
-        Raises:
-            ValueError: ``text`` is none.
-        """
-        if not (match := _VICTIM_ID.fullmatch(text)):
-            raise ValueError(f"A name round-R/client-C or round-R/client-C/victim-K is expected, but got {text!r}.")
-        round, client, probe = match.groups()
-        return cls(int(round), int(client), None if probe is None else int(probe))
-
-    @property
-    def source(self) -> str:
-        """The name without its round: what was attacked in several rounds has the same."""
-        words = [f"client-{self.client}", *([] if self.probe is None else [f"victim-{self.probe}"]), self.part]
-        return "/".join(filter(None, words))
-
-    def __str__(self) -> str:
-        return f"round-{self.round}/{self.source}"
-
-    def __lt__(self, other: "VictimId") -> bool:
-        return self._order() < other._order()
-
-    def _order(self) -> tuple[int, int, int, str]:
-        return self.round, self.client, -1 if self.probe is None else self.probe, self.part
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
     """All that an attacker of one update knows.
@@ -231,6 +175,53 @@ class Observation:
     num_classes: int
     knowledge: Knowledge = field(default_factory=Knowledge)
 
+    @classmethod
+    def of_gradients(
+        cls,
+        model: nn.Module,
+        gradients: Tensors | Sequence[Tensor],
+        *,
+        input_shape: Sequence[int],
+        batch_size: int = 1,
+        batch_norm: Literal["train", "eval"] = "eval",
+        number: int = 0,
+    ) -> "Observation":
+        """An observation of the gradient of the mean cross entropy of one batch, by the values that ``model`` holds.
+
+        Args:
+            model: of images in [0, 1]; ``fl_privacy.models.normalized`` puts a normalization before it.
+            gradients: by parameter name, or in the order of ``model.parameters()``.
+            input_shape: (C, H, W).
+            batch_size: examples behind the gradient.
+            batch_norm: mode in which it was computed.
+            number: names the victim and its random streams.
+
+        Raises:
+            UserError: gradients or images do not fit the model.
+        """
+        named, shape = dict(model.named_parameters()), tuple(input_shape)
+        if not isinstance(gradients, Mapping):
+            if len(gradients) != len(named):
+                raise UserError(
+                    f"A gradient is expected for each of {len(named)} parameters, but got {len(gradients)};"
+                    " torch.autograd.grad(loss, model.parameters()) has them."
+                )
+            gradients = dict(zip(named, gradients, strict=True))
+        for name, gradient in gradients.items():
+            if name not in named or gradient.shape != named[name].shape:
+                wanted = f"shape {tuple(named[name].shape)}" if name in named else "a parameter of the model"
+                raise UserError(f"The gradient {name} is expected to be of {wanted}, but has {tuple(gradient.shape)}.")
+        logits = _logits(model, shape)
+        return cls(
+            id=VictimId(0, 0, number),
+            model=model,
+            sent=ModelState.of(model),
+            upload=Upload(tensors={n: g.detach() for n, g in gradients.items()}, num_examples=batch_size),
+            plan=LocalPlan(shares="gradient", batch_norm=batch_norm, probe_batch_norm=batch_norm),
+            input_shape=shape,
+            num_classes=logits.shape[1],
+        )
+
     def update(self) -> Tensors:
         """The gradient or delta that was uploaded; weights are turned into a delta."""
         if self.plan.shares != "weights":
@@ -249,19 +240,20 @@ class Observation:
         return replace(self, knowledge=replace(self.knowledge, **knowledge))
 
 
-class Certainty(StrEnum):
-    """How sure an attacker is itself, which does not know the truth.
-
-    Attributes:
-        PROVEN: what entered the model, but for rounding: a system of equations with one solution was solved, and it
-            shows in the update that the solution is the right one.
-        CONSISTENT: the update that was observed is reproduced to rounding.
-        APPROXIMATE: neither.
-    """
-
-    PROVEN = "proven"
-    CONSISTENT = "consistent"
-    APPROXIMATE = "approximate"
+@torch.no_grad()
+def _logits(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """(2, K) of two black images; the model is left as it was."""
+    like = next(model.parameters())
+    try:
+        logits = copy.deepcopy(model).eval()(torch.zeros(2, *shape, dtype=like.dtype, device=like.device))
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        raise UserError(
+            f"The model is expected to take images of shape {shape}, but does not ({reason}); give input_shape."
+        ) from error
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 2:
+        raise UserError("The model is expected to return logits (B, K), but returns something else.")
+    return logits
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -277,6 +269,7 @@ class Reconstruction:
         label_source: how the labels were found: ``known``, ``inferred`` or ``optimized``.
         countermeasures: what the attack did against the defense it knows of, a sentence each.
         certainty: of the guess, without looking at the truth.
+        certainties: (B,) of each of its images, where they differ; empty where all are alike.
         member: of the attacks that were tried, the one whose guess this is; empty where there was a single one.
     """
 
@@ -288,4 +281,5 @@ class Reconstruction:
     label_source: str = "inferred"
     countermeasures: tuple[str, ...] = ()
     certainty: Certainty = Certainty.APPROXIMATE
+    certainties: tuple[Certainty, ...] = ()
     member: str = ""

@@ -16,6 +16,7 @@ from fl_privacy.attacks.presets import (
     refiner_aware,
     sapag,
 )
+from fl_privacy.attacks.reconstructing import reconstruct
 
 __all__ = [
     "AnalyticInversion",
@@ -33,6 +34,7 @@ __all__ = [
     "inverting_gradients",
     "model_inversion",
     "no_progress",
+    "reconstruct",
     "refiner_aware",
     "sapag",
 ]

@@ -8,6 +8,7 @@ from fl_privacy.config import RunSettings
 from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.protocols import Backend, plain_loop
+from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.federation import Audit, ClientSource, Server
 from fl_privacy.interception import Interceptor
 from fl_privacy.parallel.cluster import expect_answer
@@ -51,10 +52,12 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
             f"secure_aggregation={name} is expected to run in this process, but got backend={config.backend.name};"
             " use backend=loop."
         )
-    if "_target_" in config.attack or config.intercept.save:
+    attack = build_server_attack(config)
+    reads_sum = name == "secagg" and attack is not None and attack.reads_sum
+    if not reads_sum and ("_target_" in config.attack or config.intercept.save):
         raise UserError(
             f"With secure_aggregation={name} the server sees no single update that could be attacked;"
-            " use attack=none and intercept.save=false."
+            " use attack=none and intercept.save=false, or server=loki or inconsistent with secure_aggregation=secagg."
         )
     run: Any
     if name == "secagg":
@@ -68,5 +71,5 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
 def unattacked(
     run: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
 ) -> None:
-    """``run`` as a backend; there is nothing to intercept."""
+    """``run`` as a backend; of single updates there is nothing to intercept."""
     run(server, source(), **settings)

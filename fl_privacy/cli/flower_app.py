@@ -166,13 +166,15 @@ class _NodeApp(ClientApp):
     def _app(self, message: Message, context: Context) -> ClientApp:
         if message.metadata.message_type != MessageType.TRAIN:
             return _plain_app
-        if _order(tuple(_overrides(context)), tuple(_trusted_here())).config.secure_aggregation.name != SECAGG:
+        config = _order(tuple(_overrides(context)), tuple(_trusted_here())).config
+        if config.secure_aggregation.name != SECAGG:
             return _plain_app
-        return _masking_app()
+        return _masking_app("_target_" in config.guard)
 
 
-@lru_cache(maxsize=1)
-def _masking_app() -> ClientApp:
+@lru_cache(maxsize=2)
+def _masking_app(guarded: bool) -> ClientApp:
+    from fl_privacy.flower.guarding import secagg_guard_mod  # noqa: PLC0415
     from fl_privacy.flower.secure_aggregation import masking_client_app  # noqa: PLC0415
 
     def make_masked(context: Context) -> MaskableClient:
@@ -180,7 +182,7 @@ def _masking_app() -> ClientApp:
         assert isinstance(client, MaskableClient)
         return client
 
-    return masking_client_app(make_masked)
+    return masking_client_app(make_masked, mods=[secagg_guard_mod] if guarded else [])
 
 
 _plain_app = numpy_client_app(make_client, audited=_is_audited, simulated=is_simulation)

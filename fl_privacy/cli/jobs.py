@@ -1,22 +1,22 @@
-"""Runs one configuration or a sweep of them."""
+"""Runs one configuration or a sweep of them; a wrong one is told before PyTorch is imported."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
-from fl_privacy.cli.backends import backend_of
-from fl_privacy.cli.console import RichMonitor
 from fl_privacy.cli.faults import FAULTS, NothingReconstructedError, in_a_line, recognized
 from fl_privacy.config import RunSettings, compose_run, expand_sweep, to_yaml
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.attack import attack_experiment
-from fl_privacy.experiment.protocols import Monitor
-from fl_privacy.experiment.run import run_experiment
-from fl_privacy.experiment.run_folder import Command
-from fl_privacy.report import write_report
 from fl_privacy.results.read import failed_attackers
+
+if TYPE_CHECKING:
+    from fl_privacy.experiment.protocols import Monitor
+    from fl_privacy.experiment.run_folder import Command
 
 
 def run_jobs(
@@ -36,6 +36,9 @@ def run_jobs(
         for config in configs:
             print(to_yaml(config))
         return
+    say_what_takes_time()
+    from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
+
     if not multirun:
         folder = run_job(command, configs[0], RichMonitor(console))
         print(folder)
@@ -52,14 +55,25 @@ def run_jobs(
             failed.append(f"{' '.join(job)}: {in_a_line(fault)}")
             console.print(f"[red]error: {escape(failed[-1])}[/red]", highlight=False)
     if folders:
+        from fl_privacy.report import write_report  # noqa: PLC0415
+
         print(write_report(folders, None))
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0]}")
     expect_reconstructions(folders)
 
 
+def say_what_takes_time() -> None:
+    """A terminal without a word looks dead."""
+    print("Loading PyTorch", flush=True)
+
+
 def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:
     """The folder of the one run that ``config`` describes."""
+    from fl_privacy.cli.backends import backend_of  # noqa: PLC0415
+    from fl_privacy.experiment.attack import attack_experiment  # noqa: PLC0415
+    from fl_privacy.experiment.run import run_experiment  # noqa: PLC0415
+
     if command == "attack":
         return attack_experiment(config, monitor)
     return run_experiment(config, backend_of(config), monitor)

@@ -74,7 +74,6 @@ def run(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowConfig
 
     Several values: `-m defense=none,pruning seed=0,1` runs all combinations, skips what has finished, and compares.
     """
-    _say_at_once(silent=cfg)
     from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
 
     run_jobs("run", overrides or [], multirun=multirun, show_config=cfg, console=_console())
@@ -87,7 +86,6 @@ def attack(overrides: Overrides = None, multirun: Multirun = False, cfg: ShowCon
     Victims come from the data's test split, behind a fresh model: `model=lenet_dlg attack=idlg victims=100`; behind the
     model of a run: `weights=RUN_DIR`. What a run with `intercept.save=true` kept is attacked by `captured=RUN_DIR`.
     """
-    _say_at_once(silent=cfg)
     from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
 
     run_jobs("attack", overrides or [], multirun=multirun, show_config=cfg, console=_console())
@@ -106,7 +104,6 @@ def trade_off(
     Each defense is trained once and then attacked by every attack of the grid. Killed and started again, the sweep goes
     on where it stopped. Overrides apply to all jobs: `trade-off quick federation.rounds=50 victims=5 --jobs 2`.
     """
-    _say_at_once()
     from fl_privacy.cli.trade_off import run_trade_off  # noqa: PLC0415
 
     run_trade_off(
@@ -122,7 +119,9 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
     data that the clients do not hold; data.image_size and data.channels bring them to the clients' shape.
     Other keys are those of conf/evaluator.yaml, for example widths=[32,64,128] epochs=2 lr=1e-3 images=5000.
     """
-    _say_at_once()
+    from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415
+
+    say_what_takes_time()
     from fl_privacy.cli.evaluator import train  # noqa: PLC0415
 
     print(train(overrides or [], console=_console()))
@@ -136,13 +135,18 @@ def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False
     as they come: killed and started again, the search goes on where it stopped. Other keys are those of
     conf/policy_search.yaml, which `--cfg` shows.
     """
-    _say_at_once(silent=cfg)
-    from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
+    from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415
     from fl_privacy.config import compose_file, to_yaml  # noqa: PLC0415
-    from fl_privacy.experiment.policy_search import search_policies  # noqa: PLC0415
 
     config = compose_file("policy_search", overrides or [])
-    print(to_yaml(config) if cfg else search_policies(config, RichMonitor(_console())))
+    if cfg:
+        print(to_yaml(config))
+        return
+    say_what_takes_time()
+    from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
+    from fl_privacy.experiment.policy_search import search_policies  # noqa: PLC0415
+
+    print(search_policies(config, RichMonitor(_console())))
 
 
 @app.command()
@@ -259,12 +263,6 @@ def run_command_line(arguments: Sequence[str]) -> int:
         if debug:
             traceback.print_exception(error)
         return fail(fault)
-
-
-def _say_at_once(*, silent: bool = False) -> None:
-    """The libraries take their time, and a terminal without a word looks dead."""
-    if not silent:
-        print("Loading PyTorch and the settings", flush=True)
 
 
 def _console() -> Console:

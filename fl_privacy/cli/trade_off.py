@@ -1,18 +1,21 @@
-"""``fl-privacy trade-off``."""
+"""``fl-privacy trade-off``; a wrong grid is told before PyTorch is imported."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fl_privacy.cli.jobs import expect_reconstructions
+from fl_privacy.cli.jobs import expect_reconstructions, say_what_takes_time
 from fl_privacy.cli.lines import Remaining, time_left
-from fl_privacy.cli.workers import run_in_processes
 from fl_privacy.config.grid import load_grid
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.trade_off import Job, plan_sweep
-from fl_privacy.report import write_trade_off
+
+if TYPE_CHECKING:
+    from fl_privacy.experiment.trade_off import Job
 
 
 def run_trade_off(
@@ -26,7 +29,12 @@ def run_trade_off(
     """
     if processes < 1:
         raise UserError(f"--jobs is expected to be at least 1, but got {processes}.")
-    sweep = plan_sweep(load_grid(grid, overrides))
+    loaded = load_grid(grid, overrides)
+    say_what_takes_time()
+    from fl_privacy.experiment.trade_off import plan_sweep  # noqa: PLC0415
+    from fl_privacy.report import write_trade_off  # noqa: PLC0415
+
+    sweep = plan_sweep(loaded)
     failed: list[str] = []
     for title, stage in zip(("Training", "Attacking"), sweep.stages(), strict=True):
         left = [job for job in stage if not job.finished]
@@ -42,6 +50,8 @@ def run_trade_off(
 
 def _do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> list[str]:
     """What went wrong, a line for each job that failed."""
+    from fl_privacy.cli.workers import run_in_processes  # noqa: PLC0415
+
     failed, number, left = [], 0, Remaining()
     left(title, 0)
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())

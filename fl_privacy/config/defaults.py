@@ -1,16 +1,24 @@
 """What a section leaves out has the value that what it builds gives it, so that files hold only what differs."""
 
-import inspect
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fl_privacy.config.targets import locate_target
+from fl_privacy.config.signatures import Signature, signature_of
 
-COMPLETED: Mapping[str, Mapping[str, Any]] = {"attack": {"shards": 1}, "defense": {}, "data": {}, "partition": {}}
+COMPLETED: Mapping[str, Mapping[str, Any]] = {
+    "attack": {"shards": 1},
+    "defense": {},
+    "data": {},
+    "partition": {},
+    "server": {},
+    "guard": {},
+}
 """Section -> settings of it that its ``_target_`` does not take."""
+
+_CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model": {"init": None}, **COMPLETED}
+"""Likewise, of all sections that are checked before anything is built."""
 
 
 def complete(config: DictConfig) -> None:
@@ -21,26 +29,29 @@ def complete(config: DictConfig) -> None:
     """
     for name, own in COMPLETED.items():
         section = config.get(name)
-        target = section.get("_target_") if isinstance(section, DictConfig) else None
-        if target is None:
+        if (signature := _signature(section, name)) is None:
             continue
         with open_dict(section):
-            for key, value in {**_defaults(str(target), name), **own}.items():
+            for key, value in {**signature.defaults, **own}.items():
                 if key not in section:
                     section[key] = value
 
 
-@cache
-def _defaults(target: str, name: str) -> Mapping[str, Any]:
-    try:
-        parameters = inspect.signature(locate_target(DictConfig({"_target_": target}), name)).parameters
-    except (TypeError, ValueError):
-        return {}
-    defaults = {key: list(p.default) if isinstance(p.default, tuple) else p.default for key, p in parameters.items()}
-    return {key: value for key, value in defaults.items() if _is_plain(value)}
+def check_types(config: DictConfig) -> None:
+    """Refuse settings of a wrong type before anything is built from them.
+
+    Raises:
+        UserError: there is a setting of a wrong type.
+    """
+    for name, others in _CHECKED.items():
+        section = config.get(name)
+        if (signature := _signature(section, name)) is None:
+            continue
+        settings = OmegaConf.to_container(section, resolve=True)
+        assert isinstance(settings, dict)
+        signature.check({str(key): value for key, value in settings.items() if key not in others}, name)
 
 
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list):
-        return bool(value) and all(map(_is_plain, value))
-    return isinstance(value, str | int | float | None)
+def _signature(section: object, name: str) -> Signature | None:
+    target = section.get("_target_") if isinstance(section, DictConfig) else None
+    return None if target is None else signature_of(str(target), name)

@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fl_privacy.config.defaults import COMPLETED, complete
+from fl_privacy.config.defaults import COMPLETED, check_types, complete
 from fl_privacy.config.groups import CONFIG_DIR, options, search_path, suggest
 from fl_privacy.config.settings import RunSettings
 from fl_privacy.errors import UserError
@@ -63,6 +63,7 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> DictConfig:
     known = OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys() | _groups() | {"choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
         raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known))}")
+    check_types(config)
     return config
 
 

@@ -175,6 +175,7 @@ class RunSettings:
     model: DictConfig = group(TRAINING, "the network")
     federation: FederationSettings = group(TRAINING, "how clients and server train")
     defense: DictConfig = group(DEFENSE, "what clients do to their updates")
+    guard: DictConfig = group(DEFENSE, "whether clients look at a model before they train on it, and refuse some")
     attack: DictConfig = group(
         ATTACK,
         "what is tried on intercepted updates",
@@ -182,6 +183,7 @@ class RunSettings:
         within={"iterations": (0, 100_000_000), "restarts": (1, 10_000), "history": (1, 10_000)},
     )
     threat_model: ThreatModelSettings = group(ATTACK, "what the attacker is given", shown=False)
+    server: DictConfig = group(TRAINING, "whether the server follows the protocol, or what it sends instead")
     secure_aggregation: DictConfig = group(
         TRAINING,
         "whether the server reads single updates",
@@ -207,6 +209,11 @@ class RunSettings:
         TRAINING, "`attack` takes these weights (`model.safetensors` of a run) instead of fresh ones"
     )
     captured: str | None = setting(ATTACK, "`attack` takes what the run in this folder captured")
+    truth: str | None = setting(
+        ATTACK,
+        "`attack` on what was captured of somebody else's Flower app compares with these images: a folder of them, or"
+        " the name of a data set (`null`: reconstructions are shown alone)",
+    )
     trust: str | list[str] | None = setting(
         RUNTIME,
         "what a captured configuration may name beside what is registered: import paths of models and defenses, modules"

@@ -99,10 +99,10 @@ def fit_images(images: Tensor, size: int, fit: Fit) -> Tensor:
         fit: ``resize`` scales the shorter side to ``size`` (bilinear, antialiased) and crops the center;
             ``pad`` shrinks the longer side to ``size`` if it is larger, never enlarges, and adds black borders.
     """
-    functional = require("torchvision.transforms.v2.functional")
     height, width = images.shape[-2:]
     if (height, width) == (size, size):
         return images
+    functional = require("torchvision.transforms.v2.functional")
     if fit == "resize":
         scaled = functional.resize(images, [size], antialias=True)
         cropped: Tensor = functional.center_crop(scaled, [size, size])

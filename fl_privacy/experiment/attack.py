@@ -9,20 +9,24 @@ import torch
 from fl_privacy.config import RunSettings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import (
+    agreed_network,
     build_attack,
     build_dataset,
     build_defense,
     build_federation,
-    build_network,
+    build_guard,
     build_plan,
     prepare_defense,
     resolve_device,
 )
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.captured import as_captured, captures_of, expect_of
+from fl_privacy.experiment.captured_app import report_app
 from fl_privacy.experiment.composition import Experiment
+from fl_privacy.experiment.foreign_captures import app_captures, load_app
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.run_folder import finished_before, open_folder
+from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.experiment.weights import load_weights
 from fl_privacy.federation import Audit, Client, Probe, public_state
@@ -42,6 +46,13 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     """
     expect_readable_updates(config, "The command attack")
     config = calibrated(config)
+    if config.captured and (captures := app_captures(config.captured)) is not None:
+        return attack_app(config, captures, monitor)
+    if config.truth is not None:
+        raise UserError(
+            "truth is expected with captured=DIR of an app that this package did not write, but there are none; a run's"
+            " own configuration says what the truth was."
+        )
     if config.captured:
         config = as_captured(config)
         expect_readable_updates(config, "The command attack")
@@ -74,6 +85,40 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     return folder.path
 
 
+def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
+    """Attack what was captured of somebody else's Flower app; returns the folder of the results.
+
+    Raises:
+        UserError: it is not of the model that ``config`` names, or nothing is to be attacked.
+    """
+    attack = build_attack(config)
+    if attack is None:
+        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
+    app, note = load_app(captures, config)
+    defense = "+".join(part.name for part in note.defense) or "none"
+    name = config.truth or "unknown"
+    config = config.changed({"choices.data": Path(name).name, "choices.defense": defense, "choices.federation": "app"})
+    if (done := finished_before(config, "attack", monitor)) is not None:
+        return done
+    with open_folder(config, "attack") as folder:
+        if folder.finished:
+            monitor.say("Another process has just finished it.")
+        else:
+            adaptive = config.threat_model.knows_defense
+            said = report_app(
+                replace(app, adaptive=adaptive),
+                attack,
+                config.choices.attack,
+                folder,
+                monitor=monitor,
+                seed=config.seed,
+                threads=config.attack_threads,
+            )
+            monitor.say(said)
+        write_report([folder.path])
+    return folder.path
+
+
 def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
     """One client that holds a split of the data, and perhaps one that colludes; and the weights that they are sent.
 
@@ -86,7 +131,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
         attacked, unattacked = unattacked, attacked
-    model = build_network(config, dataset)
+    model = agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
     initial = public_state(model, defense)
     owner = Client(
         id=VICTIM,
@@ -98,6 +143,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         seed=config.seed,
         device=resolve_device(config.device),
         threads=config.client_threads,
+        guard=build_guard(config, dataset),
     )
     if victims * batch_size > owner.number_of_examples:
         raise UserError(
@@ -114,6 +160,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         clients={VICTIM: owner, **{client: replace(owner, id=client) for client in colluders}},
         audit=Audit(probes=tuple(Probe(VICTIM, k) for k in range(victims)), batch_size=batch_size),
         unattacked=unattacked,
+        server_attack=build_server_attack(config, unattacked, attacked),
     )
     return experiment, load_weights(Path(config.weights), initial) if config.weights else initial
 

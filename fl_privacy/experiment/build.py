@@ -1,6 +1,7 @@
 """The objects of a run, made from its configuration."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ from fl_privacy.config.targets import check_arguments, instantiate, locate_targe
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.experiment.partitions import expect_parts
+from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.federation import (
     Audit,
     Client,
@@ -28,6 +31,8 @@ from fl_privacy.federation import (
     public_state,
     spread_probes,
 )
+from fl_privacy.inspection import ModelGuard
+from fl_privacy.malicious import ServerAttack
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
 from fl_privacy.models import build_model, check_model
 from fl_privacy.parallel.sharded import ShardedAttack
@@ -35,6 +40,9 @@ from fl_privacy.rng import derive_seed
 from fl_privacy.types import LocalPlan
 
 T = TypeVar("T")
+
+ANY_MODEL = ("init", "mean", "std")
+"""Options of every model, whether or not it knows them; see ``build_model``."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,6 +59,7 @@ class Federation:
         audit: what is intercepted.
         defense: of every client.
         device: of clients and attack.
+        server_attack: what the server does beyond the protocol; ``None`` for an honest one.
     """
 
     config: RunSettings
@@ -62,6 +71,7 @@ class Federation:
     audit: Audit
     defense: Defense
     device: torch.device
+    server_attack: ServerAttack | None = None
 
 
 def build_federation(config: RunSettings) -> Federation:
@@ -97,6 +107,7 @@ def build_federation(config: RunSettings) -> Federation:
         audit=_audit(config, rounds, clients),
         defense=defense,
         device=resolve_device(config.device),
+        server_attack=build_server_attack(config, dataset.test, dataset.train),
     )
 
 
@@ -113,21 +124,44 @@ def build_dataset(config: RunSettings | DictConfig) -> Dataset:
 
 def build_network(config: RunSettings | DictConfig, dataset: Dataset) -> nn.Module:
     """The model of ``config`` with its initial values, shown to fit the data."""
-    settings = plain_settings(config.model)
+    return build_network_for(config, dataset.train.input_shape, dataset.train.num_classes)
+
+
+def build_network_for(
+    config: RunSettings | DictConfig, input_shape: tuple[int, ...], num_classes: int, **more: Any
+) -> nn.Module:
+    """Likewise, for images (C, H, W) of ``num_classes`` classes; ``more`` options where ``config`` has none of them."""
+    settings = {**more, **plain_settings(config.model)}
     settings.pop("_target_", None)
     target = locate_target(config.model, "model")
-    check_arguments(target, {key: value for key, value in settings.items() if key != "init"}, "model")
-    channels, height, _ = dataset.train.input_shape
+    known = [] if not callable(target) else inspect.signature(target).parameters
+    own = {key: value for key, value in settings.items() if key in known or key not in ANY_MODEL}
+    check_arguments(target, own, "model")
+    channels, height, _ = input_shape
     model = build_model(
         target,
         seed=derive_seed(config.seed, "model"),
         in_channels=channels,
         image_size=height,
-        num_classes=dataset.train.num_classes,
+        num_classes=num_classes,
         **settings,
     )
-    check_model(model, dataset.train.input_shape, dataset.train.num_classes)
+    check_model(model, input_shape, num_classes)
     return model
+
+
+def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:
+    """What ``clients`` clients train: ``build_network``, with what a malicious server put into it."""
+    model, attack = build_network(config, dataset), build_server_attack(config)
+    return model if attack is None else attack.architecture(model, dataset.train.input_shape, clients)
+
+
+def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
+    """What clients look at a model with, who agreed on that of ``config``; ``None`` for ``guard=off``."""
+    if "_target_" not in config.guard:
+        return None
+    guard = _expect_made(instantiate(config.guard, "guard"), ModelGuard, config.guard, "guard")
+    return guard.agreeing_on(build_network(config, dataset))
 
 
 def build_defense(config: RunSettings) -> Defense:
@@ -201,11 +235,11 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
     plan, defense, device = build_plan(config), build_defense(config), resolve_device(config.device)
     dataset = build_dataset(config)
     prepare_defense(defense, dataset)
-    model = build_network(config, dataset)
+    model = agreed_network(config, dataset, number)
     partition = instantiate(config.partition, "partition")
     with blamed_on(f"partition._target_={config.partition.get('_target_')}"):
         parts = partition(dataset.train, num_clients=number, seed=derive_seed(config.seed, "partition"))
-    _expect_parts(parts, number, len(dataset.train), config.partition)
+    expect_parts(parts, number, len(dataset.train), config.partition)
     return dataset, {
         client: Client(
             id=client,
@@ -218,6 +252,7 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
             device=device,
             threads=config.client_threads,
             test=dataset.test,
+            guard=build_guard(config, dataset),
         )
         for client, indices in enumerate(parts)
     }
@@ -230,24 +265,6 @@ def _expect_made(made: Any, kind: type[T], section: DictConfig, name: str) -> T:
             f" {type(made).__name__}."
         )
     return made
-
-
-def _expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) -> None:
-    """Refuse what is no partition: for each client (N_i,) int64 indices, no example twice."""
-    wrong = None
-    if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) != clients:
-        wrong = f"got {type(parts).__name__}"
-    elif not all(isinstance(p, torch.Tensor) and p.dtype == torch.int64 and p.dim() == 1 and len(p) for p in parts):
-        wrong = f"got {', '.join(sorted({type(p).__name__ for p in parts}))} of other types or shapes"
-    elif not torch.cat(list(parts)).ge(0).all() or not torch.cat(list(parts)).lt(examples).all():
-        wrong = f"some are beyond 0..{examples - 1}"
-    elif len(torch.cat(list(parts)).unique()) != sum(map(len, parts)):
-        wrong = "some examples have two owners"
-    if wrong:
-        raise UserError(
-            f"partition._target_={section.get('_target_')} is expected to return indices (N,) int64 for each of"
-            f" {clients} clients, but {wrong}."
-        )
 
 
 def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
@@ -266,7 +283,8 @@ def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> A
         whole("threat_model.colluder", colluder, at_least=0, at_most=len(clients) - 1, example=0)
     if unknown := sorted(asked - clients.keys()):
         raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
-    asked -= {colluder}
+    attack = build_server_attack(config)
+    asked = (asked - {colluder}) & (set(clients) if attack is None or attack.only is None else {attack.only})
     sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
     probes: tuple[Probe, ...] = ()
     if config.intercept.uploads == "probe":

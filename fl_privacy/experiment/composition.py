@@ -9,21 +9,23 @@ from torch import Tensor, nn
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings
 from fl_privacy.data import Dataset, Examples
-from fl_privacy.defenses import Defense
+from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, public_examples, side_information_of
 from fl_privacy.experiment.build import Federation, build_metrics
 from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, sees_other_images
 from fl_privacy.experiment.judge import Judge
 from fl_privacy.experiment.protocols import Monitor
+from fl_privacy.experiment.server_reading import ServerReading
 from fl_privacy.experiment.threat_model import describe_threats
 from fl_privacy.experiment.tracing import tracer_of
 from fl_privacy.federation import Audit, Client, private_names
 from fl_privacy.interception import Interceptor
 from fl_privacy.interception.interceptor import Sink
+from fl_privacy.malicious import ServerAttack
 from fl_privacy.progress import counted
 from fl_privacy.results import RunFolder
-from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,6 +40,7 @@ class Experiment:
         audit: what is intercepted.
         unattacked: examples without victims, which the attacker may be given some of.
         states: what the clients keep for themselves by the time that they are attacked.
+        server_attack: what the server does beyond the protocol; ``None`` for an honest one.
     """
 
     config: RunSettings
@@ -47,6 +50,7 @@ class Experiment:
     audit: Audit
     unattacked: Examples
     states: ClientStates = field(default_factory=fresh_states)
+    server_attack: ServerAttack | None = None
 
     @classmethod
     def of_federation(cls, federation: Federation) -> "Experiment":
@@ -58,6 +62,7 @@ class Experiment:
             clients=federation.clients,
             audit=federation.audit,
             unattacked=federation.dataset.test,
+            server_attack=federation.server_attack,
         )
 
     @property
@@ -86,13 +91,24 @@ class Experiment:
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
-        """What is intercepted of the audit's probes where the clients are sent ``sent``, without a training."""
+        """What is intercepted of the audit's probes where the clients are sent ``sent``, or what a malicious server
+        makes of it, without a training."""
         found: list[Observation] = []
         interceptor = self.interceptor(found.append)
         for probe in counted("victim", self.audit.probes):
             client, state = self.clients[probe.client], self.states[probe.client]
-            made = client.probe(sent, state, round=round, probe=probe.number, batch_size=self.audit.batch_size)
-            interceptor.capture(probe.in_round(round), sent=sent, upload=made.upload, states=self.states.__getitem__)
+
+            def ask(
+                values: ModelState, client: Client = client, state: ClientState = state, number: int = probe.number
+            ) -> Upload:
+                return client.probe(values, state, round=round, probe=number, batch_size=self.audit.batch_size).upload
+
+            given = (
+                self.server_attack.question(self.model, sent, probe.client, ask)
+                if self.server_attack
+                else (sent, ask(sent))
+            )
+            interceptor.capture(probe.in_round(round), sent=given[0], upload=given[1], states=self.states.__getitem__)
         return found
 
     def ground_truth(self) -> GroundTruth:
@@ -127,7 +143,7 @@ class Experiment:
         """Attacks what is intercepted, by ``attack``, and records in ``folder`` what came of it."""
         truth = self.ground_truth()
         return AttackStage(
-            attack=attack,
+            attack=ServerReading(server=self.server_attack, attack=attack) if self.server_attack else attack,
             seed=self.config.seed,
             threads=self.config.attack_threads,
             knowledge=self.knowledge(truth),
@@ -145,6 +161,8 @@ class Experiment:
             self.defense,
             self._assumed_knowledge(),
             secure_aggregation=self.config.secure_aggregation.name,
+            server=self.server_attack,
+            guarded="_target_" in self.config.guard,
         )
 
     def _assumed_knowledge(self) -> Knowledge:

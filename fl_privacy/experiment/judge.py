@@ -1,19 +1,28 @@
 """Compares what was attacked with what was there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Protocol
 
 from torch import nn
 
 from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
-from fl_privacy.experiment.ground_truth import GroundTruth
 from fl_privacy.experiment.tracing import Tracer
-from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all
+from fl_privacy.federation import Replay
+from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all, unjudged
 from fl_privacy.metrics.distortion import UpdateDistortion, distortion_of, linear_system
 from fl_privacy.progress import counted
-from fl_privacy.types import ModelState, Observation, Reconstruction, Tensors
+from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, Tensors, VictimId
+
+
+class Truth(Protocol):
+    """Knows what was behind an update, or that nobody does."""
+
+    def batch(self, victim: VictimId) -> Batch | None: ...
+
+    def replay(self, observation: Observation) -> Replay: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -21,14 +30,14 @@ class Judge:
     """Scores reconstructions, and what the defense did to the updates.
 
     Attributes:
-        truth: what was behind an observation; asked only after the attack.
+        truth: what was behind an observation; asked only after the attack. What nobody knows is shown, not judged.
         transforms: whether the model sees other images than the truth, so that both are compared with.
         distorts: whether a defense changes updates, so that they are compared with undefended ones.
         functions: of the metrics that need something of the run, by name; see ``build_metrics``.
         tracer: runs the tracing attack on what was reconstructed.
     """
 
-    truth: GroundTruth
+    truth: Truth
     transforms: bool = False
     distorts: bool = False
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
@@ -42,10 +51,18 @@ class Judge:
                 self.truth.replay(o).transformed for o in counted("what the model saw of victim", observations)
             ]
         originals = [self.truth.batch(result.id) for result in counted("victim", found)]
-        return evaluate_all(found, originals, functions=self.functions, transformed=transformed)
+        known = [(r, o) for r, o in zip(found, originals, strict=True) if o is not None]
+        judged: Iterator[VictimScore] = iter(())
+        if known:
+            results, truths = zip(*known, strict=True)
+            judged = iter(evaluate_all(results, truths, functions=self.functions, transformed=transformed))
+        return [
+            unjudged(r, (o.upload.num_examples, *o.input_shape)) if truth is None else next(judged)
+            for r, o, truth in zip(found, observations, originals, strict=True)
+        ]
 
 
-def update_distortion(truth: GroundTruth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
+def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
     """How far the defense moved an intercepted update from the one its client would have uploaded without.
 
     Where the model's first layer is fully connected and the update is of one example, also figures of the equations

@@ -15,6 +15,7 @@ from fl_privacy.experiment.composition import Experiment
 from fl_privacy.experiment.privacy import UNKNOWN, Privacy, privacy_of
 from fl_privacy.experiment.protocols import Backend, Monitor
 from fl_privacy.experiment.run_folder import finished_before, identified, open_folder
+from fl_privacy.experiment.server_reading import expect_fitting, hand_over
 from fl_privacy.experiment.threat_model import Whereabouts, who_draws
 from fl_privacy.experiment.weights import MODEL, write_weights
 from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
@@ -51,6 +52,7 @@ def run_experiment(
         f"Preparing data {config.choices.data}, model {config.choices.model} and {config.federation.clients} clients"
     )
     federation, attack = build_federation(config), build_attack(config)
+    expect_fitting(config, federation.server_attack)
     run_baseline(config, backend, monitor)
     with open_folder(config, "run") as folder:
         if folder.finished:
@@ -159,14 +161,17 @@ class _Run:
 
     def train(self, backend: Backend) -> None:
         """Train, intercept, attack; the final weights go into the folder."""
-        federation = self.federation
+        federation, interceptor = self.federation, self.experiment.interceptor(self._intercepted)
+        audit, attack = federation.audit, federation.server_attack
+        if attack is not None:
+            audit = hand_over(federation.server, attack, audit, interceptor)
         with self.monitor.training(federation.rounds):
             backend(
                 federation.server,
                 partial(clients_of, to_yaml(self.experiment.config)),
                 rounds=federation.rounds,
-                audit=federation.audit,
-                interceptor=self.experiment.interceptor(self._intercepted),
+                audit=audit,
+                interceptor=interceptor,
                 on_round=self._round_done,
             )
         write_weights(self.folder.path / MODEL, federation.server.state)

@@ -8,6 +8,7 @@ from fl_privacy.config import RunSettings
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit
+from fl_privacy.malicious import ServerAttack, ThreatLevel
 from fl_privacy.models import has_batch_norm
 from fl_privacy.types import Knowledge, LocalPlan
 
@@ -20,16 +21,29 @@ _SHARED = {
 _MODES = {"train": "training mode", "eval": "evaluation mode"}
 
 _SECURE = {
-    "secagg": "The server is honest but curious and sees the sum of the updates, numbers of examples, training"
-    " losses and whole-number buffers; SecAgg+ hides each update. A server that breaks the protocol and"
-    " asks for both kinds of key shares unmasks them.",
-    "ckks": "The server is honest but curious and sees ciphertexts, numbers of examples and the largest value in each"
-    " tensor; the clients share the secret key: one of them that colludes with the server reveals every update.",
+    "secagg": "The server sees the sum of the updates, numbers of examples, training losses and whole-number buffers;"
+    " SecAgg+ hides each update. A server that breaks the protocol and asks for both kinds of key shares unmasks them.",
+    "ckks": "The server sees ciphertexts, numbers of examples and the largest value in each tensor; the clients share"
+    " the secret key: one of them that colludes with the server reveals every update.",
 }
 
 
+_GUARDED = (
+    " They look at each model before they train on it and refuse what looks crafted (guard=on); a server that knows the"
+    " guard can stay within it."
+)
+
+
 def describe_threats(
-    model: nn.Module, plan: LocalPlan, audit: Audit, defense: Defense, knowledge: Knowledge, *, secure_aggregation: str
+    model: nn.Module,
+    plan: LocalPlan,
+    audit: Audit,
+    defense: Defense,
+    knowledge: Knowledge,
+    *,
+    secure_aggregation: str,
+    server: ServerAttack | None,
+    guarded: bool = False,
 ) -> list[str]:
     """Who attacks, what is seen, what is known, what is defended.
 
@@ -40,12 +54,14 @@ def describe_threats(
         defense: of the clients.
         knowledge: of the attacker that knows most.
         secure_aggregation: by which the server is kept from reading updates, or ``none``.
+        server: what it does beyond the protocol, if anything.
+        guarded: whether clients refuse models that look crafted.
     """
-    defended = _describe_defense(defense)
+    defended = _describe_defense(defense) + _GUARDED * guarded
     if secure_aggregation != "none":
-        return [_SECURE[secure_aggregation], defended]
+        return [*_server(server), _SECURE[secure_aggregation], defended]
     lines = [
-        "The server is honest but curious: it follows the protocol and reads what it receives.",
+        *_server(server),
         f"Each client uploads {_SHARED[plan.shares]}.",
         _attacked(audit),
     ]
@@ -60,6 +76,20 @@ def describe_threats(
     if knowledge.defense is not None:
         lines.append("That is the adaptive attacker; a plain one that knows nothing of the defense attacks as well.")
     return [*lines, defended]
+
+
+def _server(attack: ServerAttack | None) -> list[str]:
+    """How far the server goes, and what was left untried."""
+    level = attack.level if attack else ThreatLevel.HONEST
+    first = (
+        "The server is honest but curious: it follows the protocol and reads what it receives."
+        if attack is None
+        else f"The server is malicious ({level}). {attack.told}"
+    )
+    others = [other.value for other in ThreatLevel if other not in (level, ThreatLevel.HONEST)]
+    if attack is not None:
+        others = [f"any other server with {level}", *others]
+    return [first, f"Not tested: {', '.join(others)}, clients of the server's own (Sybils)."]
 
 
 def _attacked(audit: Audit) -> str:

@@ -41,10 +41,14 @@ class Tracer:
     def __call__(self, scores: Sequence[VictimScore]) -> Tracing | None:
         """Of ``scores``; ``None`` where there is only one owner.
 
-        Where nothing was reconstructed, all are traced wrongly.
+        Where nothing was reconstructed, all are traced wrongly. Victims whose truth is not known are left out.
         """
-        attacked = torch.cat([score.originals for score in scores])
-        at = torch.cat([torch.full((len(s.originals),), s.id.client) for s in scores])
+        known = [(score, score.originals) for score in scores if score.originals is not None]
+        if not known:
+            return None
+        scores = [score for score, _ in known]
+        attacked = torch.cat([originals for _, originals in known])
+        at = torch.cat([torch.full((len(originals),), score.id.client) for score, originals in known])
         others, of = self._others(attacked, at)
         shared = len(at.unique()) == 1
         owners = _dealt(len(at), torch.arange(self.participants)) if shared else at

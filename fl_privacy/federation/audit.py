@@ -29,13 +29,14 @@ class Audit:
         uploads: ``probe``: each victim is a batch of ``batch_size`` examples, which its client turns into an upload as
             if it were all its data, with its defense and the model of that round; the papers' setting.
             ``update``: the updates that train the model.
+            ``both``: those, and whatever batches clients answer probes of.
         probes: the victims where probes are intercepted.
-        clients: whose updates are intercepted with ``update``.
+        clients: whose updates are intercepted with ``update``; ``both`` takes those of all.
         batch_size: examples of a probed batch.
     """
 
     rounds: frozenset[int] = frozenset()
-    uploads: Literal["probe", "update"] = "probe"
+    uploads: Literal["probe", "update", "both"] = "probe"
     probes: tuple[Probe, ...] = ()
     clients: frozenset[int] = frozenset()
     batch_size: int = 1
@@ -46,7 +47,13 @@ class Audit:
 
     def intercepts(self, round: int, client: int) -> bool:
         """Whether the training update of ``client`` in ``round`` is captured."""
+        if self.uploads == "both":
+            return round in self.rounds
         return self.uploads == "update" and round in self.rounds and client in self.clients
+
+    def expects(self, probe: Probe) -> bool:
+        """Whether an answer to ``probe`` is one that was asked for."""
+        return self.uploads == "both" or probe in self.probes
 
 
 def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:
@@ -66,24 +73,26 @@ def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]
     return tuple(sorted(dealt[:victims]))
 
 
-def audited_rounds(chosen: str | int | Sequence[int], total: int) -> frozenset[int]:
-    """Rounds from ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of numbers in 1..total."""
+def audited_rounds(
+    chosen: str | int | Sequence[int], total: int, *, name: str = "intercept.rounds", most: str = "federation.rounds"
+) -> frozenset[int]:
+    """Rounds from ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of numbers in 1..total.
+
+    Errors call the choice ``name`` and the number of rounds ``most``.
+    """
     names = {"first": [1], "last": [total], "ends": [1, total], "all": list(range(1, total + 1))}
     if isinstance(chosen, str):
         if chosen not in names:
-            raise UserError(
-                f"intercept.rounds is expected to be one of {', '.join(names)} or round numbers, but got {chosen!r}."
-            )
+            raise UserError(f"{name} is expected to be one of {', '.join(names)} or round numbers, but got {chosen!r}.")
         return frozenset(names[chosen])
     if not isinstance(chosen, int) and not chosen:
         raise UserError(
-            "intercept.rounds is expected to name rounds, but got an empty list; take intercept.rounds=ends, or"
-            " attack=none to attack none."
+            f"{name} is expected to name rounds, but got an empty list; take {name}=ends, or attack none by"
+            " attack=none."
         )
     rounds = frozenset([chosen] if isinstance(chosen, int) else chosen)
     if wrong := [r for r in rounds if not 1 <= r <= total]:
         raise UserError(
-            f"intercept.rounds is expected within 1..{total}, but got {sorted(wrong)}; raise"
-            " federation.rounds or choose earlier rounds."
+            f"{name} is expected within 1..{total}, but got {sorted(wrong)}; raise {most} or choose earlier rounds."
         )
     return rounds

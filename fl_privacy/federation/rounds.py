@@ -28,7 +28,7 @@ class RoundReport:
         round: from 1.
         clients: ids of those whose replies count.
         excluded: reason by id of those whose replies do not.
-        train_loss: mean over the clients that count.
+        train_loss: mean over the clients that count; NaN where none does, as all refused the model.
         seconds: of the whole round, without evaluation and attack.
         defense_seconds: of the defense's hooks, summed over clients.
         upload_bytes: of the replies that count, together.
@@ -67,7 +67,7 @@ def run_rounds(
     states = {client: ClientState() for client in clients}
     for round in range(1, rounds + 1):
         for probe in counted("victim", audit.probes_of(round)):
-            victim, sent = probe.in_round(round), server.sent_to(probe.client)
+            victim, sent = probe.in_round(round), server.sent_to(probe.client, round)
             probed = partial(clients[probe.client].probe, sent, states[probe.client], round=round, probe=probe.number)
             result = attempt(partial(probed, batch_size=audit.batch_size))
             if isinstance(result, Failure):
@@ -78,7 +78,7 @@ def run_rounds(
         results: dict[int, LocalResult | Failure] = {}
         intercepted: list[tuple[VictimId, ModelState, Upload]] = []
         for client in counted("client", server.select(round)):
-            sent, state = server.sent_to(client), ClientState(dict(states[client].tensors))
+            sent, state = server.sent_to(client, round), ClientState(dict(states[client].tensors))
             results[client] = result = attempt(partial(clients[client].update, sent, state, round=round))
             if isinstance(result, Failure):
                 continue
@@ -96,7 +96,8 @@ def finish_round(
     server: Server, results: Mapping[int, LocalResult | Failure], *, round: int, started: float
 ) -> RoundReport:
     """Hand the replies to the server and sum the round up; ``started`` is on the clock of ``time.perf_counter``."""
-    excluded = server.receive({c: r if isinstance(r, Failure) else r.upload for c, r in results.items()})
+    replies = {c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}
+    excluded = server.receive(replies, round)
     for client, reason in excluded.items():
         logger.warning("Client %d is excluded from round %d: %s", client, round, reason)
     counted = {c: r for c, r in sorted(results.items()) if isinstance(r, LocalResult) and c not in excluded}
@@ -104,7 +105,7 @@ def finish_round(
         round=round,
         clients=tuple(counted),
         excluded=excluded,
-        train_loss=sum(r.train_loss for r in counted.values()) / len(counted),
+        train_loss=sum(r.train_loss for r in counted.values()) / len(counted) if counted else float("nan"),
         seconds=time.perf_counter() - started,
         defense_seconds=sum(r.defense_seconds for r in counted.values()),
         upload_bytes=sum(upload_bytes(r.upload) if r.bytes_up is None else r.bytes_up for r in counted.values()),
@@ -131,7 +132,7 @@ def personalize(
     """Let the clients asked in ``round`` end it with the new model; ``states`` is what they keep for themselves."""
     ends: dict[int, Personalized | Failure] = {}
     for client in counted("private part of client", server.select(round)):
-        sent, state = server.sent_to(client), ClientState(dict(states[client].tensors))
+        sent, state = server.sent_to(client, round), ClientState(dict(states[client].tensors))
         work = partial(clients[client].personalize, sent, state, round=round, test=round in server.tested)
         ends[client] = attempt(work)
         if isinstance(ends[client], Personalized):

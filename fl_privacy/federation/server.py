@@ -12,6 +12,7 @@ from fl_privacy.checks import number, one_of
 from fl_privacy.defenses.compression.encoding import encoded_bytes
 from fl_privacy.errors import UserError
 from fl_privacy.federation.guard import FACTOR, Failure, norm, sort_out
+from fl_privacy.inspection import RefusedModelError
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
 
@@ -19,6 +20,10 @@ logger = logging.getLogger(__name__)
 
 Tamper = Callable[[ModelState, int], ModelState]
 """(the global model, client id) -> what that client is sent; a malicious server's hand."""
+
+Heard = Callable[[int, Upload, Mapping[int, int]], None]
+"""(round, mean of the replies that count, number of examples that each client counted as): what a server is told that
+reads no single reply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,9 @@ class Server:
         clients: ids.
         seed: of the choice of clients.
         tamper: changes what a client is sent.
+        tampered: rounds in which it does; ``None`` are all.
+        learns: whether the model moves by the replies of those rounds.
+        heard: is told of the mean of the replies of those rounds.
         personal: clients keep a part of the model: at the end of a round those asked are sent the new model, to train
             their part on it.
         tested: rounds after which they also test what they hold then.
@@ -67,6 +75,9 @@ class Server:
     clients: Sequence[int]
     seed: int
     tamper: Tamper | None = None
+    tampered: frozenset[int] | None = None
+    learns: bool = True
+    heard: Heard | None = None
     personal: bool = False
     tested: frozenset[int] = frozenset()
     _usual: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
@@ -79,18 +90,31 @@ class Server:
         order = torch.randperm(len(self.clients), generator=derive_generator(self.seed, "select", round))
         return sorted(self.clients[i] for i in order[:number].tolist())
 
-    def sent_to(self, client: int) -> ModelState:
-        """What ``client`` is sent in the current round."""
-        return self.tamper(self.state, client) if self.tamper else self.state
+    def sent_to(self, client: int, round: int | None = None) -> ModelState:
+        """What ``client`` is sent in ``round``, by default in one that is tampered with."""
+        return self.tamper(self.state, client) if self.tamper and self._tampers(round) else self.state
 
-    def receive(self, replies: Mapping[int, Upload | Failure]) -> dict[int, str]:
-        """Move the global model by the replies that are usable.
+    def receive(
+        self,
+        replies: Mapping[int, Upload | Failure],
+        round: int | None = None,
+        *,
+        behind: Mapping[int, int] | None = None,
+    ) -> dict[int, str]:
+        """Move the global model by the replies that are usable, unless it learns nothing in ``round``.
+
+        Where every client refused what it was sent, the model stays as it is.
+
+        Args:
+            replies: by client.
+            round: of the replies.
+            behind: where a secure sum stands for its clients, the number of examples of each.
 
         Returns:
             Reason of exclusion by client; these replies do not count.
 
         Raises:
-            UserError: no reply is usable.
+            UserError: no reply is usable, and not because the model was refused.
         """
         found = sort_out(replies, self.state, self.local_plan.shares, factor=self.plan.norm_factor, usual=self._usual)
         self._usual = found.usual
@@ -100,36 +124,51 @@ class Server:
             if weights[client] < upload.num_examples:
                 text = "Client %d claims %d examples and counts as %d, %g times the median"
                 logger.warning(text, client, upload.num_examples, weights[client], self.plan.norm_factor)
+        attacked = self.tamper is not None and round is not None and self._tampers(round)
         while usable:
-            moved = self._after(list(usable.values()), [weights[c] for c in usable])
+            mean = _mean(list(usable.values()), [weights[c] for c in usable])
+            moved = self._moved(mean)
             if all(torch.isfinite(t).all() for t in moved.parameters.values()):
-                self.state = moved
+                if self.learns or not attacked:
+                    self.state = moved
+                if attacked and self.heard and round is not None:
+                    self.heard(round, mean, behind or {c: weights[c] for c in usable})
                 return dict(sorted(excluded.items()))
             largest = max(usable, key=lambda c: norm(usable[c].tensors))
             excluded[largest] = (
                 f"the model is not finite with its update of norm {norm(usable.pop(largest).tensors):.3g}"
             )
+        if excluded and all(reason.startswith(RefusedModelError.__name__) for reason in excluded.values()):
+            return dict(sorted(excluded.items()))
         reasons = "; ".join(f"client {c}: {reason}" for c, reason in sorted(excluded.items())[:3])
         raise UserError(
             f"At least one usable reply is expected in a round, but all {len(replies)} clients failed ({reasons});"
             " fix the clients, or lower the learning rate if updates are not finite."
         )
 
-    def _after(self, uploads: Sequence[Upload], weights: Sequence[int]) -> ModelState:
-        old = self.state.buffers
-        shared = {n: t.to(old[n].dtype) for n, t in weighted_mean([u.buffers for u in uploads], weights).items()}
-        return ModelState(self._moved([u.tensors for u in uploads], weights), {**old, **shared})
+    def _tampers(self, round: int | None) -> bool:
+        return self.tampered is None or round is None or round in self.tampered
 
-    def _moved(self, tensors: Sequence[Tensors], weights: Sequence[int]) -> Tensors:
-        old = self.state.parameters
-        mean = {n: t.to(old[n].dtype) for n, t in weighted_mean(tensors, weights).items()}
+    def _moved(self, mean: Upload) -> ModelState:
+        """The model after a step along ``mean``."""
+        old, buffers = self.state.parameters, self.state.buffers
+        steps = {n: t.to(old[n].dtype) for n, t in mean.tensors.items()}
         match self.local_plan.shares:
             case "gradient":
-                return {n: p - self.plan.lr * mean[n] if n in mean else p for n, p in old.items()}
+                moved = {n: p - self.plan.lr * steps[n] if n in steps else p for n, p in old.items()}
             case "delta":
-                return {n: p + self.plan.lr * mean[n] if n in mean else p for n, p in old.items()}
+                moved = {n: p + self.plan.lr * steps[n] if n in steps else p for n, p in old.items()}
             case "weights":
-                return {n: p + self.plan.lr * (mean[n] - p) if n in mean else p for n, p in old.items()}
+                moved = {n: p + self.plan.lr * (steps[n] - p) if n in steps else p for n, p in old.items()}
+        return ModelState(moved, {**buffers, **{n: t.to(buffers[n].dtype) for n, t in mean.buffers.items()}})
+
+
+def _mean(uploads: Sequence[Upload], weights: Sequence[int]) -> Upload:
+    return Upload(
+        tensors=weighted_mean([u.tensors for u in uploads], weights),
+        buffers=weighted_mean([u.buffers for u in uploads], weights),
+        num_examples=sum(weights),
+    )
 
 
 def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[str, torch.Tensor]:

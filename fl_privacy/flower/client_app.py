@@ -1,11 +1,12 @@
 """Flower's Message API in front of a ``NumPyClient``."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
@@ -38,6 +39,7 @@ def numpy_client_app(
     *,
     audited: Callable[[Context], bool] | bool = False,
     simulated: Callable[[], bool] = lambda: False,
+    mods: Sequence[Mod] = (),
 ) -> ClientApp:
     """A ClientApp that answers with a ``NumPyClient``.
 
@@ -52,8 +54,9 @@ def numpy_client_app(
         make_client: for the context of each message.
         audited: whether probes are answered, by all nodes or by that of a context.
         simulated: whether clients draw from a seed that the server knows, which ``query`` then tells.
+        mods: of the app, such as ``defense_mod`` and ``probe_mod``.
     """
-    app = ClientApp()
+    app = ClientApp(mods=list(mods))
 
     def is_audited(context: Context) -> bool:
         return audited(context) if callable(audited) else audited

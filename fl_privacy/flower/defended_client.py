@@ -8,25 +8,23 @@ from typing import Any, overload
 import numpy as np
 import torch
 from flwr.app import RecordDict
+from torch import nn
 
-from fl_privacy.defenses import ClientState, Defense
+from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
+from fl_privacy.flower.guarded_upload import BufferPolicy, GuardedUpload, made_of, parameter_names
 from fl_privacy.flower.records import ROUND, load_state, save_state, to_array, to_tensor
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator
-from fl_privacy.types import Tensors
 
 
 @dataclass(eq=False)
 class DefendedClient(NumPyClient):
-    """The client ``inner``, which receives weights and replies weights, with the upload hooks of ``defense``.
-
-    The hooks see the change of the weights by name, reply minus sent; what they make of it is added to what was sent.
-    A name that they withhold comes back as it was sent; arrays of integers pass as they are.
+    """The client ``inner``, which receives weights and replies weights, with the upload hooks of ``guard``'s defense.
 
     Attributes:
         inner: any Flower client.
-        defense: with upload hooks only; the others need to be inside the training.
+        guard: the defense, and the arrays that it acts on.
         names: of the arrays, in order; by default as the message names them, else "0", "1", ...
         seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system at each update, as
             privacy demands.
@@ -35,26 +33,11 @@ class DefendedClient(NumPyClient):
     """
 
     inner: NumPyClient
-    defense: Defense
+    guard: GuardedUpload
     names: Sequence[str] | None = None
     seed: int | None = None
     client: int = 0
     memory: RecordDict = field(default_factory=RecordDict)
-
-    def __post_init__(self) -> None:
-        inside = (
-            self.defense.model,
-            self.defense.private,
-            self.defense.examples,
-            self.defense.data,
-            self.defense.loss,
-            self.defense.gradient,
-        )
-        if any(inside):
-            raise UserError(
-                f"A defense around a foreign client is expected to act on the upload only, but {self.defense.name}"
-                " acts within the training; give it to a PrivacyClient."
-            )
 
     def get_parameters(self, config: Config) -> Arrays:
         """Those of the inner client."""
@@ -76,20 +59,11 @@ class DefendedClient(NumPyClient):
         names = self._names(len(sent), config)
         before = {n: to_tensor(a) for n, a in zip(names, sent, strict=True)}
         after = {n: to_tensor(np.asarray(a)) for n, a in zip(names, trained, strict=True)}
-        delta = {n: after[n] - before[n] for n in names if before[n].is_floating_point()}
         state = load_state(self.memory)
-        defended = self._defended(delta, state, config)
+        defended = self.guard(before, after, state, self._generator(config))
         save_state(self.memory, state)
-        reply = [
-            to_array(before[n] + defended[n] if n in defended else before[n] if n in delta else after[n]) for n in names
-        ]
+        reply = [to_array(defended[n]) for n in names]
         return reply, num_examples, {key: value for key, value in metrics.items() if key != NAMES}
-
-    def _defended(self, delta: Tensors, state: ClientState, config: Config) -> Tensors:
-        rng = self._generator(config)
-        for hook in self.defense.upload:
-            delta = hook(delta, state, rng)
-        return delta
 
     def _generator(self, config: Config) -> torch.Generator:
         if self.seed is None:
@@ -118,7 +92,9 @@ def defend(
     client: type[NumPyClient],
     defense: Defense,
     *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
     names: Sequence[str] | None = None,
+    buffers: BufferPolicy = "kept",
     seed: int | None = None,
     number: int = 0,
 ) -> Callable[..., DefendedClient]: ...
@@ -129,7 +105,9 @@ def defend(
     client: NumPyClient,
     defense: Defense,
     *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
     names: Sequence[str] | None = None,
+    buffers: BufferPolicy = "kept",
     seed: int | None = None,
     number: int = 0,
     memory: RecordDict | None = None,
@@ -140,25 +118,33 @@ def defend(
     client: NumPyClient | type[NumPyClient],
     defense: Defense,
     *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
     names: Sequence[str] | None = None,
+    buffers: BufferPolicy = "kept",
     seed: int | None = None,
     number: int = 0,
     memory: RecordDict | None = None,
 ) -> DefendedClient | Callable[..., DefendedClient]:
-    """``client`` with the upload hooks of ``defense``; see ``DefendedClient``.
+    """``client`` with the upload hooks of ``defense``; see ``GuardedUpload``.
 
     Args:
         client: a client, or a class of them: then the result takes the arguments of the class, and ``memory``.
         defense: with upload hooks only.
-        names: of the arrays, in order; by default as the message names them, else "0", "1", ...
+        model: what the arrays are the ``state_dict`` of, or its class: tells parameters from buffers.
+        names: instead, the names of all arrays in order, in which batch norm's statistics go by theirs. With neither,
+            arrays are called as the message does, else "0", "1", ..., and noise of differential privacy is refused.
+        buffers: what becomes of buffers, see ``GuardedUpload``.
         seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system.
         number: of the client, which names its stream under ``seed``.
         memory: ``context.state``, where hooks keep what survives between rounds.
     """
 
+    guard = GuardedUpload(defense=defense, parameters=parameter_names(model, names), buffers=buffers)
+    ordered = names if model is None else list(made_of(model).state_dict())
+
     def wrap(inner: NumPyClient, memory: RecordDict | None) -> DefendedClient:
         kept = RecordDict() if memory is None else memory
-        return DefendedClient(inner, defense, names=names, seed=seed, client=number, memory=kept)
+        return DefendedClient(inner, guard, names=ordered, seed=seed, client=number, memory=kept)
 
     if isinstance(client, NumPyClient):
         return wrap(client, memory)

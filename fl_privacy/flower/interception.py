@@ -90,12 +90,12 @@ class HonestButCurious(Strategy):
                 logger.warning("An update of round %d could not be intercepted: %s", round, result.reason)
 
     def _capture(self, round: int, message: Message, reply: Message, states: dict[tuple[int, ...], ModelState]) -> None:
-        client = self._client(message, reply)
+        client = self.client_of(message, reply)
         victim = VictimId(round, client)
-        if message.metadata.message_type == PROBE:
+        if _is_probe(message):
             probe = Probe(client, _victim(message.content))
             victim = probe.in_round(round)
-            if probe not in self.audit.probes:
+            if not self.audit.expects(probe):
                 raise UserError(f"an answer to one of the probes sent is expected, but got {victim}")
         elif not self.audit.intercepts(round, client):
             return
@@ -114,7 +114,12 @@ class HonestButCurious(Strategy):
         held = {client: self.states(client) for client in helpers.clients}
         return held.__getitem__
 
-    def _client(self, message: Message, reply: Message) -> int:
+    def client_of(self, message: Message, reply: Message) -> int:
+        """Who answered ``message``, as the attribute ``audit`` says.
+
+        Raises:
+            UserError: another node holds the partition that the reply claims.
+        """
         node, identity = message.metadata.dst_node_id, reply.content.config_records.get(CLIENT)
         reported = identity.get(PARTITION) if identity is not None else None
         client = reported if isinstance(reported, int) else self._node_ids.index(node)
@@ -159,6 +164,11 @@ class _TappedGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return self._grid.pull_messages(message_ids)
+
+
+def _is_probe(message: Message) -> bool:
+    """Whether ``message`` asks for the upload of a chosen batch: of a client of this package, or behind its mod."""
+    return message.metadata.message_type == PROBE or PROBE in message.content.config_records
 
 
 def _victim(content: RecordDict) -> int:

@@ -101,8 +101,14 @@ def read_state(content: RecordDict, model: nn.Module) -> ModelState:
     arrays = named(all_arrays(content), list(model.state_dict()))
     return ModelState(
         to_tensors({n: a for n, a in arrays.items() if n not in buffers}, parameters),
-        to_tensors({n: a for n, a in arrays.items() if n in buffers}),
+        {n: _counted(t, buffers[n]) for n, t in to_tensors({n: a for n, a in arrays.items() if n in buffers}).items()},
     )
+
+
+def _counted(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """``buffer`` as whole numbers where the model has them: strategies of others make fractions of counters."""
+    counts = buffer.is_floating_point() and not like.is_floating_point()
+    return buffer.round().to(like.dtype) if counts else buffer
 
 
 def read_upload(content: RecordDict, model: nn.Module) -> Upload:

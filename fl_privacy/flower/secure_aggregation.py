@@ -21,6 +21,7 @@ from fl_privacy.federation.guard import unrounded
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.backends import quiet_flower
 from fl_privacy.flower.clients import ATTEMPT, COUNTS, NAMES, MaskableClient
+from fl_privacy.flower.guarding import secagg_guard_mod
 from fl_privacy.flower.inside.legacy import (
     MAIN_CONFIGS_RECORD,
     MAIN_PARAMS_RECORD,
@@ -63,21 +64,25 @@ class Masking:
     Attributes:
         clip: largest absolute value that an update may hold.
         levels: of a quantized value.
-        threshold: share of the clients whose key shares unmask the sum, in (0, 1].
+        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; of half or less, two groups of
+            clients can each be asked for another kind of shares.
+        shares: share of the clients that each shares its keys with and is masked against, in (0, 1].
     """
 
     clip: float = 8.0
     levels: int = 2**22
-    threshold: float = 0.5
+    threshold: float = 0.67
+    shares: float = 1.0
 
     def __post_init__(self) -> None:
         number("secure_aggregation.clip", self.clip, above=0, example=1.0)
-        number("secure_aggregation.threshold", self.threshold, above=0, at_most=1, example=0.5)
+        number("secure_aggregation.threshold", self.threshold, above=0, at_most=1, example=0.67)
+        number("secure_aggregation.shares", self.shares, above=0, at_most=1, example=1.0)
 
     def workflow(self, max_weight: int, timeout: float | None) -> SecAggPlusWorkflow:
         """Flower's protocol for clients of at most ``max_weight`` examples."""
         return SecAggPlusWorkflow(
-            num_shares=1.0,
+            num_shares=float(self.shares),
             reconstruction_threshold=self.threshold,
             max_weight=float(max_weight),
             clipping_range=float(self.clip),
@@ -94,14 +99,15 @@ def run_secure_aggregation(
     on_round: Callable[[RoundReport], None],
     clip: float = 8.0,
     levels: int = 2**22,
-    threshold: float = 0.5,
+    threshold: float = 0.67,
+    shares: float = 1.0,
 ) -> Traffic:
     """Train ``server.state`` for ``rounds`` rounds under SecAgg+ (Bell et al. 2020); returns what the server received.
 
     Masks hide each update; their keys are shared among the clients, so that the sum can be unmasked as long as
     ``threshold`` of them answer. Numbers of examples, metrics and whole-number buffers, such as the count of batches of
     a batch norm, travel in the clear. A client with a value beyond ``clip`` does not take part in the round. A server
-    that breaks the protocol and asks for both kinds of shares unmasks every update.
+    that breaks the protocol and asks for both kinds of shares unmasks every update, unless clients have a guard.
 
     Args:
         server: selects clients and moves the model by the mean.
@@ -110,18 +116,21 @@ def run_secure_aggregation(
         on_round: told of each round.
         clip: largest absolute value that an update may hold.
         levels: of a quantized value.
-        threshold: share of the clients whose key shares unmask the sum, in (0, 1].
+        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; of half or less, two groups of
+            clients can each be asked for another kind of shares.
+        shares: share of the clients that each shares its keys with and is masked against, in (0, 1].
 
     Raises:
         UserError: a setting is out of range, clients keep private layers, or too few clients were left in a round.
     """
-    masking = Masking(clip=clip, levels=levels, threshold=threshold)
+    masking = Masking(clip=clip, levels=levels, threshold=threshold, shares=shares)
     expect_all_shared(server)
 
     def make_client(context: Context) -> MaskableClient:
         return MaskableClient(clients[int(context.node_config[PARTITION])], context.state, clip=clip)
 
-    app = masking_client_app(make_client, mods=[reproducible_mod(server.seed)])
+    guards = [secagg_guard_mod] if any(client.guard for client in clients.values()) else []
+    app = masking_client_app(make_client, mods=[*guards, reproducible_mod(server.seed)])
     traffic = Traffic(LocalGrid(server.clients, app), {client: FIRST_NODE + client for client in server.clients})
     workflow = masking.workflow(max(client.number_of_examples for client in clients.values()), timeout=None)
     for round in range(1, rounds + 1):
@@ -209,7 +218,7 @@ class _Summing(LegacyStrategy):
         return [(proxy, self._instructions(client, server_round)) for client, proxy in proxies.items()]
 
     def _instructions(self, client: int, round: int) -> FitIns:
-        state = self.server.sent_to(client)
+        state = self.server.sent_to(client, round)
         values = {**state.parameters, **state.buffers}
         config: dict[str, Scalar] = {ROUND: round, ATTEMPT: self.attempt, NAMES: json.dumps(list(values))}
         return FitIns(ndarrays_to_parameters([to_array(t) for t in values.values()]), config)
@@ -232,7 +241,8 @@ class _Summing(LegacyStrategy):
             | self._counts(replies.values()),
             num_examples=sum(reply.num_examples for reply in replies.values()),
         )
-        self.server.receive({min(replies): mean})
+        numbers = {client: reply.num_examples for client, reply in replies.items()}
+        self.server.receive({min(replies): mean}, server_round, behind=numbers)
 
         def total(metric: str) -> float:
             return sum(float(reply.metrics[metric]) for reply in replies.values())

@@ -166,7 +166,7 @@ class Federated(Strategy):
                 logger.warning("The probe %s failed: %s", probe.in_round(round), reply.reason)
 
     def _message(self, client: int, kind: str, round: int, **config: int) -> Message:
-        records = self._records(self.server.sent_to(client))
+        records = self._records(self.server.sent_to(client, round))
         content = RecordDict({**records, CONFIG: ConfigRecord({ROUND: round, **config})})
         return Message(content, self._nodes[client], kind, group_id=str(round))
 

@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_LITTLE = 1_000_000
+"""Multiplications below which an operation is over before oneDNN has chosen how to do it."""
+
 
 class FrozenConv2d(nn.Conv2d):
     """A convolution that is differentiated by its inputs alone.
@@ -107,8 +110,7 @@ class _GroupedWeightGradient(torch.autograd.Function):
         images, back = ctx.saved_tensors
         weight = slopes[0].contiguous()
         by_images = _convolution_backward(ctx, back, images, weight, which=0)
-        stride, padding, dilation = ctx.settings
-        by_back = F.conv2d(images, weight, None, stride, padding, dilation, ctx.groups)
+        by_back = _convolution(images, weight, None, (*ctx.settings, ctx.groups))
         return _apart(by_images, ctx.count), _apart(by_back, ctx.count), None, None
 
 
@@ -119,7 +121,7 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, settings: Any) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.shape, ctx.arguments = inputs.shape, settings
-        return F.conv2d(inputs, weight, bias, *settings)
+        return _convolution(inputs, weight, bias, settings)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
@@ -138,14 +140,35 @@ class _Transposed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = ctx.saved_tensors
-        stride, padding, dilation = ctx.settings
-        return F.conv2d(slopes[0], weight, None, stride, padding, dilation, ctx.groups), None, None, None
+        return _convolution(slopes[0], weight, None, (*ctx.settings, ctx.groups)), None, None, None
+
+
+def _convolution(images: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, Any, Any, int]) -> Tensor:
+    """``F.conv2d`` with ``settings``: stride, padding, dilation and groups."""
+    (down, right), (high, wide), dilation, groups = settings
+    height, width = images.shape[2] + 2 * high - weight.shape[2], images.shape[3] + 2 * wide - weight.shape[3]
+    positions = len(images) * (height // down + 1) * (width // right + 1)
+    if groups != 1 or dilation != (1, 1) or not _is_little(images, weight, positions):
+        return F.conv2d(images, weight, bias, *settings)
+    found: Tensor = torch.ops.aten._slow_conv2d_forward(images, weight, weight.shape[2:], bias, *settings[:2])
+    return found
+
+
+def _is_little(images: Tensor, weight: Tensor, positions: int) -> bool:
+    """Whether PyTorch's own loops over images are faster: they start at once."""
+    return images.device.type == "cpu" and len(images) <= 2 and weight.numel() * positions <= _LITTLE
 
 
 def _convolution_backward(ctx: Any, back: Tensor, images: Tensor, weight: Tensor, *, which: int) -> Tensor:
     wanted = [which == 0, which == 1, False]
+    stride, padding, dilation = ctx.settings
+    if ctx.groups == 1 and dilation == (1, 1) and _is_little(images, weight, back[:, 0].numel()):
+        found: tuple[Tensor, ...] = torch.ops.aten._slow_conv2d_backward.output_mask(
+            back, images, weight, weight.shape[2:], stride, padding, wanted
+        )
+        return found[which]
     result = torch.ops.aten.convolution_backward(
-        back, images, weight, None, *ctx.settings, False, [0, 0], ctx.groups, wanted
+        back, images, weight, None, stride, padding, dilation, False, [0, 0], ctx.groups, wanted
     )
     gradient: Tensor = result[which]
     return gradient

@@ -8,6 +8,9 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 from fl_privacy.types import Batch, Reconstruction
 
+_SAME = 0.5 / 255
+"""Root mean square error below which a guess is a truth to rounding; the others' errors do not take it away."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Match:
@@ -72,7 +75,7 @@ def _failure(reconstruction: Reconstruction, originals: Tensor) -> str | None:
 
 
 def assign(guesses: Tensor, truths: Tensor) -> Tensor:
-    """The assignment of guesses to truths with the least total squared error.
+    """The assignment of guesses to truths with the least total squared error, after those that are a truth itself.
 
     Args:
         guesses: (G, C, H, W); those with a pixel that is not finite are left out.
@@ -99,7 +102,9 @@ def assign(guesses: Tensor, truths: Tensor) -> Tensor:
         guesses[candidates].flatten(1).double(),
         compute_mode="donot_use_mm_for_euclid_dist",
     )
-    rows, columns = linear_sum_assignment(distance.square().cpu().numpy())
+    cost = distance.square()
+    cost[distance < _SAME * truths[0].numel() ** 0.5] -= len(truths) * cost.max()
+    rows, columns = linear_sum_assignment(cost.cpu().numpy())
     order[torch.as_tensor(rows)] = candidates.cpu()[torch.as_tensor(columns)]
     return order
 

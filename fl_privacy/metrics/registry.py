@@ -1,15 +1,20 @@
-"""Every metric by name: what the catalog, the tables and the reports show."""
+"""Every metric by name: what the catalog, the tables and the reports show, which read it without PyTorch."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics.images import MetricFunction, bpki, mse, psnr, rmse, ssim
-from fl_privacy.metrics.learned import lpips
-from fl_privacy.metrics.matching import label_correct
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fl_privacy.metrics.images import MetricFunction
 
 LARGEST_PSNR = 100.0
 """Decibel; beyond, images differ by less than a float can tell."""
@@ -108,9 +113,19 @@ class Metric:
         return f"{self.digits(value)} {self.unit}".rstrip()
 
 
+def _in(module: str, name: str) -> MetricFunction:
+    """What ``module`` of this package calls ``name``, imported by its first call."""
+
+    def function(guesses: Tensor, truths: Tensor) -> Tensor:
+        found: Tensor = getattr(import_module(f"fl_privacy.metrics.{module}"), name)(guesses, truths)
+        return found
+
+    return function
+
+
 METRICS: dict[str, Metric] = {
     "psnr": Metric(
-        function=psnr,
+        function=_in("images", "psnr"),
         leaks="high",
         threshold=Threshold(value=15.0, source="Refiner"),
         title="PSNR",
@@ -119,16 +134,15 @@ METRICS: dict[str, Metric] = {
         description="Peak signal-to-noise ratio on [0, 1].",
     ),
     "ssim": Metric(
-        function=ssim,
+        function=_in("images", "ssim"),
         leaks="high",
         range=(-1.0, 1.0),
         threshold=Threshold(value=0.5, source="Refiner"),
         title="SSIM",
         description="Structural similarity, Gaussian window of 11 pixels.",
-        package="torchmetrics",
     ),
     "lpips": Metric(
-        function=lpips,
+        function=_in("learned", "lpips"),
         leaks="low",
         threshold=Threshold(value=0.05, source="Refiner"),
         title="LPIPS",
@@ -136,7 +150,7 @@ METRICS: dict[str, Metric] = {
         package="lpips",
     ),
     "mse": Metric(
-        function=mse,
+        function=_in("images", "mse"),
         leaks="low",
         range=(0.0, 1.0),
         threshold=Threshold(value=0.05, source="FDL-PP"),
@@ -145,14 +159,17 @@ METRICS: dict[str, Metric] = {
         description="Mean squared error of the pixels (BPMSE).",
     ),
     "bpki": Metric(
-        function=bpki,
+        function=_in("images", "bpki"),
         leaks="high",
         title="BPKI",
         description="Bayesian privacy loss: KL of a uniform histogram to that of the guess; 10 intervals, 1 pixel added"
         " to each unless bpki says otherwise. Up to 0.3 counts as safe.",
     ),
     "rmse": Metric(
-        function=rmse, leaks="low", title="rMSE", description="Error relative to the image, ||guess - x|| / ||x||."
+        function=_in("images", "rmse"),
+        leaks="low",
+        title="rMSE",
+        description="Error relative to the image, ||guess - x|| / ||x||.",
     ),
     "noise_ratio": Metric(
         function=None,
@@ -163,7 +180,7 @@ METRICS: dict[str, Metric] = {
         description="Share of noise that Refiner's evaluation network sees in the guess; needs evaluator=FILE.",
     ),
     "transformed_psnr": Metric(
-        function=psnr,
+        function=_in("images", "psnr"),
         of="transformed",
         leaks="high",
         title="PSNR to transformed",
@@ -172,16 +189,15 @@ METRICS: dict[str, Metric] = {
         description="Peak signal-to-noise ratio to the image that the defense put in place of the original.",
     ),
     "transformed_ssim": Metric(
-        function=ssim,
+        function=_in("images", "ssim"),
         of="transformed",
         leaks="high",
         range=(-1.0, 1.0),
         title="SSIM to transformed",
         description="Structural similarity to the image that the defense put in place of the original.",
-        package="torchmetrics",
     ),
     "label_correct": Metric(
-        function=label_correct,
+        function=_in("matching", "label_correct"),
         of="labels",
         leaks="high",
         range=(0.0, 1.0),
@@ -194,7 +210,7 @@ METRICS: dict[str, Metric] = {
 NOT_METRICS = frozenset(
     {
         *("kind", "attacker", "id", "round", "client", "image", "failure"),
-        *("label_source", "certainty", "member", "attack_loss"),
+        *("label", "label_source", "certainty", "member", "attack_loss"),
     }
 )
 """What else is recorded of an image; no metric goes by one of these names."""

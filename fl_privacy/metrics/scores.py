@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.images import MetricFunction
-from fl_privacy.metrics.matching import Match, match
+from fl_privacy.metrics.matching import Match, hard_labels, match
 from fl_privacy.metrics.registry import METRICS
 from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
 
@@ -25,12 +25,14 @@ class ImageScore:
         guess: index of its guess in the reconstruction's batch; ``None`` without a guess.
         values: by name in ``METRICS``; NaN where a metric can't be computed, empty after a failure.
         failure: one line on why there is nothing to compare.
+        certainty: the attacker's own, of the guess.
     """
 
     image: int
     guess: int | None
     values: dict[str, float]
     failure: str | None = None
+    certainty: Certainty = Certainty.APPROXIMATE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,8 +42,9 @@ class VictimScore:
     Attributes:
         id: of the observation.
         images: one score for each of the B true images, in their order.
-        originals: (B, C, H, W) in [0, 1], on the CPU.
+        originals: (B, C, H, W) in [0, 1], on the CPU; ``None`` where nobody knows them.
         guesses: (B, C, H, W) in [0, 1], matched to the originals and clamped; zeros where there is no guess.
+        labels: (B,) classes that the attacker found, where the originals are not known.
         transformed: (B, C, H, W) in [0, 1], what a defense put in place of the originals; ``None`` where none did.
         attack_loss: the attacker's own loss.
         history: the attacker's loss over its iterations.
@@ -52,7 +55,7 @@ class VictimScore:
 
     id: VictimId
     images: tuple[ImageScore, ...]
-    originals: Tensor
+    originals: Tensor | None
     guesses: Tensor
     attack_loss: float
     history: tuple[float, ...] = ()
@@ -60,6 +63,7 @@ class VictimScore:
     certainty: Certainty = Certainty.APPROXIMATE
     member: str = ""
     transformed: Tensor | None = None
+    labels: Tensor | None = None
 
 
 _NOTHING: Mapping[str, MetricFunction] = {}
@@ -110,7 +114,9 @@ def evaluate_all(
     return [
         VictimScore(
             id=reconstruction.id,
-            images=tuple(_score(image, guess, rows, m.failure) for image, guess in enumerate(m.order.tolist())),
+            images=tuple(
+                _score(image, guess, rows, m.failure, reconstruction) for image, guess in enumerate(m.order.tolist())
+            ),
             originals=m.originals,
             guesses=m.guesses,
             attack_loss=reconstruction.loss,
@@ -122,6 +128,38 @@ def evaluate_all(
         )
         for number, (reconstruction, m) in enumerate(zip(reconstructions, matches, strict=True))
     ]
+
+
+def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
+    """What there is to say of a guess (B, C, H, W) whose truth nobody knows.
+
+    Args:
+        reconstruction: of one victim.
+        shape: (B, C, H, W) expected of it.
+    """
+    batch, failure = reconstruction.batch, reconstruction.failure
+    guesses, labels = torch.zeros(shape), None
+    if batch is not None and tuple(batch.inputs.shape) != tuple(shape):
+        failure = f"Images of shape {tuple(shape)} are expected, but the attack returned {tuple(batch.inputs.shape)}."
+    elif batch is not None and not batch.inputs.isfinite().all():
+        failure = "There is no guess with finite pixels."
+    elif batch is not None:
+        guesses, labels = batch.inputs.detach().cpu().float().clamp(0, 1), hard_labels(batch.labels.detach().cpu())
+    guess = None if failure or batch is None else 0
+    return VictimScore(
+        id=reconstruction.id,
+        images=tuple(
+            ImageScore(image=k, guess=None if guess is None else k, values={}, failure=failure) for k in range(shape[0])
+        ),
+        originals=None,
+        guesses=guesses,
+        attack_loss=reconstruction.loss,
+        history=reconstruction.history,
+        label_source=reconstruction.label_source,
+        certainty=reconstruction.certainty,
+        member=reconstruction.member,
+        labels=labels,
+    )
 
 
 def _measure(
@@ -154,7 +192,11 @@ def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, T
     return torch.cat([m.guesses[f.found] for f, m in pairs]), torch.cat([m.originals[f.found] for f, m in pairs])
 
 
-def _score(image: int, guess: int, rows: Iterator[dict[str, float]], failure: str | None) -> ImageScore:
+def _score(
+    image: int, guess: int, rows: Iterator[dict[str, float]], failure: str | None, reconstruction: Reconstruction
+) -> ImageScore:
     if guess < 0:
         return ImageScore(image=image, guess=None, values={}, failure=failure)
-    return ImageScore(image=image, guess=guess, values=next(rows))
+    each = reconstruction.certainties
+    certainty = each[guess] if each else reconstruction.certainty
+    return ImageScore(image=image, guess=guess, values=next(rows), certainty=certainty)

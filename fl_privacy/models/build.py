@@ -3,7 +3,7 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import nn
 
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.models.initialization import initialize
+from fl_privacy.models.wrapping import normalized
+from fl_privacy.normalization import Normalization
 
 
 def build_model(
@@ -30,7 +32,8 @@ def build_model(
         in_channels, image_size, num_classes: passed on where ``factory`` names such an argument and was not
             already given it.
         options: further arguments of ``factory``; unknown ones raise. ``init`` names an initialization (see
-            ``initialize``) also of a model that does not know the names.
+            ``initialize``) also of a model that does not know the names; ``mean`` and ``std``, lists of a number for
+            each channel, normalize the images also in front of a model that does not know them.
 
     Raises:
         UserError: an argument is unknown or missing, or the result is not a module.
@@ -43,6 +46,7 @@ def build_model(
     offered = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
     options = {name: value for name, value in offered.items() if name in signature.parameters} | options
     init = None if "init" in signature.parameters else options.pop("init", None)
+    put_before = _normalization(signature.parameters, options)
     name = getattr(factory, "__name__", str(factory))
     try:
         signature.bind(*arguments, **options)
@@ -59,7 +63,15 @@ def build_model(
             f"Model {name} is expected to return a torch.nn.Module, but got {type(model).__name__};"
             " point model._target_ to a module class."
         )
-    return model
+    return model if put_before is None else normalized(model, put_before)
+
+
+def _normalization(parameters: Collection[str], options: dict[str, Any]) -> Normalization | None:
+    """What ``options`` say of ``mean`` and ``std``, taken out of them, where the model does not take these itself."""
+    if {"mean", "std"} & set(parameters) or not {"mean", "std"} & options.keys():
+        return None
+    mean, std = options.pop("mean", None), options.pop("std", None)
+    return Normalization([0.0] if mean is None else mean, [1.0] if std is None else std)
 
 
 def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> None:

@@ -1,17 +1,18 @@
 """Charts as inline SVG that takes its colors and fonts from the page."""
 
+from __future__ import annotations
+
 import io
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 from markupsafe import Markup, escape
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 INK, MUTED, GRID = "#000001", "#000002", "#000003"
 LEAK, PRIVATE = "#000004", "#000005"
@@ -108,7 +109,7 @@ def line_chart(
         if log:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.yaxis.set_minor_formatter("")  # none
         axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
         axes.grid(visible=False, axis="x")
         axes.set(xlabel=x, ylabel=y)
@@ -156,6 +157,8 @@ def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str],
 
     def draw(axes: Axes) -> None:
         clients, bottom = range(len(counts)), [0] * len(counts)
+        import matplotlib  # noqa: PLC0415
+
         spectrum = matplotlib.colormaps["viridis"].resampled(max(2, len(class_names)))
         for k, name in enumerate(class_names):
             height = [row[k] for row in counts]
@@ -192,6 +195,9 @@ def reach(value: float, interval: tuple[float, float] | None) -> list[list[float
 
 def draw_svg(draw: Callable[[Axes], None], alt: str) -> Markup:
     """What ``draw`` draws, as an SVG element that scales with the page."""
+    import matplotlib  # noqa: PLC0415  (takes half a second, and a wrong folder needs no chart)
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
     number = next(_numbers)
     file = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"chart {number}"}):

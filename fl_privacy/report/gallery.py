@@ -7,7 +7,7 @@ from typing import Any
 from fl_privacy.report.images import data_uri
 from fl_privacy.report.numbers import metric, title
 from fl_privacy.results import Attacker, Pair, Run
-from fl_privacy.types import Certainty
+from fl_privacy.victim_ids import Certainty
 
 SHOWN = 300
 """A page with more images gets too heavy to open."""
@@ -24,12 +24,13 @@ class ImageView:
         figures: its metrics in words.
         label: whether the class was found, in words, whether the attacker is sure, and what read the image.
         failure: why there is no reconstruction.
-        original: PNG as a data URI, empty if the picture was lost.
+        original: PNG as a data URI, empty if the picture was lost or nobody knows it.
         transformed: likewise, what the defense put in place of the original; empty if it did not.
         guess: likewise, of the plain attacker.
         adaptive: likewise, of the adaptive attacker.
         adaptive_figures: metrics of the adaptive attacker's, or why it failed; empty if there was none.
         small: whether its pixels should be shown as squares.
+        known: whether the original is known.
     """
 
     rank: str = ""
@@ -43,6 +44,7 @@ class ImageView:
     adaptive: str = ""
     adaptive_figures: str = ""
     small: bool
+    known: bool = True
 
     @property
     def alt(self) -> str:
@@ -91,7 +93,9 @@ def gallery_title(run: Run) -> str:
 
 
 def caption(image: Mapping[str, Any]) -> str:
-    """The main metrics of an image in words."""
+    """The main metrics of an image in words; where the original is not known, the attacker's own loss."""
+    if image.get("label") is not None and image.get("attack_loss") is not None:
+        return f"The attacker's own loss {image['attack_loss']:.3g}"
     return " · ".join(f"{title(name)} {metric(image[name], name)}" for name in CAPTION if image.get(name) is not None)
 
 
@@ -108,22 +112,27 @@ def _view(
     pair = pairs.get((image["id"], image["image"]))
     adaptive = adaptive_images.get((image["id"], image["image"]))
     failed = image.get("failure")
+    original = pair.original if pair else None
+    shown = original if pair is None or original is not None else pair.guess
     return ImageView(
         rank=rank,
         where=f"Round {image['round']}, client {image['client']}, {_place(image)}",
         figures=caption(image),
         label="" if failed else ", ".join(filter(None, [_label(image), _certainty(image), image["member"]])),
         failure=failed,
-        original=data_uri(pair.original) if pair else "",
+        original="" if original is None else data_uri(original),
         transformed=data_uri(pair.transformed) if pair and pair.transformed is not None else "",
         guess=data_uri(pair.guess) if pair and pair.guess is not None else "",
         adaptive=data_uri(pair.adaptive) if pair and pair.adaptive is not None else "",
         adaptive_figures=(adaptive["failure"] or caption(adaptive)) if adaptive else "",
-        small=pair is not None and max(pair.original.shape[1:]) <= 96,
+        small=shown is not None and max(shown.shape[1:]) <= 96,
+        known="label" not in image,
     )
 
 
 def _label(image: Mapping[str, Any]) -> str:
+    if (found := image.get("label")) is not None:
+        return f"taken for class {found}"
     right = image.get("label_correct")
     return "" if right is None else "label found" if right else "label wrong"
 

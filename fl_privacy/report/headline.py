@@ -33,6 +33,8 @@ def verdict(summary: Summary) -> Verdict:
     most = most_recognized(found)
     if most is None:
         number = found[-1].leakage.images
+        if any(reading.failures < reading.leakage.images for reading in found):
+            return _without_truth(found)
         return Verdict(
             f"The attack failed on {'the only image' if number == 1 else f'all {number} images'}", "", "open"
         )
@@ -44,6 +46,19 @@ def verdict(summary: Summary) -> Verdict:
         beside = "".join(f"; in round {round}, {_share(worst[round])}" for round in others)
         text = f"In round {max(worst)}, {text[0].lower()}{text[1:]}{beside}"
     return Verdict(text, _basis(found, worst), tone_of(found))
+
+
+def _without_truth(found: Sequence[Reading]) -> Verdict:
+    """Reconstructions, and nobody who could say what they should be."""
+    made = sum(reading.leakage.images - reading.failures for reading in found)
+    failed = sum(reading.failures for reading in found)
+    beside = f" The attack failed on {failed} more." if failed else ""
+    return Verdict(
+        f"{made} image{' was' if made == 1 else 's were'} reconstructed: are these yours?",
+        "The originals are not known here, so that no figure says how near they are: whoever has them can tell by the"
+        f" pictures, or measure by truth=FOLDER.{beside}",
+        "open",
+    )
 
 
 def bound_in_words(bound: Recognized) -> str:

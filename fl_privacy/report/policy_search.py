@@ -1,16 +1,20 @@
 """The page of a search for transformation policies."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter
 
 from fl_privacy.policy_search import Scored
 from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
 from fl_privacy.report.page import render
 from fl_privacy.transformations import Policy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SHOWN = 20
 """Accepted policies in the table."""
@@ -101,7 +105,7 @@ def _scale(scores: Sequence[float], axes: Axes) -> None:
     """A logarithmic axis where the scores, all below 0, differ much."""
     if min(scores) < _WIDE * max(scores):
         axes.set_yscale("symlog", linthresh=1.0)
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_minor_formatter("")  # none
         axes.set_ylim(1.6 * min(scores), max(scores) / 1.6)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}".replace("-", "\N{MINUS SIGN}"))
 

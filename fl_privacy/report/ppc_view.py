@@ -1,18 +1,22 @@
 """PPC curves and CAP as charts and tables of a page."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
-from matplotlib.axes import Axes
 
 from fl_privacy.metrics.tradeoff import GREEN_BELOW, RED_ABOVE, PpcPoint
 from fl_privacy.report.charts import INK, LEAK, PRIVATE, SERIES, draw_svg
 from fl_privacy.report.ppc import DISTANCES, Cap, Sample, caps
 from fl_privacy.report.trade_off import Versus
 from fl_privacy.results import Attacker
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -11,6 +11,10 @@ GROUPS = groups(shown=True)
 
 UNSAID = ("_target_", "name")
 """Settings that only repeat which option was chosen."""
+
+AS_USUAL = {"server": "honest", "guard": "off"}
+"""Options that are not worth a word, by group."""
+
 DIFFERENCES_SHOWN = 6
 _BATCH_NORM = {
     "eval": "evaluation mode (by the running statistics that were sent, as published attacks assume)",
@@ -36,6 +40,8 @@ def overview(run: Run) -> list[tuple[str, str]]:
         section = run.identity.config.get(group)
         settings = dict(flat_settings(section)) if isinstance(section, Mapping) else {}
         shown = [f"{k} {v}" for k, v in settings.items() if k not in (*UNSAID, *unused) and v is not None]
+        if chosen(run, group) == AS_USUAL.get(group):
+            continue
         if words := ": ".join(filter(None, [chosen(run, group), ", ".join(shown)])):
             rows.append((group.capitalize(), words))
     return [*rows, ("Seed", str(run.identity.config.get("seed", "")))]
@@ -70,7 +76,11 @@ def names(runs: Sequence[Run]) -> tuple[list[str], str]:
     """For each run the options that tell it from the others, and those that all share."""
     options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
     varying = [group for group, taken in options.items() if len(set(taken)) > 1]
-    shared = [taken[0] for group, taken in options.items() if group not in varying and taken[0]]
+    shared = [
+        taken[0]
+        for group, taken in options.items()
+        if group not in varying and taken[0] and taken[0] != AS_USUAL.get(group)
+    ]
     own = [
         " · ".join(f"{group}={options[group][k]}" for group in varying if options[group][k]) for k in range(len(runs))
     ]

@@ -5,8 +5,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fl_privacy import malicious
 from fl_privacy.config.reading import select
 from fl_privacy.metrics import METRICS
+from fl_privacy.report.app_audit import audit_lede, is_audit
 from fl_privacy.report.attacked import assumptions
 from fl_privacy.report.charts import Curve, line_chart, partition_chart
 from fl_privacy.report.cost import figures_of
@@ -16,7 +18,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, in_round, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.results import Pair, Run
-from fl_privacy.types import Certainty
+from fl_privacy.victim_ids import Certainty
 
 CURVES_SHOWN = 100
 
@@ -61,6 +63,8 @@ def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[s
 
 def _lede(run: Run) -> str:
     """What was done and what was attacked, in a few sentences."""
+    if is_audit(run):
+        return audit_lede(run)
     attack, defense = chosen(run, "attack"), chosen(run, "defense")
     clients = select(run.identity.config, "federation.clients")
     rounds = len(run.of_kind("round"))
@@ -69,8 +73,19 @@ def _lede(run: Run) -> str:
     guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"
     against = f", attacked by {attack}" if attack and attack != "none" else ""
     against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
+    server = chosen(run, "server")
+    if server and server != "honest":
+        against = f", read by a malicious server ({server})" + ("" if _reads_itself(run) else f" and{against[1:]}")
     done = f"{trained}, trained{where}, {guarded}{against}." if rounds else f"{trained}, {guarded}{against}."
     return f"{done} {assumptions(run)}".strip()
+
+
+def _reads_itself(run: Run) -> bool:
+    """Whether the malicious server needs no attack on what it reads."""
+    section = run.identity.config.get("server")
+    target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
+    attack = getattr(malicious, target.rpartition(".")[2], None) if target.startswith("fl_privacy.malicious.") else None
+    return attack is not None and bool(attack.reads_images)
 
 
 def _psnr_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:

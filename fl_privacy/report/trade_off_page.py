@@ -1,13 +1,14 @@
 """The page of a sweep over defenses, and its charts."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
-from matplotlib.axes import Axes
 
 from fl_privacy.metrics import METRICS
 from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of
@@ -21,6 +22,9 @@ from fl_privacy.report.recommendation import answer, best_below
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import SHOWN, DefenseRow, Versus
 from fl_privacy.results import Attacker
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True, kw_only=True)

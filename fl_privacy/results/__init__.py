@@ -1,11 +1,25 @@
 """The folder of a run: what is recorded while it goes on, and how it is read back."""
 
-from fl_privacy.results.environment import describe_environment
-from fl_privacy.results.folder import Identity, RunFolder, folder_name, is_finished
-from fl_privacy.results.pictures import Pair
-from fl_privacy.results.read import Baseline, PartitionTable, Run, find_baseline, read_run, read_summary
-from fl_privacy.results.records import Attacker
-from fl_privacy.results.summary import Leakage, Recognized, Summary, Traced
+from typing import TYPE_CHECKING
+
+from fl_privacy.lazy import on_demand
+
+if TYPE_CHECKING:
+    from fl_privacy.results.environment import describe_environment
+    from fl_privacy.results.folder import Identity, RunFolder, folder_name, is_finished
+    from fl_privacy.results.pictures import Pair
+    from fl_privacy.results.read import Baseline, PartitionTable, Run, find_baseline, read_run, read_summary
+    from fl_privacy.results.records import Attacker
+    from fl_privacy.results.summary import Leakage, Recognized, Summary, Traced
+
+_HOMES = {
+    "fl_privacy.results.environment": ("describe_environment",),
+    "fl_privacy.results.folder": ("Identity", "RunFolder", "folder_name", "is_finished"),
+    "fl_privacy.results.pictures": ("Pair",),
+    "fl_privacy.results.read": ("Baseline", "PartitionTable", "Run", "find_baseline", "read_run", "read_summary"),
+    "fl_privacy.results.records": ("Attacker",),
+    "fl_privacy.results.summary": ("Leakage", "Recognized", "Summary", "Traced"),
+}
 
 __all__ = [
     "Attacker",
@@ -26,3 +40,5 @@ __all__ = [
     "read_run",
     "read_summary",
 ]
+
+__getattr__ = on_demand(__name__, _HOMES)

@@ -7,8 +7,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 PACKAGES = (
     "fl-privacy",
     "torch",
@@ -19,7 +17,6 @@ PACKAGES = (
     "ray",
     "flwr-datasets",
     "datasets",
-    "torchmetrics",
     "lpips",
     "opacus",
     "hydra-core",
@@ -29,6 +26,8 @@ PACKAGES = (
 
 def describe_environment(*, seed: int) -> dict[str, Any]:
     """Versions, hardware and seed, for ``environment.json``."""
+    import torch  # noqa: PLC0415  (readers of folders go without)
+
     return {
         "seed": seed,
         "python": sys.version.split()[0],

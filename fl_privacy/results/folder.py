@@ -1,17 +1,15 @@
 """The folder that a run writes."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_privacy.effects import Part
-from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.files import write_whole
-from fl_privacy.metrics import VictimScore
-from fl_privacy.metrics.distortion import UpdateDistortion
-from fl_privacy.metrics.tracing import Tracing
 from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
@@ -19,7 +17,13 @@ from fl_privacy.results.lock import Lock, hold, release
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
 from fl_privacy.results.summary import Summary
-from fl_privacy.types import VictimId
+from fl_privacy.victim_ids import VictimId
+
+if TYPE_CHECKING:
+    from fl_privacy.federation import Evaluation, RoundReport
+    from fl_privacy.metrics import VictimScore
+    from fl_privacy.metrics.distortion import UpdateDistortion
+    from fl_privacy.metrics.tracing import Tracing
 
 FORMAT = 1
 """Of the folder; raised when a reader of the older one would misread it."""
@@ -46,16 +50,10 @@ class Identity:
     config: Mapping[str, Any]
 
     @classmethod
-    def of(cls, label: str, config: Mapping[str, Any], *, undefended: bool) -> "Identity":
+    def of(cls, label: str, config: Mapping[str, Any], *, undefended: bool) -> Identity:
         """The identity of the run that ``config`` describes."""
-        return cls(
-            label=label,
-            hash=run_hash(config),
-            training=training_hash(config),
-            repeat=repeat_hash(config),
-            undefended=undefended,
-            config=config,
-        )
+        hashes = {"hash": run_hash(config), "training": training_hash(config), "repeat": repeat_hash(config)}
+        return cls(label=label, undefended=undefended, config=config, **hashes)
 
 
 class RunFolder:
@@ -83,7 +81,7 @@ class RunFolder:
         config_text: str,
         undefended: bool = False,
         overwrite: bool = False,
-    ) -> "RunFolder":
+    ) -> RunFolder:
         """The folder ``<out>/<label>-<hash>`` of the run that ``config`` describes.
 
         A finished run is opened as it is. What an interrupted run of the same configuration left behind is moved
@@ -179,10 +177,11 @@ class RunFolder:
                 image=image.image,
                 **image.values,
                 label_source=score.label_source,
-                certainty=score.certainty,
+                certainty=image.certainty,
                 member=score.member,
                 attack_loss=score.attack_loss,
                 failure=image.failure,
+                **({} if score.labels is None else {"label": int(score.labels[image.image])}),
             )
         if score.history:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
@@ -268,7 +267,7 @@ class RunFolder:
             release(self._lock)
             self._lock = None
 
-    def __enter__(self) -> "RunFolder":
+    def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -281,7 +280,7 @@ class RunFolder:
 
 
 def folder_name(label: str, config: Mapping[str, Any]) -> str:
-    """Of the run that ``config`` describes."""
+    """The identity of the run that ``config`` describes."""
     return f"{label}-{run_hash(config)}"
 
 

@@ -43,6 +43,7 @@ class Run:
         environment: versions, hardware, seed.
         threat_model: in sentences.
         strengths: settings of the defense that its strength follows, those of its first part first.
+        defenses: names of the parts of the defense.
         partition: ``None`` if it was not recorded, as by an attack without training.
         records: of ``metrics.jsonl``, in order.
         summary: what they add up to, also for a run that did not finish.
@@ -63,6 +64,7 @@ class Run:
     finished: bool
     problems: tuple[str, ...]
     shared: Shared | None = None
+    defenses: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -120,6 +122,7 @@ def read_run(path: Path) -> Run:
         finished=summary is not None,
         problems=tuple(problems),
         shared=shared_as(path),
+        defenses=tuple(name for part in defense if (name := part.get("name"))),
     )
 
 

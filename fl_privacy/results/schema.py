@@ -6,7 +6,7 @@ from typing import Any, Literal
 from fl_privacy.checks import fits, in_words
 from fl_privacy.config.keys import sections
 from fl_privacy.metrics import METRICS
-from fl_privacy.types import VictimId
+from fl_privacy.victim_ids import VictimId
 
 Text = Mapping[str, str]
 Number = float | None

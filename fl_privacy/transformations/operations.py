@@ -3,17 +3,29 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
-from torchvision.transforms.v2 import functional as F
 
 from fl_privacy.transformations.sampling import rotate, shear_vertically, translate
 
 LEVELS = 10
 """Magnitudes of a kind of operation, equally spaced."""
+
+
+def _torchvision(name: str) -> Callable[..., Any]:
+    """The operation of ``torchvision.transforms.v2.functional``, which brings all of its models: imported by use."""
+
+    def apply(*arguments: Any) -> Any:
+        return getattr(import_module("torchvision.transforms.v2.functional"), name)(*arguments)
+
+    return apply
+
+
+_invert = _torchvision("invert")
 
 
 @dataclass(frozen=True)
@@ -111,26 +123,26 @@ def _smooth(images: Tensor) -> Tensor:
 
 
 def _grey(images: Tensor) -> Tensor:
-    grey: Tensor = F.rgb_to_grayscale(images)
+    grey: Tensor = _torchvision("rgb_to_grayscale")(images)
     return grey
 
 
-_equalize = _straight_through(F.equalize)
+_equalize = _straight_through(_torchvision("equalize"))
 
 
 def _posterize(images: Tensor, bits: float) -> Tensor:
-    return _straight_through(lambda levels: F.posterize(levels, round(bits)))(images)
+    return _straight_through(lambda levels: _torchvision("posterize")(levels, round(bits)))(images)
 
 
 def _solarize(images: Tensor, threshold: float) -> Tensor:
     levels = images * 255 if images.is_floating_point() else images.short()
-    inverted: Tensor = F.invert(images)
+    inverted: Tensor = _invert(images)
     return torch.where(levels < threshold, images, inverted)
 
 
 def _autocontrast(images: Tensor) -> Tensor:
     if not images.is_floating_point():
-        stretched: Tensor = F.autocontrast(images)
+        stretched: Tensor = _torchvision("autocontrast")(images)
         return stretched
     low, high = images.amin((-2, -1), keepdim=True), images.amax((-2, -1), keepdim=True)
     varies = high > low
@@ -150,17 +162,17 @@ KINDS: Mapping[str, Kind] = {
     "translate_x": Kind(_translate_x, high=150 / 331, signed=True),
     "translate_y": Kind(_translate_y, high=150 / 331, signed=True),
     "rotate": Kind(rotate, high=30.0),
-    "color": Kind(_enhancement(F.adjust_saturation, _grey), high=0.5, signed=True),
+    "color": Kind(_enhancement(_torchvision("adjust_saturation"), _grey), high=0.5, signed=True),
     "contrast": Kind(
-        _enhancement(F.adjust_contrast, lambda images: _grey(images).mean((-3, -2, -1), keepdim=True)),
+        _enhancement(_torchvision("adjust_contrast"), lambda images: _grey(images).mean((-3, -2, -1), keepdim=True)),
         high=0.5,
         signed=True,
     ),
-    "sharpness": Kind(_enhancement(F.adjust_sharpness, _smooth), high=0.5, signed=True),
-    "brightness": Kind(_enhancement(F.adjust_brightness, torch.zeros_like), high=0.5, signed=True),
+    "sharpness": Kind(_enhancement(_torchvision("adjust_sharpness"), _smooth), high=0.5, signed=True),
+    "brightness": Kind(_enhancement(_torchvision("adjust_brightness"), torch.zeros_like), high=0.5, signed=True),
     "posterize": Kind(_posterize, low=8.0, high=4.0),
     "solarize": Kind(_solarize, low=256.0, high=0.0),
-    "invert": Kind(lambda images, _: F.invert(images)),
+    "invert": Kind(lambda images, _: _invert(images)),
     "equalize": Kind(lambda images, _: _equalize(images)),
     "autocontrast": Kind(lambda images, _: _autocontrast(images)),
 }

@@ -183,7 +183,7 @@ def test_wrong_folders_are_one_line(tmp_path, out):
 
 
 def test_the_picture_of_pairs(tmp_path, out):
-    images = (pictures(5, (1, 28, 28)) * 255).to(torch.uint8)
+    images = (pictures(5, (1, 28, 28)) * 255).to(torch.uint8).numpy()
     grid_picture(list(images), [*images[:4], None], ["$a_b$"] * 5, tmp_path / "new" / "grid.png")
     with Image.open(tmp_path / "new" / "grid.png") as picture:
         assert picture.width > picture.height > 100

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs, infer_labels, output_layer
-from fl_privacy.attacks.gradient_inversion.minimization import Minimum
+from fl_privacy.attacks.gradient_inversion.standings import Minimum
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.types import Batch, Observation, Reconstruction
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.gradient_inversion.recording import operations, tensors_of
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import differentiable_twice
 
@@ -85,7 +86,7 @@ class CompiledEvaluation:
         Raises:
             UserError: the program does not compile, but is demanded.
         """
-        tensors = _tensors(problem)
+        tensors = tensors_of(problem)
         shapes = [tensor.shape for tensor in (variables, *tensors)]
         if self._shapes is None:
             self._shapes, self._program = shapes, self._make(problem, variables, tensors)
@@ -114,13 +115,7 @@ class CompiledEvaluation:
 
 def _compiled(problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> _Program:
     """The double backward pass is unrolled by tracing first, since ``torch.compile`` itself does not follow it."""
-    from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
-
-    def evaluate(variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        given = iter(tensors)
-        return problem.map(lambda _: next(given)).evaluate(variables)
-
-    graph = make_fx(evaluate)(variables, *tensors)
+    graph = operations(problem, variables, list(tensors))
     mode = "reduce-overhead" if variables.is_cuda else None
     program = torch.compile(graph, fullgraph=True, dynamic=False, mode=mode)
 
@@ -131,17 +126,6 @@ def _compiled(problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) ->
         return (loss.clone(), gradient.clone()) if loss.is_cuda else (loss, gradient)
 
     return run
-
-
-def _tensors(problem: Problem) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    problem.map(keep)
-    return found
 
 
 def _agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:

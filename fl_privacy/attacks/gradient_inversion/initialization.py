@@ -29,6 +29,10 @@ class Space:
         """Images -> variables."""
         return images if (self.mean, self.std) == (0.0, 1.0) else (images - self.mean) / self.std
 
+    def clamped(self, variables: Tensor) -> Tensor:
+        """The variables of images cut to [0, 1]; what lies within stays to the last bit."""
+        return variables.clamp(-self.mean / self.std, (1 - self.mean) / self.std)
+
 
 def project(images: Tensor, how: Projection) -> Tensor:
     """``images`` (V, B, C, H, W) brought to [0, 1]."""

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.gradient_inversion.initialization import Projection
+from fl_privacy.attacks.gradient_inversion.standings import Minimum, Standing
 from fl_privacy.attacks.optimizers import Optimizer
 
-_HISTORY = 100
 _COMPACT_BELOW = 0.75
 
 
@@ -57,15 +57,6 @@ class Descent:
     noise: float
 
 
-@dataclass(frozen=True, eq=False)
-class Minimum:
-    """The best of each victim: variables (V, N), loss (V,) and losses (T, V), thinned and nan once it had finished."""
-
-    variables: Tensor
-    loss: Tensor
-    history: Tensor
-
-
 def minimize(
     problem: P,
     variables: Tensor,
@@ -88,53 +79,37 @@ def minimize(
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
         report: called with the share of the work that is done.
     """
-    count = len(variables)
-    best, best_loss = variables.clone(), torch.full((count,), torch.inf, dtype=variables.dtype, device=variables.device)
-    rescued_at = torch.full_like(best_loss, torch.nan)
-    active = torch.arange(count, device=variables.device)
-    over = torch.zeros(count, dtype=torch.bool, device=variables.device)
+    state = Standing(variables, descent.iterations)
     run = descent.optimizer.start(variables, iterations=descent.iterations, images=problem.pixels)
-    stride = max(1, descent.iterations // _HISTORY)
-    history = variables.new_full((descent.iterations // stride + 1, count), torch.nan)
-    while len(active):
+    while True:
         loss, gradient = evaluate(problem, variables)
-        broken = ~(loss.isfinite() & gradient.isfinite().all(1))
-        better = (loss < best_loss[active]) & ~broken & ~over
-        best_loss[active] = torch.where(better, loss, best_loss[active])
-        best[active] = torch.where(better[:, None], variables, best[active])
-        now = run.iteration // stride
-        recorded = history[now, active]
-        history[now, active] = torch.where(recorded.isnan() & ~over, loss, recorded)
-        gradient = _noisy(gradient, problem.pixels, descent.noise, [generators[i] for i in active.tolist()])
-        variables, ended, finished = run.step(variables, loss, gradient)
+        broken = ~(loss + gradient.abs().amax(1)).isfinite()
+        state.learn(variables, loss, broken)
+        if descent.noise:
+            gradient = _noisy(gradient, problem.pixels, descent.noise, [generators[i] for i in state.active])
+        moved, ended, finished = run.step(variables, loss, gradient)
         if descent.projection != "none":
-            variables = torch.where(
-                (ended & ~finished)[:, None], problem.projected(variables, descent.projection), variables
-            )
-        hopeless = broken & ((rescued_at[active] == best_loss[active]) | best_loss[active].isinf())
-        if broken.any():
-            variables = torch.where(broken[:, None], best[active], variables)
-            rescued_at[active] = torch.where(broken, best_loss[active], rescued_at[active])
+            due = (ended & ~finished)[:, None]
+            moved = torch.where(due, problem.projected(moved, descent.projection), moved)
+        over = finished | (loss < enough)
+        if state.any_broken:
+            hopeless = broken & ((state.rescued_at == state.best_loss) | state.best_loss.isinf())
+            moved = torch.where(broken[:, None], state.best, moved)
+            state.rescued_at = torch.where(broken, state.best_loss, state.rescued_at)
             run.restart(broken)
-        over |= (finished & ~broken) | hopeless | (loss < enough[active])
-        left = int((~over).sum())
-        report(_share_done(run.iteration, over, count, descent.iterations))
+            over = (finished & ~broken) | hopeless | (loss < enough)
+        variables = moved
+        left = state.note(over, run.iteration)
+        report(state.share_done)
         if left == 0:
-            break
-        if left <= _COMPACT_BELOW * len(active) and problem.attempts == 1:
-            keep = (~over).nonzero().flatten()
+            return state.minimum()
+        if left <= _COMPACT_BELOW * len(state.active) and problem.attempts == 1:
+            keep = (~state.over).nonzero().flatten()
             run.select(keep)
-            problem, active, variables, over = problem.select(keep), active[keep], variables[keep], over[keep]
-    return Minimum(best, best_loss, history)
+            state.select(keep)
+            problem, variables, enough = problem.select(keep), variables[keep], enough[keep]
 
 
 def _noisy(gradient: Tensor, pixels: int, std: float, generators: Sequence[torch.Generator]) -> Tensor:
-    if std == 0:
-        return gradient
     noise = torch.stack([torch.randn(pixels, generator=g) for g in generators]).to(gradient)
     return torch.cat([gradient[:, :pixels] + std * noise, gradient[:, pixels:]], 1)
-
-
-def _share_done(iteration: Tensor, over: Tensor, count: int, iterations: int) -> float:
-    gone = count - len(over)
-    return (gone + float(torch.where(over, 1, iteration / iterations).sum())) / count

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.statistics import LayerStatistics
+from fl_privacy.attacks.gradient_inversion.statistics import LayerStatistics, unit_distance
 from fl_privacy.errors import UserError
 
 LayerWeights = Mapping[str, float]
@@ -21,10 +21,14 @@ class Objective(Protocol):
     Attributes:
         elementwise: True where the size of gradients counts, which are then formed element by element.
         layers: weights of the tensors.
+        by_layer: whether it matters which element is of which tensor; where it does not, small ones come as one.
     """
 
     @property
     def elementwise(self) -> bool: ...
+
+    @property
+    def by_layer(self) -> bool: ...
 
     @property
     def layers(self) -> LayerWeights: ...
@@ -58,6 +62,8 @@ def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
 
 
 def _weighted_sum(layers: LayerWeights, terms: Mapping[str, Tensor]) -> Tensor:
+    if not layers:
+        return torch.stack(list(terms.values())).sum(0) if len(terms) > 1 else next(iter(terms.values()))
     return torch.stack([layer_weight(layers, name) * term for name, term in terms.items()]).sum(0)
 
 
@@ -77,6 +83,10 @@ class L2:
     relative: bool = False
     elementwise: bool = field(default=True, init=False)
 
+    @property
+    def by_layer(self) -> bool:
+        return bool(self.layers)
+
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         loss = _weighted_sum(self.layers, {name: s.distance for name, s in statistics.items()})
         if not self.relative:
@@ -91,6 +101,10 @@ class L1:
 
     layers: LayerWeights = field(default_factory=dict)
     elementwise: bool = field(default=True, init=False)
+
+    @property
+    def by_layer(self) -> bool:
+        return bool(self.layers)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         return _weighted_sum(self.layers, {name: s.absolute for name, s in statistics.items()})
@@ -114,8 +128,14 @@ class Cosine:
     epsilon: float = 1e-10
     elementwise: bool = field(default=False, init=False)
 
+    @property
+    def by_layer(self) -> bool:
+        return self.per_layer or bool(self.layers)
+
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         """Loss (V,) in [0, 2]."""
+        if len(statistics) == 1 and not self.layers and (whole := next(iter(statistics.values()))).guess is not None:
+            return unit_distance(whole.guess, whole.target.unit)
         if self.per_layer:
             terms = {name: self._of_layer(s) for name, s in statistics.items()}
             return _weighted_sum(self.layers, terms) / sum(layer_weight(self.layers, name) for name in statistics)
@@ -154,6 +174,7 @@ class GaussianKernel:
     last: float = 0.5
     layers: LayerWeights = field(default_factory=dict)
     elementwise: bool = field(default=True, init=False)
+    by_layer: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         terms = {}

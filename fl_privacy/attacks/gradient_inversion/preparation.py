@@ -18,6 +18,7 @@ from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.memory import victims_at_once, written_bytes
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.gradient_inversion.recording import RecordedEvaluation, recording_pays
 from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound, prepare_round
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.optimizers import LBFGS
@@ -156,21 +157,31 @@ class Prepared:
         settings, obstacle = self.settings, self._obstacle
         if obstacle and settings.compile == "on":
             warnings.warn(f"The attack goes on without being compiled: {obstacle}.", stacklevel=2)
-        if obstacle or settings.compile == "off":
+        if obstacle:
             return Problem.evaluate
+        plain = self._uncompiled
+        if settings.compile == "off":
+            return plain
         if settings.compile == "on":
             return CompiledEvaluation(demanded=True)
         # victims that finish one by one leave batches of ever new sizes behind
         shrinks = isinstance(settings.optimizer, LBFGS) or settings.enough > 0
         if shrinks:
-            return Problem.evaluate
+            return plain
         worthwhile = compiling_pays(
             self._like.device,
             runs=settings.iterations * math.ceil(len(self.members) / self.capacity),
             written=settings.iterations * len(self.members) * written_bytes(*self._trial()),
             tensors=len(self.rounds[0].victim_model.names),
         )
-        return CompiledEvaluation(demanded=False) if worthwhile else Problem.evaluate
+        return CompiledEvaluation(demanded=False) if worthwhile else plain
+
+    @property
+    def _uncompiled(self) -> Evaluation:
+        at_once = min(self.capacity, len(self.members) * self.restarts)
+        inner = self.settings.optimizer.inner if isinstance(self.settings.optimizer, LBFGS) else 1
+        pays = recording_pays(at_once, inner * self.settings.iterations)
+        return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
 
     @property
     def _obstacle(self) -> str | None:

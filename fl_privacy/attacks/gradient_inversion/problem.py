@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ class _Zero:
 
     target: Target
 
+    guess: None = None
+
     @property
     def squared(self) -> Tensor:
         return torch.zeros_like(self.target.squared)
@@ -40,6 +43,9 @@ class _Zero:
 
 _roughness = TotalVariation(weight=1.0)
 
+_SMALL = 1 << 16
+"""Elements of a tensor that is compared together with others, since starting an operation takes the time."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Round:
@@ -57,7 +63,19 @@ class Round:
     factors: Mapping[str, Factors]
     clip: Clips | None
 
-    def statistics(self, images: Tensor, labels: Tensor, hidden: Tensor | None) -> dict[str, LayerStatistics]:
+    @cached_property
+    def small(self) -> tuple[Sequence[str], Target] | None:
+        """Names of the tensors that may come as one, and what was observed of them; ``None`` for fewer than two."""
+        names = [
+            name
+            for name, target in self.targets.items()
+            if name not in self.factors and target.low is None and target.size <= _SMALL
+        ]
+        return (names, Target.joined([self.targets[name] for name in names])) if len(names) > 1 else None
+
+    def statistics(
+        self, images: Tensor, labels: Tensor, hidden: Tensor | None, *, by_layer: bool = True
+    ) -> dict[str, LayerStatistics]:
         """Of each tensor, for images (V, B, C, H, W) as the model sees them.
 
         Args:
@@ -65,19 +83,31 @@ class Round:
             labels: (V, B) or probabilities (V, B, K).
             hidden: (V, B, F) what a private loss sends back into the features; with it ``gradients`` is
                 :class:`Layered`.
+            by_layer: whether each tensor is wanted by itself; if not, small ones come as one, under the first's name.
         """
+        joined = None if by_layer else self.small
         if not self.factors:
             gradients = self._gradients(images, labels, hidden)
             gradients = self.clip(gradients) if self.clip else gradients
-            return {name: Explicit(gradients[name], target) for name, target in self.targets.items()}
+            return self._explicit(gradients, joined)
         assert isinstance(self.gradients, Layered)
         gradients, products = self.gradients.gradients_and_products(images, labels, self.factors.keys(), hidden)
-        return {
-            name: Products(*products[name], self.factors[name], target)
-            if name in self.factors
-            else Explicit(gradients[name], target)
-            for name, target in self.targets.items()
+        found: dict[str, LayerStatistics] = {
+            name: Products(*products[name], factors, self.targets[name]) for name, factors in self.factors.items()
         }
+        found |= self._explicit(gradients, joined)
+        return found if joined else {name: found[name] for name in self.targets}
+
+    def _explicit(self, gradients: Tensors, joined: tuple[Sequence[str], Target] | None) -> dict[str, LayerStatistics]:
+        """Statistics of the gradients that were formed."""
+        names, target = joined or ((), None)
+        found: dict[str, LayerStatistics] = {
+            name: Explicit(gradients[name], self.targets[name]) for name in self.targets if name in gradients
+        }
+        if target is None:
+            return found
+        whole = Explicit(torch.cat([gradients[name].flatten(1) for name in names], 1), target)
+        return {names[0]: whole, **{name: own for name, own in found.items() if name not in names}}
 
     def _gradients(self, images: Tensor, labels: Tensor, hidden: Tensor | None) -> Tensors:
         if hidden is None:
@@ -162,9 +192,12 @@ class Problem:
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
         """The objective (V,), added up over the rounds, of images as the model is to see them."""
-        rounds = zip(self.rounds, hidden, strict=True)
         objective = self.settings.objective
-        return torch.stack([objective(r.statistics(images, labels, own)) for r, own in rounds]).sum(0)
+        terms = [
+            objective(one.statistics(images, labels, own, by_layer=objective.by_layer))
+            for one, own in zip(self.rounds, hidden, strict=True)
+        ]
+        return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
     def zero_loss(self) -> Tensor:
         """The objective (V,) of a gradient that is zero everywhere: what the other losses are measured by."""
@@ -180,8 +213,12 @@ class Problem:
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor:
         """The variables with their images brought to [0, 1]."""
-        pixels = self.settings.space.to_variables(project(self.images(variables), how)).flatten(1)
-        return torch.cat([pixels, variables[:, self.pixels :]], 1)
+        space = self.settings.space
+        if how == "clamp":
+            pixels = space.clamped(variables[:, : self.pixels])
+        else:
+            pixels = space.to_variables(project(self.images(variables), how)).flatten(1)
+        return pixels if variables.shape[1] == self.pixels else torch.cat([pixels, variables[:, self.pixels :]], 1)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Problem":
         """With every tensor changed whose rows are victims."""

@@ -1,12 +1,13 @@
 """The few numbers per layer and victim that every objective is made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fl_privacy.gradients.low_rank import Factors
 
@@ -38,6 +39,17 @@ class Target:
         low, high = (None, None) if bounds is None else (bound.flatten(1) for bound in bounds)
         return cls(flat, flat.square().sum(1), flat.var(1, correction=0), flat.shape[1], low, high)
 
+    @cached_property
+    def unit(self) -> Tensor:
+        """(V, n) of length 1; zeros where the tensor is zero."""
+        tiny = torch.finfo(self.squared.dtype).tiny
+        return self.value / self.squared.clamp_min(tiny).sqrt()[:, None]
+
+    @classmethod
+    def joined(cls, targets: Sequence["Target"]) -> "Target":
+        """Those without bounds as one, in their order."""
+        return cls.of(torch.cat([target.value for target in targets], 1))
+
     def without_value(self) -> "Target":
         """The numbers alone."""
         return Target(self.value[:, :0].clone(), self.squared, self.variance, self.size)
@@ -54,6 +66,11 @@ class LayerStatistics(Protocol):
     @property
     def target(self) -> Target:
         """The observed tensor."""
+        ...
+
+    @property
+    def guess(self) -> Tensor | None:
+        """g' (V, n), where it was formed and may be anything; ``None`` otherwise."""
         ...
 
     @property
@@ -82,6 +99,10 @@ class Explicit:
 
     gradient: Tensor
     target: Target
+
+    @property
+    def guess(self) -> Tensor | None:
+        return self.gradient.flatten(1) if self.target.low is None else None
 
     @property
     def squared(self) -> Tensor:
@@ -125,6 +146,7 @@ class Products:
     inputs: Tensor
     factors: Factors
     target: Target
+    guess: None = None
 
     @property
     def squared(self) -> Tensor:
@@ -172,3 +194,35 @@ def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
     """Of ``values`` (V, N, P): coordinates (V, r, P) along the orthonormal ``directions`` (V, N, r), and the rest."""
     along = directions.mT @ values
     return along, torch.baddbmm(values, directions, along, alpha=-1)
+
+
+def unit_distance(guess: Tensor, unit: Tensor) -> Tensor:
+    """Half the squared distance (V,) of the unit vectors of ``guess`` (V, n) and the observed one, ``unit`` (V, n).
+
+    It is 1 minus their cosine and keeps its digits down to zero. A vector of zeros has no angle: 1, without a slope.
+    """
+    found: Tensor = _UnitDistance.apply(guess, unit)
+    return found
+
+
+class _UnitDistance(torch.autograd.Function):
+    """In closed form: d|u - o|^2/2 = (u - o - (u, u - o) u) / |g| with u = g / |g|."""
+
+    @staticmethod
+    def forward(ctx: Any, guess: Tensor, unit: Tensor) -> Tensor:
+        tiny = torch.finfo(guess.dtype).tiny
+        length = torch.linalg.vector_norm(guess, dim=1, keepdim=True).clamp_min_(tiny**0.5)
+        direction = guess / length
+        apart = direction - unit
+        along = torch.linalg.vecdot(direction, apart)[:, None]
+        ctx.save_for_backward(apart, direction, along, length)
+        squared = apart.square().sum(1)
+        observed = torch.linalg.vecdot(unit, unit)
+        present = (length[:, 0] > tiny**0.5) & (observed > 0)
+        return torch.where(present, squared / 2, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        apart, direction, along, length = ctx.saved_tensors
+        return torch.addcmul(apart, direction, along, value=-1).mul_(slopes[0][:, None] / length), None

@@ -21,6 +21,8 @@ def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor
         return gradient
     pixels = gradient[:, :images]
     taken = pixels.sign() if how == "hard" else (pixels * remaining).tanh() / remaining
+    if images == gradient.shape[1]:
+        return taken
     return torch.cat([taken, gradient[:, images:]], 1)
 
 
@@ -54,16 +56,21 @@ class Adam:
     def start(self, variables: Tensor, *, iterations: int, images: int) -> "_FirstOrderRun":
         return _FirstOrderRun(self, variables, iterations, images)
 
-    def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Tensor, rate: float) -> Tensor:
-        """The next variables; ``moments`` are updated in place, ``steps`` (V,) counts from 1."""
+    def move(
+        self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
+    ) -> Tensor:
+        """The next variables; ``moments`` are updated in place, ``steps`` or (V,) of each victim count from 1."""
         first, second = moments
         beta1, beta2 = self.betas
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        correction1 = (1 - beta1**steps)[:, None]
-        correction2 = (1 - beta2**steps)[:, None]
-        denominator = second.div(correction2).sqrt_().add_(self.eps).mul_(correction1)
-        return variables * (1 - rate * self.weight_decay) - rate * first / denominator
+        decayed = variables * (1 - rate * self.weight_decay) if self.weight_decay else variables
+        if isinstance(steps, int):
+            denominator = second.sqrt().div_(math.sqrt(1 - beta2**steps)).add_(self.eps)
+            return torch.addcdiv(decayed, first, denominator, value=-rate / (1 - beta1**steps))
+        correction1, correction2 = (1 - beta1**steps)[:, None], (1 - beta2**steps)[:, None]
+        denominator = second.sqrt().div_(correction2.sqrt()).add_(self.eps).mul_(correction1)
+        return torch.addcdiv(decayed, first, denominator, value=-rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +99,9 @@ class GradientDescent:
     def start(self, variables: Tensor, *, iterations: int, images: int) -> "_FirstOrderRun":
         return _FirstOrderRun(self, variables, iterations, images)
 
-    def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Tensor, rate: float) -> Tensor:
+    def move(
+        self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
+    ) -> Tensor:
         """The next variables; ``moments`` are updated in place."""
         velocity = moments[0].mul_(self.momentum).add_(gradient)
         return variables - rate * (gradient + self.momentum * velocity if self.nesterov else velocity)
@@ -107,27 +116,29 @@ class _FirstOrderRun:
         self._images = images
         self._done = 0
         self._moments = [torch.zeros_like(variables) for _ in range(settings.moments)]
-        self._steps = variables.new_zeros(len(variables))
+        self._behind: Tensor | None = None  # (V,) steps that were forgotten, where any were
+        self._none = torch.zeros(len(variables), dtype=torch.bool, device=variables.device)
 
     @property
     def iteration(self) -> Tensor:
-        return torch.full(self._steps.shape, self._done, device=self._steps.device)
+        return torch.full(self._none.shape, self._done, device=self._none.device)
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        over = torch.full_like(loss, self._done >= self._iterations, dtype=torch.bool)
         if self._done >= self._iterations:
-            return variables, over, over
+            return variables, ~self._none, ~self._none
         entering = signed(gradient, self._settings.sign, self._images, 1 - self._done / self._iterations)
         rate = self._settings.lr * self._settings.schedule(self._done, self._iterations)
         self._done += 1
-        self._steps += 1
-        return self._settings.move(variables, entering, self._moments, self._steps, rate), ~over, over
+        steps = self._done if self._behind is None else self._done - self._behind
+        return self._settings.move(variables, entering, self._moments, steps, rate), ~self._none, self._none
 
     def restart(self, rows: Tensor) -> None:
         for moment in self._moments:
             moment[rows] = 0
-        self._steps[rows] = 0
+        behind = torch.zeros(rows.shape, device=rows.device) if self._behind is None else self._behind
+        self._behind = torch.where(rows, self._done, behind)
 
     def select(self, rows: Tensor) -> None:
         self._moments = [moment[rows] for moment in self._moments]
-        self._steps = self._steps[rows]
+        self._none = self._none[rows]
+        self._behind = None if self._behind is None else self._behind[rows]

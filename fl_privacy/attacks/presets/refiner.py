@@ -36,6 +36,7 @@ class Sphere:
     objective: L2 | Cosine
     radius: float
     elementwise: bool = field(default=True, init=False)
+    by_layer: bool = field(default=True, init=False)
 
     @property
     def layers(self) -> LayerWeights:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2.functional import pil_to_tensor
 
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, LocalData
@@ -178,6 +177,8 @@ def _read(file: Path, mode: str, size: tuple[int, int]) -> Tensor:
 
     try:
         with Image.open(file) as picture:
+            from torchvision.transforms.v2.functional import pil_to_tensor  # noqa: PLC0415  (slow to import)
+
             pixels: Tensor = pil_to_tensor(picture.convert(mode).resize(size))
     except (OSError, UnidentifiedImageError) as error:
         raise UserError(f"{file} is expected to be a picture, but can't be read; remove it.") from error

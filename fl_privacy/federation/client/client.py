@@ -16,6 +16,7 @@ from fl_privacy.federation.client.examples import LocalWork, OwnExamples, augmen
 from fl_privacy.federation.client.private_part import join_private, private_names, private_values
 from fl_privacy.federation.client.training import LocalResult, local_update, train_private
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model
+from fl_privacy.inspection import ModelGuard
 from fl_privacy.models import has_batch_norm
 from fl_privacy.rng import Secret, cpu_threads, derive_generator, seeded_globally
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -54,6 +55,7 @@ class Client:
         device: where it computes.
         threads: CPU threads it computes with; part of the result's last bits, hence the same for every backend.
         test: examples that a client with a private part tests its own model on; ``None`` are its own.
+        guard: looks at each model before it is trained on; ``None`` takes any.
     """
 
     id: int
@@ -67,10 +69,19 @@ class Client:
     device: torch.device | str = "cpu"
     threads: int = 1
     test: Examples | None = None
+    guard: ModelGuard | None = None
 
     def update(self, sent: ModelState, state: ClientState, *, round: int) -> LocalResult:
-        """Train in ``round`` on the client's own examples and upload."""
-        return self.do(self.training_work(state, round=round), sent, state)
+        """Train in ``round`` on the client's own examples and upload.
+
+        Raises:
+            RefusedModelError: the guard found the model crafted.
+        """
+        looked = self._look(sent, state)
+        result = self.do(self.training_work(state, round=round), sent, state)
+        if self.guard:
+            state.tensors.update(self.guard.remembered(sent))
+        return replace(result, seconds=result.seconds + looked, defense_seconds=result.defense_seconds + looked)
 
     def personalize(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Personalized:
         """End ``round``: train the private part on the new model ``sent``, then test both together if asked."""
@@ -100,8 +111,9 @@ class Client:
         ``state`` is left as it was, but for what the defense makes of the client's examples once.
 
         Raises:
-            UserError: batch norm in training mode has but one value to normalize.
+            UserError: batch norm in training mode has but one value to normalize, or the guard refused the model.
         """
+        self._look(sent, state)
         work = self.probe_work(state, round=round, probe=probe, batch_size=batch_size)
         try:
             return self.do(work, sent, ClientState(dict(state.tensors)))
@@ -193,6 +205,16 @@ class Client:
     def keeps_private(self) -> bool:
         """Whether some of the model's values are neither sent nor uploaded."""
         return bool(private_names(self.model, self.defense))
+
+    def _look(self, sent: ModelState, state: ClientState) -> float:
+        """Seconds that the guard took to find nothing; what it finds is a ``RefusedModelError``."""
+        if self.guard is None:
+            return 0.0
+        started = time.perf_counter()
+        shown = self.examples.batch(self.indices[: self.guard.examples], self.device)
+        with cpu_threads(self.threads):
+            self.guard.expect_honest(self.model.to(self.device), sent.to(self.device), shown, state.tensors)
+        return time.perf_counter() - started
 
     def _own_model(self, state: ClientState) -> nn.Module:
         model, rng = self.model.to(self.device), self._rng("private")

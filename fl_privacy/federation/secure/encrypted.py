@@ -55,7 +55,7 @@ def run_encrypted(
         results: dict[int, LocalResult | Failure] = {}
         for client in counted("client", asked):
             state = ClientState(dict(states[client].tensors))
-            work = partial(clients[client].update, server.sent_to(client), state, round=round)
+            work = partial(clients[client].update, server.sent_to(client, round), state, round=round)
             results[client] = result = attempt(work)
             if isinstance(result, LocalResult):
                 states[client] = state

@@ -14,6 +14,7 @@ from flwr.common import (
 )
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from flwr.common.secure_aggregation.secaggplus_constants import Key as SecAggKey
+from flwr.common.secure_aggregation.secaggplus_constants import Stage as SecAggStage
 from flwr.server import LegacyContext
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
@@ -40,6 +41,7 @@ __all__ = [
     "Scalar",
     "SecAggKey",
     "SecAggPlusWorkflow",
+    "SecAggStage",
     "WorkflowKey",
     "bytes_to_ndarray",
     "ndarrays_to_parameters",

@@ -1,0 +1,1 @@
+"""A Flower app with clients of the older kind, ``NumPyClient``; see README.md."""

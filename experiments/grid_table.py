@@ -1,0 +1,57 @@
+"""What a trade-off sweep has measured so far as a table, also where parts of it have not run.
+
+    fl-privacy trade-off experiments/refiner_rows.yaml
+    python experiments/grid_table.py experiments/refiner_rows.yaml --metrics psnr noise_ratio
+
+A row for each defense at each strength: its accuracy, if it was trained, and the mean of each metric with its 95 %
+interval by each attack and attacker. Reads run folders alone; overrides behind the grid are those of the sweep.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from fl_privacy.config.grid import load_grid
+from fl_privacy.experiment.trade_off import plan_sweep
+from fl_privacy.report.trade_off import DefenseRow, Versus, read_rows
+from fl_privacy.results import Attacker
+
+
+def cell(row: DefenseRow, versus: Versus, metric: str) -> str:
+    """Mean and interval, empty where it was not measured."""
+    found = row.statistic(versus, metric)
+    if found is None:
+        return ""
+    digits = 1 if metric == "psnr" else 2
+    interval = f" [{found.ci95[0]:.{digits}f}, {found.ci95[1]:.{digits}f}]" if found.ci95 else ""
+    return f"{found.mean:.{digits}f}{interval}"
+
+
+def table(rows: Sequence[DefenseRow], metrics: Sequence[str]) -> str:
+    """In Markdown."""
+    versus = [
+        Versus(attack, attacker)
+        for attack in rows[0].outcome.attacks
+        for attacker in Attacker
+        if any(Versus(attack, attacker) in row.leakage for row in rows)
+    ]
+    columns = [(one, metric) for one in versus for metric in metrics]
+    columns = [(one, metric) for one, metric in columns if any(row.statistic(one, metric) for row in rows)]
+    heads = ["defense", "accuracy", *(f"{one.attack}, {one.attacker}, {metric}" for one, metric in columns)]
+    lines = [heads, ["---"] * len(heads)]
+    for row in rows:
+        accuracy = "" if row.accuracy is None else f"{row.accuracy:.1%}"
+        lines.append([row.name, accuracy, *(cell(row, one, metric) for one, metric in columns)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("grid")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--metrics", nargs="+", default=["psnr"])
+    options = parser.parse_args()
+    print(table(read_rows(plan_sweep(load_grid(options.grid, options.overrides)).outcomes()), options.metrics))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Images out of whatever a Flower app trains on: a data set, a loader, a list; normalized or not."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from fl_privacy.errors import UserError
+from fl_privacy.normalization import Normalization
+
+IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "x")
+LABEL_KEYS = ("label", "labels", "fine_label", "target", "character", "y")
+"""Under which data sets of the hub keep them, the likeliest first."""
+
+LOOKED_AT = 256
+"""Images from which a normalization is estimated."""
+
+_BLACK_AND_WHITE = 0.02
+"""By which the darkest and the brightest pixel of a channel may miss the values that black and white would have."""
+
+Sample = tuple[Tensor, int]
+"""(C, H, W) float, as the model gets it, and its class."""
+
+
+def samples(data: object) -> Iterator[Sample]:
+    """The examples of ``data`` in order.
+
+    Args:
+        data: a ``torch.utils.data.Dataset`` or ``DataLoader``, a data set of the hub, or any iterable, whose examples
+            are pairs (image, label) or mappings with a key of ``IMAGE_KEYS`` and one of ``LABEL_KEYS``; of a tuple of
+            loaders, such as (train, test), the first.
+
+    Raises:
+        UserError: an example is something else.
+    """
+    if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
+        data = data[0]
+    data = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        if not isinstance(data, Iterable):
+            raise UserError(
+                "data is expected to be a data set, a DataLoader or an iterable of (image, label), but got"
+                f" {type(data).__name__}."
+            )
+        yield from map(as_sample, data)
+        return
+    for index in range(len(data)):
+        yield as_sample(data[index])
+
+
+def as_sample(example: object) -> Sample:
+    """An example of a data set as a tensor and a class.
+
+    Raises:
+        UserError: it has no image or no label.
+    """
+    if isinstance(example, Mapping):
+        image, label = (_first(example, keys) for keys in (IMAGE_KEYS, LABEL_KEYS))
+    elif isinstance(example, Sequence) and len(example) >= 2:
+        image, label = example[0], example[1]
+    else:
+        raise UserError(
+            f"An example is expected to be (image, label) or a mapping with both, but is a {type(example).__name__}."
+        )
+    return _pixels(image), int(label)
+
+
+def _first(example: Mapping[Any, Any], keys: Sequence[str]) -> Any:
+    found = next((key for key in keys if key in example), None)
+    if found is None:
+        raise UserError(
+            f"An example is expected to have one of the keys {', '.join(keys)}, but has"
+            f" {', '.join(map(str, example)) or 'none'}; rename the column."
+        )
+    return example[found]
+
+
+def _pixels(image: Any) -> Tensor:
+    """(C, H, W) float; bytes become [0, 1]."""
+    pixels = image if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
+    if pixels.dim() == 2:
+        pixels = pixels.unsqueeze(0)
+    elif pixels.dim() == 3 and not isinstance(image, Tensor) and pixels.shape[-1] in (1, 3):
+        pixels = pixels.permute(2, 0, 1)
+    if pixels.dim() != 3:
+        raise UserError(f"An image is expected to have the shape (C, H, W), but has {tuple(pixels.shape)}.")
+    return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.detach().cpu().float()
+
+
+def told_normalization(source: object) -> Normalization | None:
+    """That of a ``transforms.Normalize`` within ``source``: a transform, or a data set or loader that has one."""
+    seen: set[int] = set()
+    waiting = [source]
+    while waiting and len(seen) < 1000:
+        each = waiting.pop(0)
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        mean, std = getattr(each, "mean", None), getattr(each, "std", None)
+        if type(each).__name__ == "Normalize" and mean is not None and std is not None:
+            return Normalization(tuple(map(float, mean)), tuple(map(float, std)))
+        names = ("transform", "transforms", "dataset")
+        within = [part for name in names if (part := getattr(each, name, None)) is not None]
+        waiting += [part for one in within for part in (one if isinstance(one, list | tuple) else [one])]
+    return None
+
+
+def find_normalization(data: object) -> Normalization | None:
+    """How the images of ``data`` are normalized: as its transform says, else as their darkest and brightest pixels do.
+
+    ``None`` where they are within [0, 1]. Images of a natural set have black and white pixels in each channel, which
+    normalization takes to -mean / std and (1 - mean) / std.
+
+    Raises:
+        UserError: there are no images.
+    """
+    loaded = data[0] if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset) else data
+    if (told := told_normalization(loaded)) is not None:
+        return told
+    images = [image for image, _ in islice(samples(data), LOOKED_AT)]
+    if not images:
+        raise UserError("data is expected to hold images, but is empty.")
+    channels = [torch.cat([image[c].flatten() for image in images]) for c in range(len(images[0]))]
+    darkest, brightest = (torch.stack([pick(c) for c in channels]) for pick in (torch.min, torch.max))
+    if float(darkest.min()) >= -_BLACK_AND_WHITE and float(brightest.max()) <= 1 + _BLACK_AND_WHITE:
+        return None
+    std = 1 / (brightest - darkest).clamp_min(1e-6)
+    mean, std = ((v * 2**16).round() / 2**16 for v in (-darkest * std, std))
+    return Normalization(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def fingerprint(image: Tensor) -> str:
+    """Tells the image (C, H, W) in [0, 1] from others, by its bytes, and shows nothing of it."""
+    levels = (image.clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous()
+    return hashlib.sha256(str(tuple(levels.shape)).encode() + levels.numpy().tobytes()).hexdigest()

@@ -1,0 +1,236 @@
+"""From captured updates of a Flower app to a page: during an audit, or later from its folder."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.checks import fits
+from fl_privacy.effects import Description, from_plain, to_plain
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.foreign import (
+    AttackPlan,
+    Captured,
+    attack_captured,
+    describe_app,
+    rehearsed,
+    worth_attacking,
+)
+from fl_privacy.experiment.known_images import KnownImages, NamedImages
+from fl_privacy.experiment.protocols import Monitor
+from fl_privacy.files import write_private
+from fl_privacy.normalization import Normalization
+from fl_privacy.report import write_report
+from fl_privacy.report.app_audit import REHEARSED
+from fl_privacy.report.headline import verdict
+from fl_privacy.results import RunFolder, Summary
+from fl_privacy.types import Observation, VictimId
+
+NOTE = "audit.json"
+"""Name of the file beside captures of an app: what these don't hold."""
+
+_MOST_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What an audit knows beside the captured updates.
+
+    Attributes:
+        model: import path of the clients' model, as it was; nothing is imported by it.
+        normalization: of their images.
+        defense: that they tell of.
+        fingerprints: of the images behind each probe, by its id.
+    """
+
+    model: str = ""
+    normalization: Normalization | None = None
+    defense: Description = ()
+    fingerprints: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def write_note(folder: Path, note: Note) -> None:
+    """Write ``note`` into the folder of an audit, for its owner alone."""
+    normalization = note.normalization
+    content = {
+        "model": note.model,
+        "mean": None if normalization is None else list(normalization.mean),
+        "std": None if normalization is None else list(normalization.std),
+        "defense": to_plain(note.defense),
+        "fingerprints": {key: list(value) for key, value in note.fingerprints.items()},
+    }
+    write_private(folder / NOTE, json.dumps(content, indent=1))
+
+
+def read_note(folder: Path) -> Note | None:
+    """Inverse of ``write_note``, trusting nothing; ``None`` where there is none.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = folder / NOTE
+    if not path.is_file():
+        return None
+    wrong = UserError(f"{path} is expected to be as an audit wrote it, but is damaged; remove it.")
+    if path.stat().st_size > _MOST_BYTES:
+        raise wrong
+    try:
+        raw = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise wrong from error
+    kinds: dict[str, Any] = {
+        "model": str,
+        "mean": list[float] | None,
+        "std": list[float] | None,
+        "fingerprints": Mapping[str, list[str]],
+    }
+    if not isinstance(raw, dict) or any(key not in raw or not fits(raw[key], kinds[key]) for key in kinds):
+        raise wrong
+    mean, std = raw["mean"], raw["std"]
+    return Note(
+        model=raw["model"],
+        normalization=None if mean is None or std is None else Normalization(mean, std),
+        defense=from_plain(raw.get("defense", [])),
+        fingerprints=raw["fingerprints"],
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AppReport:
+    """All that is known of an app whose updates were captured.
+
+    Attributes:
+        observations: of training updates and probes.
+        source: of the true images.
+        fingerprints: of the images behind each probe.
+        defense: that clients tell of.
+        found: sentences on single updates, and on how many each is true of.
+        said: sentences on the app.
+        victims: images of the server's own, where no client answers probes.
+        problems: what went wrong, a line each.
+        identified: clients that say which partition they hold: what theirs are is not known of others.
+        every: attack all updates, however many images they are of.
+        adaptive: an attacker that knows the defense attacks as well, where clients tell of one.
+    """
+
+    observations: Sequence[Observation]
+    source: NamedImages
+    fingerprints: Mapping[VictimId, Sequence[str]]
+    defense: Description = ()
+    found: Counter[str] = field(default_factory=Counter)
+    said: Sequence[str] = ()
+    victims: int = 8
+    problems: Sequence[str] = ()
+    identified: frozenset[int] = frozenset()
+    every: bool = False
+    adaptive: bool = True
+
+    def truth(self) -> KnownImages:
+        """What is known of the images behind the updates."""
+        return KnownImages(
+            data=self.source.data,
+            of_client=self.source.of_client,
+            normalization=self.source.normalization,
+            fingerprints=self.fingerprints,
+            numbers={o.id: o.upload.num_examples for o in self.observations if o.id.client in self.identified},
+        )
+
+
+def report_app(
+    app: AppReport,
+    attack: ReconstructionAttack | None,
+    name: str,
+    folder: RunFolder,
+    *,
+    monitor: Monitor | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+) -> str:
+    """Attack what of ``app`` is worth it, write the page into ``folder``, finish it, and say in a line what came of it.
+
+    Args:
+        app: what was captured.
+        attack: ``None`` captures only.
+        name: of it, for the line.
+        folder: open; finished afterwards.
+        monitor: told of the progress.
+        seed: of the attack.
+        threads: CPU threads of the attack; ``None`` takes PyTorch's.
+    """
+    truth, started = app.truth(), time.perf_counter()
+    chosen, said = worth_attacking(app.observations, every=app.every)
+    if not chosen and (own := rehearsed(app.observations, truth, app.victims)):
+        chosen, truth = own, _of_own_images(own, truth, app.victims)
+        said.append(REHEARSED)
+    said += _not_found(chosen, truth)
+    captured = Captured(
+        observations=chosen if attack else (),
+        truth=truth,
+        defense=app.defense,
+        adaptive=app.adaptive and bool(app.defense),
+        sentences=[*describe_app(app.observations, app.defense, app.found), *app.said, *said, *_told(app.problems)],
+    )
+    plan = AttackPlan(attack=attack or _nothing, seed=seed, threads=threads or torch.get_num_threads())
+    attack_captured(captured, plan, folder, monitor or Monitor())
+    summary = folder.finish()
+    page = write_report([folder.path])
+    return " ".join(
+        [
+            f"audit: captured {_what(app.observations)};",
+            f"attacked {len(captured.observations)} by {name} in {time.perf_counter() - started:.0f} s."
+            if captured.observations
+            else "attacked none, which says nothing about privacy.",
+            f"{verdict(summary).text}{_mean_psnr(summary)}.".replace("?.", "?"),
+            f"Page: {page}",
+        ]
+    )
+
+
+def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
+    """A sentence on probes whose images are not where the truth should be."""
+    if truth.data is None and truth.of_client is None:
+        return []
+    lost = [o for o in chosen if o.id.probe is not None and truth.batch(o.id) is None]
+    if not lost:
+        return []
+    return [
+        f"The images behind {len(lost)} of {len(chosen)} attacked uploads are not in data: they are others, or changed"
+        " by a transform that draws at random. They are shown without a figure."
+    ]
+
+
+def _mean_psnr(summary: Summary) -> str:
+    found = summary.plain.metrics.get("psnr")
+    return "" if found is None else f", mean PSNR {found.mean:.1f} dB"
+
+
+def _of_own_images(own: Sequence[Observation], truth: KnownImages, number: int) -> KnownImages:
+    """The truth behind uploads that the server computed of the first ``number`` images."""
+    images = truth.first(number)
+    return KnownImages(given={o.id: images[o.id.probe or 0] for o in own})
+
+
+def _what(observations: Sequence[Observation]) -> str:
+    probes = [o for o in observations if o.id.probe is not None]
+    updates = len(observations) - len(probes)
+    rounds = sorted({o.id.round for o in observations})
+    clients = len({o.id.client for o in observations})
+    parts = [f"{updates} training updates" if updates else "", f"{len(probes)} probes" if probes else ""]
+    return (
+        f"{' and '.join(filter(None, parts))} of {clients} client{'s' * (clients > 1)}"
+        f" in round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}"
+    )
+
+
+def _told(problems: Sequence[str]) -> list[str]:
+    return [f"Went wrong: {problem}." for problem in problems[:5]]
+
+
+def _nothing(*args: object, **kwargs: object) -> list[Any]:
+    return []

@@ -1,0 +1,86 @@
+"""Attacks on what was captured of somebody else's Flower app, from its folder."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from fl_privacy.config import RunSettings
+from fl_privacy.errors import UserError
+from fl_privacy.experiment.build import ANY_MODEL, build_network_for
+from fl_privacy.experiment.captured_app import NOTE, AppReport, Note, read_note
+from fl_privacy.experiment.known_images import find_images
+from fl_privacy.interception import load_observations
+from fl_privacy.interception.capture_files import CaptureFile
+from fl_privacy.types import Observation, VictimId
+
+CAPTURES = "captures"
+CONFIG = "config.yaml"
+
+
+def app_captures(captured: str) -> Path | None:
+    """The folder of an app's captures in ``captured``: of an audit, or any that no run of this package wrote.
+
+    ``None`` where a run of this package did, or there is nothing.
+    """
+    folder = Path(captured)
+    within = [path.parent for path in sorted(folder.glob(f"audit-*/{NOTE}"))]
+    for audited in (folder, folder.parent, *(within if len(within) == 1 else ())):
+        if (audited / NOTE).is_file():
+            return audited / CAPTURES
+    if any((up / CONFIG).is_file() for up in (folder, *folder.absolute().parents[:2])):
+        return None
+    return folder if folder.is_dir() and any(folder.rglob("*.json")) else None
+
+
+def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
+    """What was captured of an app, by the model that ``config`` names.
+
+    Raises:
+        UserError: it is not the model of these updates, or none is named.
+    """
+    note = read_note(captures.parent) or read_note(captures) or Note()
+    if config.choices.model != "custom" and note.model:
+        raise UserError(
+            f"The model of the app is expected, but got model={config.choices.model}; say model=custom"
+            f" model._target_={note.model}, which runs its code."
+        )
+    shape, classes = _first_shape(captures)
+    model = build_network_for(config, shape, classes, **_normalizing(config.model, note))
+    observations = load_observations(captures, model)
+    source = find_images(config.truth)
+    app = AppReport(
+        observations=observations,
+        source=source,
+        fingerprints=_by_victim(note.fingerprints, observations),
+        defense=note.defense,
+        found=Counter(),
+        every=True,
+    )
+    return app, note
+
+
+def _normalizing(section: DictConfig, note: Note) -> Mapping[str, Any]:
+    """The clients' normalization as the audit noted it, unless the user says another."""
+    if note.normalization is None or any(key in section for key in ANY_MODEL[1:]):
+        return {}
+    return {"mean": list(note.normalization.mean), "std": list(note.normalization.std)}
+
+
+def _first_shape(captures: Path) -> tuple[tuple[int, ...], int]:
+    """(C, H, W) and K of the first capture."""
+    path = next(path for path in sorted(captures.rglob("*.json")))
+    file = CaptureFile(captures, path)
+    raw = file.json()
+    shape, classes = raw.get("input_shape"), raw.get("num_classes")
+    whole = isinstance(shape, list) and all(isinstance(n, int) and 0 < n <= 4096 for n in shape) and len(shape) == 3
+    if not whole or not isinstance(classes, int) or not 0 < classes <= 1_000_000:
+        file.refuse(f"is of images {shape!r} of {classes!r} classes")
+    assert isinstance(shape, list)
+    return tuple(shape), classes
+
+
+def _by_victim(told: Mapping[str, Sequence[str]], observations: Sequence[Observation]) -> dict[VictimId, Sequence[str]]:
+    return {o.id: told[str(o.id)] for o in observations if str(o.id) in told}

@@ -1,0 +1,171 @@
+"""Which images are behind the uploads of clients that this package did not write, as far as anybody says so."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fl_privacy.data import Dataset, Examples, load_data
+from fl_privacy.data.own_examples import LOOKED_AT, find_normalization, fingerprint, samples
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Replay
+from fl_privacy.normalization import Normalization
+from fl_privacy.types import Batch, Observation, VictimId
+
+OfClient = Callable[[int], object]
+"""Partition -> what its client trains on."""
+
+Images = Iterator[tuple[Tensor, int]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KnownImages:
+    """Looks up the truth behind victims by what clients report of it: fingerprints, and the partition they hold.
+
+    Attributes:
+        data: what they train on; ``None`` where nobody says.
+        of_client: likewise, by partition.
+        normalization: of the images in them.
+        fingerprints: of the images of each victim, in order.
+        numbers: how many examples each victim says that it is of.
+        given: the truth behind some victims.
+    """
+
+    data: object = None
+    of_client: OfClient | None = None
+    normalization: Normalization | None = None
+    fingerprints: Mapping[VictimId, Sequence[str]] = field(default_factory=dict)
+    numbers: Mapping[VictimId, int] = field(default_factory=dict)
+    given: Mapping[VictimId, Batch] = field(default_factory=dict)
+    _found: dict[str, tuple[Tensor, int]] = field(default_factory=dict, init=False, repr=False)
+    _searched: set[int | None] = field(default_factory=set, init=False, repr=False)
+
+    def batch(self, victim: VictimId) -> Batch | None:
+        """The examples behind ``victim``; ``None`` where that is not known."""
+        if victim in self.given:
+            return self.given[victim]
+        wanted = self.fingerprints.get(victim)
+        if wanted is not None:
+            self._search(wanted, victim.client)
+            found = [self._found[one] for one in wanted if one in self._found]
+            return _as_batch(found) if len(found) == len(wanted) else None
+        if victim.probe is not None or self.of_client is None:
+            return None
+        number = self.numbers.get(victim, 0)
+        own = list(islice(self._images(victim.client), number + 1))
+        return _as_batch(own) if len(own) == number else None
+
+    def first(self, number: int) -> list[Batch]:
+        """The first ``number`` images, a batch each; fewer if there are not so many."""
+        if self.data is None and self.of_client is None:
+            return []
+        return [_as_batch([image]) for image in islice(self._images(0), number)]
+
+    def replay(self, observation: Observation) -> Replay:
+        """What a client of this package could repeat."""
+        raise UserError(
+            f"{observation.id} is of a client that is not this package's, whose training can't be repeated."
+        )
+
+    def _images(self, client: int | None) -> Images:
+        data = self.data if self.of_client is None or client is None else self.of_client(client)
+        for image, label in _examples(data):
+            yield (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1), label
+
+    def _search(self, wanted: Sequence[str], client: int) -> None:
+        place = client if self.of_client is not None else None
+        if place in self._searched or all(one in self._found for one in wanted):
+            return
+        if self.data is None and self.of_client is None:
+            return
+        needed = {one for fingerprints in self.fingerprints.values() for one in fingerprints} - self._found.keys()
+        for image, label in self._images(place):
+            if (name := fingerprint(image)) in needed:
+                self._found[name] = image, label
+                needed.discard(name)
+            if not needed:
+                return
+        self._searched.add(place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedImages:
+    """What a user named as ``data``.
+
+    Attributes:
+        name: for the page.
+        data: an iterable of examples; ``None`` where nothing was named.
+        of_client: likewise, by partition.
+        input_shape: (C, H, W) of an image.
+        num_classes: K, where the data say so.
+        normalization: of its images.
+    """
+
+    name: str = "unknown"
+    data: object = None
+    of_client: OfClient | None = None
+    input_shape: tuple[int, ...] | None = None
+    num_classes: int | None = None
+    normalization: Normalization | None = None
+
+
+def find_images(data: object) -> NamedImages:
+    """``data`` as a user may name it: a data set of this package or of PyTorch, a loader, a list of examples, the name
+    of a data set, a folder of images, or a function from a client's partition to one of these.
+
+    Raises:
+        UserError: it is none, or empty.
+    """
+    if data is None:
+        return NamedImages()
+    if isinstance(data, str | Path):
+        return _named(str(data))
+    if isinstance(data, type):
+        raise UserError(f"data is expected to be a data set, but got the class {data.__name__}; make one of it first.")
+    if callable(data) and not hasattr(data, "__getitem__"):
+        return _looked_into(data(0), of_client=data)
+    return _looked_into(data)
+
+
+def _named(name: str) -> NamedImages:
+    path = Path(name).expanduser()
+    if path.exists() or path.is_absolute() or name.startswith("."):
+        if path.is_file():
+            raise UserError(f"data is expected to be a folder of images, one folder a class, but {name} is a file.")
+        return _looked_into(load_data("image_folder", root=str(path)), name=path.name)
+    return _looked_into(load_data(name), name=name)
+
+
+def _looked_into(data: object, *, of_client: OfClient | None = None, name: str | None = None) -> NamedImages:
+    first = list(islice(_examples(data), LOOKED_AT))
+    if not first:
+        raise UserError("data is expected to hold images, but is empty.")
+    classes = data.train.num_classes if isinstance(data, Dataset) else None
+    classes = data.num_classes if isinstance(data, Examples) else classes
+    own = isinstance(data, Dataset | Examples)
+    return NamedImages(
+        name=name or (data.name if isinstance(data, Dataset) else "its own data"),
+        data=None if of_client else data,
+        of_client=of_client,
+        input_shape=tuple(first[0][0].shape),
+        num_classes=classes,
+        normalization=None if own else find_normalization(data),
+    )
+
+
+def _examples(data: object) -> Images:
+    if isinstance(data, Dataset):
+        yield from _examples(data.train)
+        yield from _examples(data.test)
+    elif isinstance(data, Examples):
+        for index in range(len(data)):
+            yield data.images[index].float() / 255, int(data.labels[index])
+    else:
+        yield from samples(data)
+
+
+def _as_batch(images: Sequence[tuple[Tensor, int]]) -> Batch:
+    return Batch(torch.stack([image for image, _ in images]), torch.tensor([label for _, label in images]))

@@ -1,0 +1,132 @@
+"""A malicious server in an experiment: made from its settings, put into the server's hand, its reading as an attack."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
+from fl_privacy.config import RunSettings
+from fl_privacy.config.targets import instantiate
+from fl_privacy.data import Examples
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit, Server
+from fl_privacy.interception import Interceptor
+from fl_privacy.malicious import ServerAttack, ThreatLevel
+from fl_privacy.types import ModelState, Observation, Reconstruction, Upload, VictimId
+
+PUBLIC_IMAGES = 2000
+"""Of the split that is not attacked, from which a server knows what images are like."""
+
+
+EVERYBODY = -1
+
+
+def build_server_attack(
+    config: RunSettings, public: Examples | None = None, attacked: Examples | None = None
+) -> ServerAttack | None:
+    """What ``config.server`` does beyond the protocol; ``None`` for an honest one.
+
+    Args:
+        config: of the run.
+        public: images that the server holds.
+        attacked: the clients' own, some of which it holds where it asks about these.
+
+    Raises:
+        UserError: a setting is wrong.
+    """
+    if "_target_" not in config.server:
+        return None
+    made = instantiate(config.server, "server")
+    if not isinstance(made, ServerAttack):
+        raise UserError(
+            f"server._target_={config.server._target_} is expected to return a ServerAttack, but got"
+            f" {type(made).__name__}."
+        )
+    if public is None:
+        return made
+    held = public.batch(torch.arange(min(PUBLIC_IMAGES, len(public)))).inputs
+    if made.asks_of_members and attacked is not None:
+        own = attacked.batch(torch.arange(min(len(held), len(attacked)))).inputs
+        held = torch.stack([own, held[: len(own)]], 1).flatten(0, 1)
+    return made.informed(held)
+
+
+def expect_fitting(config: RunSettings, attack: ServerAttack | None) -> None:
+    """Refuse settings under which ``attack`` has nothing to read.
+
+    Raises:
+        UserError: it reads the mean of training updates, and other things are intercepted, or weights are shared.
+    """
+    if attack is None or not attack.reads_sum:
+        return
+    if config.intercept.uploads != "update":
+        raise UserError(
+            f"server={config.choices.server} reads the mean of the training updates, but intercept.uploads="
+            f"{config.intercept.uploads}; set intercept.uploads=update."
+        )
+    if config.federation.plan.get("shares") == "weights":
+        raise UserError(
+            f"server={config.choices.server} reads a mean of gradients or changes, but clients share their weights;"
+            " set federation.plan.shares=delta."
+        )
+
+
+def hand_over(server: Server, attack: ServerAttack, audit: Audit, interceptor: Interceptor) -> Audit:
+    """Let ``server`` send what ``attack`` crafts in the rounds of ``audit``; returns what single replies it reads.
+
+    Where the mean of the replies is enough, ``interceptor`` is shown it as the reply of each client attacked.
+    """
+    crafted: dict[int, tuple[ModelState, ModelState]] = {}
+
+    def tamper(state: ModelState, client: int) -> ModelState:
+        """Made once for each model, and where clients get different ones for each client."""
+        key = client if attack.level is ThreatLevel.INCONSISTENT else EVERYBODY
+        if key not in crafted or crafted[key][0] is not state:
+            crafted[key] = state, attack.craft(interceptor.model, state, client)
+        return crafted[key][1]
+
+    server.tamper, server.tampered, server.learns = tamper, audit.rounds, attack.trains
+    if not attack.reads_sum:
+        return audit
+
+    def heard(round: int, mean: Upload, numbers: Mapping[int, int]) -> None:
+        for client in sorted(audit.clients & numbers.keys()):
+            share = mean.num_examples / numbers[client]
+            own = {name: share * t if t.is_floating_point() else t for name, t in mean.tensors.items()}
+            upload = replace(mean, tensors=own, num_examples=numbers[client])
+            interceptor.capture(VictimId(round, client), sent=crafted[client][1], upload=upload)
+
+    server.heard = heard
+    return replace(audit, rounds=frozenset())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServerReading:
+    """What a malicious server reads, as an attack on what it intercepted.
+
+    Attributes:
+        server: what it crafted and how it reads that.
+        attack: goes on with updates that the server took apart; not used where it reads images itself.
+    """
+
+    server: ServerAttack
+    attack: ReconstructionAttack
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        """See :class:`fl_privacy.attacks.ReconstructionAttack`."""
+        found: dict[int, Reconstruction] = {}
+        left: dict[int, Observation] = {}
+        for place, observation in enumerate(observations):
+            result = self.server.read(observation)
+            if isinstance(result, Reconstruction):
+                found[place] = result
+                progress(len(found), len(observations))
+            else:
+                left[place] = result
+        if left:
+            further = self.attack(list(left.values()), seed=seed, progress=progress)
+            found |= dict(zip(left, further, strict=True))
+        return [found[place] for place in range(len(observations))]

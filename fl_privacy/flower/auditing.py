@@ -1,0 +1,299 @@
+"""``audit(strategy, ...)``: any Flower strategy, attacked while it trains, with a page at the end."""
+
+import inspect
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Result, Strategy
+from torch import nn
+
+from fl_privacy.checks import whole
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit, Failure, audited_rounds
+from fl_privacy.federation.guard import attempt
+from fl_privacy.flower.audit_records import ANSWERS, asked_probe, probing, told_defense, told_images
+from fl_privacy.flower.audit_report import ATTACK, AuditReport, NothingCapturedError
+from fl_privacy.flower.audited_model import AuditedModel, expect_arrays_of, read_model
+from fl_privacy.flower.interception import HonestButCurious
+from fl_privacy.flower.records import CLIENT
+from fl_privacy.flower.told_plan import Told, read_plan
+from fl_privacy.flower.transport import pair
+from fl_privacy.interception import Interceptor
+from fl_privacy.types import VictimId
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 600.0
+"""Seconds that an audit waits for the first client."""
+
+_POLL = 0.5
+
+
+def audit(
+    strategy: Strategy,
+    *,
+    model: nn.Module | Callable[[], nn.Module],
+    data: object = None,
+    input_shape: Sequence[int] | None = None,
+    transform: object = None,
+    plan: Told = None,
+    out: str | Path = "audit",
+    rounds: str | int | Sequence[int] = "ends",
+    victims: int = 8,
+    attack: Any = ATTACK,
+) -> "AuditedStrategy":
+    """``strategy``, whose clients' uploads are captured, attacked and shown on a page when ``start`` is done.
+
+    ``strategy = audit(FedAvg(...), model=Net, data="cifar10")``. Clients need not change. Those behind ``probe_mod``
+    are asked, after each audited round, for uploads of single images, the worst case of the literature, and these are
+    attacked; else their training updates are, where they are of few images and steps, and else the server computes
+    itself what one image in one step would give away undefended. Nothing that the strategy does is changed.
+
+    Args:
+        strategy: of ``flwr.serverapp.strategy``, or one that inherits from it.
+        model: what the app's arrays are the ``state_dict`` of: a module, or a class that is made without arguments.
+        data: the images that reconstructions are compared with: the name of a data set, a folder of images, a data set
+            or loader of PyTorch, or a function from a client's partition to one. ``None``: they are shown alone.
+        input_shape: (C, H, W); by default as ``data`` says, or the one usual shape that the model takes.
+        transform: how clients normalize images: their transform, or (mean, std); by default as ``data`` is.
+        plan: how clients train, ``dict(lr=0.1, epochs=1, batch_size=32)``, or the server app's ``context``, whose run
+            config is searched; by default what the messages' config and the updates tell.
+        out: folder of the audits' folders.
+        rounds: which are audited: ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of them.
+        victims: single images that clients are asked for in a round, at most.
+        attack: a name that ``fl-privacy list`` shows, with settings after it ("idlg attack.iterations=50"), or an
+            attack as ``fl_privacy.attacks`` makes it; ``none`` captures only.
+
+    Raises:
+        UserError: something does not fit; what can be checked is checked at once.
+    """
+    if not isinstance(strategy, Strategy):
+        raise UserError(_no_strategy(strategy))
+    if isinstance(strategy, FedXgbBagging | FedXgbCyclic):
+        raise UserError(f"A strategy that trains a network is expected, but {type(strategy).__name__} trains trees.")
+    if isinstance(strategy, AuditedStrategy):
+        raise UserError("A strategy is expected to be audited once, but got one that is audited; take one audit off.")
+    _expect_rounds(rounds)
+    found = read_model(model, data, input_shape, transform)
+    read_plan(plan, {})
+    report = AuditReport(
+        out=Path(out),
+        attack=attack,
+        strategy=type(strategy).__name__,
+        model=found,
+        victims=whole("victims", victims, at_least=1, at_most=10_000, example=8),
+    )
+    return AuditedStrategy(strategy, found, report, plan, rounds)
+
+
+@dataclass(eq=False)
+class AuditedStrategy(Strategy):
+    """A strategy under audit; made by ``audit``.
+
+    Attributes:
+        strategy: does the training.
+        model: of the clients.
+        report: takes what is captured, attacks it and writes the page.
+        plan: as the user told it.
+        rounds: likewise.
+        patience: seconds to wait for the first client.
+    """
+
+    strategy: Strategy
+    model: AuditedModel
+    report: AuditReport
+    plan: Told
+    rounds: str | int | Sequence[int]
+    patience: float = PATIENCE
+    _curious: HonestButCurious | None = field(default=None, init=False, repr=False)
+    _sent: list[Message] = field(default_factory=list, init=False, repr=False)
+    _grid: Grid | None = field(default=None, init=False, repr=False)
+    _timeout: float = field(default=3600.0, init=False, repr=False)
+    _seen: Counter[str] = field(default_factory=Counter, init=False, repr=False)
+
+    def start(self, *args: Any, **kwargs: Any) -> Result:
+        """As the strategy's own ``start``; then what was captured is attacked, and a line says where the page is.
+
+        Raises:
+            UserError: no client is there, the arrays are not of the model, or a round does not exist.
+            NothingCapturedError: nothing was captured; it has the training's ``result``.
+        """
+        signature = inspect.signature(type(self.strategy).start)
+        given = signature.bind(self.strategy, *args, **kwargs)
+        given.apply_defaults()
+        told = dict(given.arguments)
+        for name, parameter in signature.parameters.items():
+            told |= told[name] if parameter.kind is parameter.VAR_KEYWORD else {}
+        grid, arrays = told["grid"], told["initial_arrays"]
+        rounds = whole("num_rounds", told.get("num_rounds", 3), at_least=1, example=3)
+        self._timeout = float(told.get("timeout", 3600))
+        expect_arrays_of(self.model, arrays)
+        plan, fields_told = read_plan(self.plan, dict(told.get("train_config") or {}))
+        chosen = audited_rounds(self.rounds, rounds, name="rounds", most="num_rounds")
+        self._wait_for_clients(grid)
+        interceptor = Interceptor(
+            model=self.model.network,
+            plan=plan,
+            input_shape=self.model.input_shape,
+            num_classes=self.model.num_classes,
+            sink=self.report.captured,
+        )
+        with self.report.opened(plan, fields_told, sorted(chosen), rounds):
+            self._curious = HonestButCurious(self.strategy, interceptor, Audit(rounds=chosen, uploads="both"))
+            try:
+                result = _start_with_hooks(self.strategy, self, given.args[1:], given.kwargs)
+            finally:
+                self._curious = None
+            try:
+                print(self.report.finish(result, self._seen), flush=True)
+            except NothingCapturedError as error:
+                error.result = result
+                raise
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of the strategy."""
+        if self._curious is None:
+            raise UserError(
+                "audit(...) is expected outermost, where its start is called, but another strategy is around it; write"
+                " audit(Other(FedAvg(...)), ...) instead of Other(audit(...))."
+            )
+        self._grid = grid
+        self._sent = list(self._curious.configure_train(server_round, arrays, config, grid))
+        return self._sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Capture the replies, ask for probes where clients answer them, and pass the replies on."""
+        assert self._curious is not None
+        received = list(replies)
+        self._note(received)
+        if server_round in self._curious.audit.rounds:
+            for work in (self._identify, self._probe):
+                failed = attempt(lambda: work(server_round, received))  # noqa: B023
+                if isinstance(failed, Failure):
+                    logger.warning("The audit of round %d is not complete: %s", server_round, failed.reason)
+        return self._curious.aggregate_train(server_round, received)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        self.strategy.summary()
+
+    def _identify(self, round: int, received: Sequence[Message]) -> None:
+        """Note which clients say what partition they hold."""
+        assert self._curious is not None
+        for message, reply in pair(self._sent, received):
+            if not isinstance(reply, Failure) and CLIENT in reply.content.config_records:
+                self.report.identified.add(self._curious.client_of(message, reply))
+
+    def _probe(self, round: int, received: Sequence[Message]) -> None:
+        """Ask the clients of this round that answer probes, ``victims`` in all, for the uploads of single images."""
+        assert self._curious is not None and self._grid is not None
+        replied = [(m, r) for m, r in pair(self._sent, received) if not isinstance(r, Failure)]
+        answering = sorted(
+            (m for m, r in replied if ANSWERS in r.content.config_records), key=lambda m: m.metadata.dst_node_id
+        )[: self.report.victims]
+        if not answering:
+            return
+        share, more = divmod(self.report.victims, len(answering))
+        asked = [
+            Message(
+                probing(message, number, 1),
+                dst_node_id=message.metadata.dst_node_id,
+                message_type=message.metadata.message_type,
+                group_id=message.metadata.group_id,
+            )
+            for rank, message in enumerate(answering)
+            for number in range(share + (rank < more))
+        ]
+        replies = list(self._grid.send_and_receive(asked, timeout=self._timeout))
+        self._note(replies)
+        for message, reply in pair(asked, replies):
+            if not isinstance(reply, Failure) and (images := told_images(reply.content)) is not None:
+                client = self._curious.client_of(message, reply)
+                number, _ = asked_probe(message.content) or (0, 0)
+                self.report.probed(VictimId(round, client, number), images)
+        self._curious.read(round, asked, replies)
+
+    def _note(self, replies: Iterable[Message]) -> None:
+        for reply in replies:
+            if reply.has_error():
+                said = (reply.error.reason or "").strip().splitlines() or [f"Flower's error {reply.error.code}"]
+                self._seen[said[-1][:200]] += 1
+            else:
+                self.report.defended(told_defense(reply.content))
+
+    def _wait_for_clients(self, grid: Grid) -> None:
+        deadline = time.monotonic() + self.patience
+        while not list(grid.get_node_ids()):
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"At least one client is expected, but none is connected after {self.patience:g} s; start"
+                    " SuperNodes, or set num-supernodes of the simulation."
+                )
+            time.sleep(min(_POLL, self.patience / 2))
+
+
+def _start_with_hooks(strategy: Strategy, audited: AuditedStrategy, args: Any, kwargs: Any) -> Result:
+    """The strategy's own ``start``, also one of its class, whose rounds go through ``audited``.
+
+    It runs on an object of a subclass that shares the strategy's attributes, so that whatever it keeps in ``self`` is
+    the strategy's as well.
+    """
+    kind = type(strategy)
+
+    def configure_train(self: Strategy, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        return audited.configure_train(*args, **kwargs)
+
+    def aggregate_train(self: Strategy, *args: Any, **kwargs: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return audited.aggregate_train(*args, **kwargs)
+
+    hooks = {"configure_train": configure_train, "aggregate_train": aggregate_train}
+    driver: Any = object.__new__(type(kind.__name__, (kind,), hooks))
+    driver.__dict__ = strategy.__dict__
+    result: Result = driver.start(*args, **kwargs)
+    return result
+
+
+def _expect_rounds(rounds: object) -> None:
+    """What can be said of ``rounds`` before their number is known."""
+    if isinstance(rounds, str):
+        audited_rounds(rounds, 1, name="rounds", most="num_rounds")
+    elif isinstance(rounds, list | tuple | set | frozenset | range) and rounds:
+        for one in rounds:
+            whole("rounds", one, at_least=1, example=1)
+    elif not rounds or not isinstance(rounds, int):
+        audited_rounds([], 1, name="rounds", most="num_rounds")
+    else:
+        whole("rounds", rounds, at_least=1, example=1)
+
+
+def _no_strategy(strategy: object) -> str:
+    kind = strategy if isinstance(strategy, type) else type(strategy)
+    if isinstance(strategy, type) and issubclass(strategy, Strategy):
+        return f"strategy is expected to be made, but got the class {kind.__name__}; write {kind.__name__}(...)."
+    legacy = any(base.__module__.startswith("flwr.server.strategy") for base in kind.__mro__)
+    if legacy:
+        return (
+            f"A strategy of flwr.serverapp.strategy is expected, but {kind.__name__} is one of the legacy"
+            f" flwr.server.strategy; use flwr.serverapp.strategy.{kind.__name__}, and for NumPyClients"
+            " fl_privacy.flower.numpy_client_app(client_fn)."
+        )
+    return f"A strategy of flwr.serverapp.strategy is expected, but got {kind.__name__}; audit(FedAvg(...), model=Net)."

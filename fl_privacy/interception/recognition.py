@@ -1,0 +1,179 @@
+"""What an intercepted update itself tells of how its client trained, where the plan was not told or told wrongly."""
+
+import copy
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fl_privacy.gradients.unrolled import step_slices
+from fl_privacy.models import has_batch_norm
+from fl_privacy.types import LocalPlan, ModelState, Observation
+
+_OFF = 3.0
+"""Factor by which a learning rate may be off before it is called wrong."""
+
+_COUNTER, _MEAN = "num_batches_tracked", "running_mean"
+
+
+def recognize_training(observation: Observation, told: Collection[str] = ()) -> tuple[Observation, list[str]]:
+    """``observation`` with the plan that its update shows, and a sentence on each thing that was found.
+
+    Weights are told from a change by how much of the values sent is in them, the mode of batch norm by whether its
+    running statistics moved, the number of local steps by its counters, a learning rate by the output layer's bias,
+    whose gradient is the output minus the label.
+
+    Args:
+        observation: of a client whose program is not known.
+        told: fields of the plan that the user gave; what contradicts them is said, and believed of the update.
+    """
+    said: list[str] = []
+    plan = _shares(observation, observation.plan, told, said)
+    observation = replace(observation, plan=plan)
+    plan = _batch_norm(observation, said)
+    observation = replace(observation, plan=plan)
+    plan = _steps(observation, told, said)
+    observation = replace(observation, plan=plan)
+    return replace(observation, plan=_learning_rate(observation, told, said)), said
+
+
+def describe_model(model: nn.Module) -> list[str]:
+    """What of ``model`` an auditor should know, a sentence each."""
+    said = []
+    masks = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
+    if masks:
+        said.append(
+            f"The model has {len(masks)} layer{'s' * (len(masks) > 1)} of dropout, whose masks only the client knows:"
+            " the attack matches gradients without them, and reads less than one that would guess them."
+        )
+    return said
+
+
+def share_of_sent(observation: Observation) -> float:
+    """How much of the values sent is in the upload: about 1 for weights, about 0 for a gradient or a delta."""
+    pairs = [(t.double().flatten(), observation.sent.parameters[n].double().flatten()) for n, t in _both(observation)]
+    length = sum(float(s @ s) for _, s in pairs)
+    return sum(float(t @ s) for t, s in pairs) / length if length else 0.0
+
+
+def _both(observation: Observation) -> list[tuple[str, torch.Tensor]]:
+    return [(n, t) for n, t in observation.upload.tensors.items() if n in observation.sent.parameters]
+
+
+def _shares(observation: Observation, plan: LocalPlan, told: Collection[str], said: list[str]) -> LocalPlan:
+    if not any(float(t.abs().max()) > 0 for t in observation.sent.parameters.values() if t.numel()):
+        return plan
+    weights = share_of_sent(observation) > 0.5
+    if weights and plan.shares != "weights":
+        said.append(
+            f"Uploads were said to be a {plan.shares}, but are the values sent plus a step: they are taken for weights."
+        )
+        return replace(plan, shares="weights")
+    if not weights and plan.shares == "weights":
+        said.append(
+            "Uploads are not the values sent plus a small step: they are taken for the change of the weights (a client"
+            " that uploads gradients is told by plan=dict(shares='gradient'))."
+        )
+        return replace(plan, shares="delta")
+    if weights and "shares" not in told:
+        said.append("Uploads are the values sent plus a step: weights, whose change holds the gradient.")
+    return plan
+
+
+def _moved(observation: Observation, last: str) -> Mapping[str, torch.Tensor]:
+    sent, held = observation.sent.buffers, observation.upload.buffers
+    names = [name for name in held if name.rpartition(".")[2] == last and name in sent]
+    return {name: held[name].double() - sent[name].double() for name in names}
+
+
+def _batch_norm(observation: Observation, said: list[str]) -> LocalPlan:
+    plan = observation.plan
+    if not has_batch_norm(observation.model):
+        return plan
+    if not (moved := _moved(observation, _MEAN)):
+        said.append("Batch norm: its running statistics were not uploaded.")
+        return replace(plan, buffers="withheld")
+    training = any(bool(change.any()) for change in moved.values())
+    mode: Literal["train", "eval"] = "train" if training else "eval"
+    said.append(
+        "Batch norm ran in training mode, and its running statistics were uploaded: they tell mean and variance of the"
+        " client's images in every layer, which no clipping or noise on the weights hides."
+        if training
+        else "Batch norm ran in evaluation mode: its running statistics came back as they were sent."
+    )
+    return replace(plan, batch_norm=mode, probe_batch_norm=mode, buffers="shared")
+
+
+def _steps(observation: Observation, told: Collection[str], said: list[str]) -> LocalPlan:
+    """Number of local steps, by the counters of batch norm."""
+    plan, number = observation.plan, observation.upload.num_examples
+    counted = [int(change.max()) for change in _moved(observation, _COUNTER).values() if change.numel()]
+    taken = min(counted, default=0)
+    if plan.shares == "gradient" or taken < 1:
+        return plan
+    expected = len(step_slices(number, plan))
+    if taken > 1:
+        said.append(f"Clients took {taken} local steps on {number} examples, which an attack has to replay.")
+    if taken == expected:
+        return plan
+    if {"epochs", "steps", "batch_size"} & set(told):
+        said.append(f"The plan says {expected} local steps on {number} examples, but batch norm counted {taken}.")
+    if "batch_size" in told:
+        passes, rest = divmod(taken, math.ceil(number / min(plan.batch_size or number, number)))
+        return replace(plan, epochs=None, steps=taken) if rest else replace(plan, epochs=passes, steps=None)
+    passes = (plan.epochs or 1) if "epochs" in told else 1
+    size = math.ceil(number * passes / taken)
+    if math.ceil(number / size) * passes == taken:
+        return replace(plan, epochs=passes, steps=None, batch_size=size)
+    return replace(plan, epochs=None, steps=taken)
+
+
+def _learning_rate(observation: Observation, told: Collection[str], said: list[str]) -> LocalPlan:
+    plan, found = observation.plan, estimated_lr(observation)
+    if plan.shares == "gradient" or found is None:
+        return plan
+    if "lr" not in told:
+        said.append(f"The learning rate was not told; by the bias of the output layer it is about {found:.1g}.")
+        return replace(plan, lr=found)
+    if not found / _OFF <= plan.lr <= found * _OFF:
+        said.append(
+            f"The plan's learning rate is {plan.lr:g}, but by the bias of the output layer it is about {found:.1g}:"
+            " is it the client's, or does a defense scale the update?"
+        )
+    return plan
+
+
+def estimated_lr(observation: Observation) -> float | None:
+    """Learning rate of the one step on one example behind an update; ``None`` where it can't be told.
+
+    The gradient of the output layer's bias is p - y, which sums up to 1 - p_y over the other classes; p_y is taken from
+    outputs for random images.
+    """
+    one_step = observation.upload.num_examples == 1 and len(step_slices(1, observation.plan)) == 1
+    bias = _output_bias(observation.model, observation.num_classes)
+    if not one_step or observation.plan.optimizer != "sgd" or bias is None or bias not in observation.upload.tensors:
+        return None
+    step = -observation.update()[bias].double()
+    label = int(step.argmin())
+    chance = 1 - float(_outputs(observation)[label])
+    found = float(step.clamp_min(0).sum()) / max(chance, 1e-3)
+    return found if math.isfinite(found) and found > 0 else None
+
+
+def _output_bias(model: nn.Module, num_classes: int) -> str | None:
+    layers = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m.out_features == num_classes]
+    name = layers[-1] if layers else ""
+    return f"{name}.bias" if layers and f"{name}.bias" in dict(model.named_parameters()) else None
+
+
+@torch.no_grad()
+def _outputs(observation: Observation) -> torch.Tensor:
+    """(K,) mean output for random images, batch norm by the running statistics."""
+    sent: ModelState = observation.sent
+    images = torch.rand((16, *observation.input_shape), generator=torch.Generator().manual_seed(0))
+    model = copy.deepcopy(observation.model).eval()
+    return functional_call(model, {**sent.parameters, **sent.buffers}, (images,)).softmax(1).mean(0)

@@ -1,0 +1,16 @@
+"""Names of a package that import their modules when they are first asked for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+
+
+def on_demand(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """``__getattr__`` of ``package``: what ``homes`` names (module -> its names), imported by the first use."""
+    where = {name: home for home, names in homes.items() for name in names}
+
+    def find(name: str) -> object:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(where[name]), name)
+
+    return find

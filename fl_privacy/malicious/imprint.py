@@ -1,0 +1,136 @@
+"""Robbing the Fed (Fowl et al. 2022): a layer in front of the model that holds single images of a batch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.checks import number, one_of, whole
+from fl_privacy.malicious.bins import brightness_edges
+from fl_privacy.malicious.imprint_block import MEASURE, OFFSET, ImprintBlock, imprinted
+from fl_privacy.malicious.pixel_levels import images_of_brightness, is_one_image
+from fl_privacy.malicious.reading import reconstruction_of
+from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel
+from fl_privacy.types import ModelState, Observation, Reconstruction
+
+_SMALLEST = 1e-6
+"""Differences of bias gradients below this share of the largest gradient are rounding."""
+
+_SMALLEST_CHANGE = 1e-3
+"""Likewise of the length of changes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imprint(ServerAttack):
+    """Rows of a fully connected layer all measure brightness, each with another threshold (Fowl et al. 2022, Eq. 4).
+
+    Images brighter than threshold i add up in row i: where one image lies between two thresholds, it is the difference
+    of the two rows' weight gradients by that of their bias gradients. Images that share a bin come out mixed. Of local
+    steps only the change of weights is seen, and the bin's brightness stands in for the bias (see :class:`Loki`).
+
+    Attributes:
+        bins: thresholds; the paper takes two or more an image.
+        activation: ``relu`` as published; with ``hardtanh`` each row holds its own bin alone, and no difference
+            rounds.
+        mean, std: of the brightness of images, in [0, 1], taken to be normal; ``None`` takes quantiles of public
+            images.
+        amplitude: how strongly the layer disturbs images, in pixels.
+        scale: factor on what enters the layer, divided out in its weights: its gradient grows by it, its output does
+            not.
+    """
+
+    bins: int = 128
+    activation: Literal["relu", "hardtanh"] = "relu"
+    mean: float | None = None
+    std: float | None = None
+    amplitude: float = 0.01
+    scale: float = 1.0
+
+    level = ThreatLevel.ARCHITECTURE
+    told = "The server put a layer in front of the model whose rows sort images by brightness, and reads them there."
+    trains = True
+
+    def __post_init__(self) -> None:
+        whole("server.bins", self.bins, at_least=2, example=128)
+        one_of("server.activation", self.activation, ("relu", "hardtanh"))
+        number("server.amplitude", self.amplitude, above=0, example=0.01)
+        number("server.scale", self.scale, above=0, example=1.0)
+        if self.std is not None:
+            number("server.std", self.std, above=0, example=0.125)
+
+    def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
+        """``model`` behind the layer."""
+        return imprinted(
+            model,
+            ImprintBlock(
+                input_shape=input_shape,
+                bins=self.bins,
+                activation=self.activation,
+                slices=None,
+                amplitude=self.amplitude,
+                scale=self.scale,
+            ),
+        )
+
+    def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
+        """The same for every client."""
+        like = state.parameters[MEASURE]
+        rows = bin_rows(self.edges(), self.activation, like.shape[1], self.scale, like)
+        return ModelState({**state.parameters, **rows}, state.buffers)
+
+    def read(self, observation: Observation) -> Reconstruction:
+        """An image for each bin that caught something."""
+        gradient = as_gradient(observation)
+        if missing := {MEASURE, OFFSET} - gradient.keys():
+            return Reconstruction(
+                id=observation.id, batch=None, failure=f"The gradient of {min(missing)} is expected, but was withheld."
+            )
+        weight, bias = gradient[MEASURE].double(), gradient[OFFSET].double()
+        images = self.caught(weight, bias) if observation.plan.shares == "gradient" else self.caught_in_change(weight)
+        images = images[: observation.upload.num_examples]
+        return reconstruction_of(observation, images, is_one_image(images))
+
+    def caught(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """Pixels (N, D) of the mean image of each bin that caught something, the strongest first.
+
+        Args:
+            weight: (bins, D) gradient of the rows, float64.
+            bias: (bins,) likewise.
+        """
+        smallest = _SMALLEST * bias.abs().max()
+        weight, bias = self._each_bin(weight), self._each_bin(bias)
+        strongest = bias.abs().argsort(descending=True)
+        occupied = strongest[bias[strongest].abs() > smallest]
+        return weight[occupied] / bias[occupied, None] / self.scale
+
+    def caught_in_change(self, weight: Tensor) -> Tensor:
+        """Likewise of the change of weights, beside which the biases are too large for theirs to be seen."""
+        edges = self.edges()
+        high = edges[1:] if self.activation == "hardtanh" else torch.cat([edges[1:], edges.new_ones(1)])
+        return images_of_brightness(self._each_bin(weight), edges[: len(high)], high, smallest=_SMALLEST_CHANGE)
+
+    def _each_bin(self, rows: Tensor) -> Tensor:
+        """What belongs to each bin alone; behind ReLU rows hold all that is brighter."""
+        return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])]) if self.activation == "relu" else rows
+
+    def edges(self) -> Tensor:
+        """The thresholds, ascending: with ``hardtanh`` one more, where the last bin ends."""
+        number = self.bins + (self.activation == "hardtanh")
+        return brightness_edges(number, self.mean, self.std, self.public)
+
+
+def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Tensor) -> dict[str, Tensor]:
+    """Weights and biases of the rows that measure brightness against ``edges``.
+
+    Args:
+        edges: ascending, one for each row and with ``hardtanh`` one more.
+        activation: behind the rows.
+        pixels: of an image, over which brightness is the mean.
+        scale: of what enters the rows.
+        like: (bins, slices * pixels) weights; each slice measures alike, as all but one of them are empty.
+    """
+    lows, width = (edges, torch.ones_like(edges)) if activation == "relu" else (edges[:-1], edges.diff())
+    rows = (1 / (width * scale * pixels))[:, None].expand_as(like)
+    return {MEASURE: rows.to(like).contiguous(), OFFSET: (-lows / width).to(like)}

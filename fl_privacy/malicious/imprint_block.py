@@ -1,0 +1,73 @@
+"""The layer that an image leaves its imprint on, put in front of any model."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+BLOCK = "imprint"
+"""Name of the block in the model that it is put in front of."""
+
+MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", f"{BLOCK}.separate.weight"
+"""Names of its parameters: (bins, slices * C * H * W), (bins,), (slices * C, C, 3, 3)."""
+
+
+class ImprintBlock(nn.Module):
+    """Adds to an image a pattern whose strength is the number of bins that its brightness has passed.
+
+    Every bin adds the same pattern, so that the gradient of a row of ``measure`` is the same multiple of an image in
+    all the rows that the image passes. The pattern is weak, and the model behind learns on.
+
+    Args:
+        input_shape: (C, H, W).
+        bins: rows of ``measure``.
+        activation: ``relu``, or ``hardtanh`` from 0 to 1, which tells a row of the images in its own bin alone.
+        slices: for so many clients a slice of ``measure`` each, chosen by a convolution; ``None`` has no convolution.
+        amplitude: largest change of a pixel by an image of middling brightness.
+        scale: of what enters ``measure``.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_shape: tuple[int, ...],
+        bins: int,
+        activation: Literal["relu", "hardtanh"],
+        slices: int | None,
+        amplitude: float,
+        scale: float,
+    ) -> None:
+        super().__init__()
+        channels, height, width = input_shape
+        self.scale = scale
+        self.separate: nn.Module = nn.Identity()
+        if slices is not None:
+            self.separate = nn.Conv2d(channels, slices * channels, 3, padding=1, bias=False)
+        self.measure = nn.Linear((slices or 1) * channels * height * width, bins)
+        self.activation: nn.Module = nn.ReLU() if activation == "relu" else nn.Hardtanh(0.0, 1.0)
+        signs = torch.randint(0, 2, input_shape, generator=torch.Generator().manual_seed(0)) * 2.0 - 1.0
+        self.pattern = amplitude / bins * signs
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.pattern = fn(self.pattern)
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> the same shape."""
+        passed = self.activation(self.measure(self.separate(self.scale * images).flatten(1)))
+        return images + passed.sum(1).view(-1, 1, 1, 1) * self.pattern
+
+
+def imprinted(model: nn.Module, block: ImprintBlock) -> nn.Module:
+    """A copy of ``model`` behind ``block``, whose own parameters keep their names."""
+    whole = copy.deepcopy(model)
+    whole.add_module(BLOCK, block)
+    whole.register_forward_pre_hook(_through_the_block)
+    return whole
+
+
+def _through_the_block(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (model.get_submodule(BLOCK)(given[0]), *given[1:])

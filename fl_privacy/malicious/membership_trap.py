@@ -1,0 +1,143 @@
+"""Membership traps (Pichler et al. 2022): neurons that fire for one image each, and tell whether it was trained on."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.checks import number, whole
+from fl_privacy.errors import UserError
+from fl_privacy.gradients.watch import leaving
+from fl_privacy.malicious.reading import reconstruction_of
+from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import ModelState, Observation, Reconstruction, Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipTrap(ServerAttack):
+    """A neuron of the second layer fires for an image asked about and for no other (Pichler et al. 2022).
+
+    Pairs of ReLUs of the first layer measure how far an image is from the one asked about, along a few random
+    directions: relu(a x - a x0) + relu(a x0 - a x). The neuron behind fires below a distance; its bias gradient is zero
+    unless the image was in the batch, however large that is. The first of the server's own images are asked about, as
+    many as layers have room for.
+
+    Attributes:
+        directions: along which distance is measured, for each image asked about.
+        closeness: distance below which an image is taken for the one asked about, in spreads of that distance over
+            public images.
+        first: number of the first image that is asked about.
+        seed: of the directions.
+    """
+
+    directions: int = 4
+    closeness: float = 1e-3
+    first: int = 0
+    seed: int = 0
+
+    level = ThreatLevel.PARAMETERS
+    told = (
+        "The server sent two layers that fire for images that it holds, one neuron each, and reads which of them the"
+        " client trains on (membership traps). Half of these are from the data of the clients."
+    )
+    asks_of_members = True
+
+    def __post_init__(self) -> None:
+        whole("server.directions", self.directions, at_least=1, example=4)
+        number("server.closeness", self.closeness, above=0, example=1e-3)
+        whole("server.first", self.first, at_least=0, example=0)
+        whole("server.seed", self.seed, at_least=0, example=0)
+
+    def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
+        """The same for every client: traps for the images asked about."""
+        expect_whole(model, state, "Membership traps")
+        traps = _Layers.of(model, state, tuple(self.public.shape[1:]))
+        asked = self.asked(traps)
+        each, count = 2 * self.directions, len(asked)
+        first, second = traps.first, traps.second
+        weight = torch.zeros_like(state.parameters[first.weight], dtype=torch.float64)
+        bias = torch.zeros(len(weight), dtype=torch.float64)
+        rows = torch.randn(count, self.directions, weight.shape[1], generator=derive_generator(self.seed, "trap"))
+        rows = rows.double() / weight.shape[1] ** 0.5
+        at = torch.einsum("nkp,np->nk", rows, asked.double().flatten(1))
+        weight[: count * each] = torch.stack([rows, -rows], 2).flatten(0, 2)
+        bias[: count * each] = torch.stack([-at, at], 2).flatten()
+        others = self.public.double().flatten(1)
+        spread = torch.einsum("nkp,mp->nkm", rows, others).std(2).sum(1)
+        behind = torch.zeros_like(state.parameters[second.weight], dtype=torch.float64)
+        behind[:count, : count * each] = -torch.eye(count, dtype=torch.float64).repeat_interleave(each, 1)
+        margin = torch.full((len(behind),), -1.0, dtype=torch.float64)
+        margin[:count] = self.closeness * spread
+        seen = weight / first.scale.double()
+        like = state.parameters[first.weight]
+        crafted = {
+            first.weight: seen.to(like),
+            first.bias: (bias - seen @ first.shift.double()).to(like),
+            second.weight: behind.to(like),
+            second.bias: margin.to(like),
+        }
+        return ModelState({**state.parameters, **crafted}, state.buffers)
+
+    def read(self, observation: Observation) -> Reconstruction:
+        """The images asked about that the client trains on."""
+        traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
+        gradient = as_gradient(observation)
+        if traps.second.bias not in gradient:
+            return Reconstruction(
+                id=observation.id, batch=None, failure=f"The gradient of {traps.second.bias} was withheld."
+            )
+        asked = self.asked(traps)
+        found = asked[self.fired(gradient, traps)]
+        return reconstruction_of(observation, found, torch.ones(len(found), dtype=torch.bool))
+
+    def members(self, observation: Observation) -> Tensor:
+        """(N,) whether each image asked about was in the batch."""
+        traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
+        return self.fired(as_gradient(observation), traps)
+
+    def asked(self, traps: "_Layers") -> Tensor:
+        """(N, C, H, W) the images that there is room to ask about."""
+        room = min(traps.widths[0] // (2 * self.directions), traps.widths[1])
+        return self.public[self.first : self.first + room]
+
+    def fired(self, gradient: Tensors, traps: "_Layers") -> Tensor:
+        """(N,) which neurons have a gradient that is not zero."""
+        return gradient[traps.second.bias][: len(self.asked(traps))] != 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Second:
+    weight: str
+    bias: str
+
+
+@dataclass(frozen=True, eq=False)
+class _Layers:
+    """The two layers that traps are set in."""
+
+    first: FirstLayer
+    second: _Second
+    widths: tuple[int, int]
+
+    @classmethod
+    def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_Layers":
+        """Found in ``model``; ``UserError`` unless it starts with two fully connected layers and a ReLU each."""
+        try:
+            first = find_first_layer(model, state, input_shape)
+        except NotFullyConnectedError as error:
+            raise UserError(f"Membership traps: {str(error).split(';')[0]}; use model=mlp.") from error
+        linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.ReLU)}
+        with torch.no_grad(), leaving(linear) as calls:
+            model.eval()(torch.zeros(1, *input_shape).to(next(model.parameters())))
+        kinds = [type(call.module) for call in calls[:4]]
+        if kinds != [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU]:
+            raise UserError(
+                "Membership traps: two fully connected layers with a ReLU each are expected, but there are others; use"
+                " model=mlp."
+            )
+        name = calls[2].name
+        shapes = state.parameters[first.weight], state.parameters[f"{name}.weight"]
+        return cls(first, _Second(f"{name}.weight", f"{name}.bias"), (len(shapes[0]), len(shapes[1])))

@@ -1,0 +1,67 @@
+"""Whether what was read is one image: its pixels are whole 255ths, which those of a mixture are not."""
+
+import torch
+from torch import Tensor
+
+LEVELS = 255.0
+WHOLE = 0.1
+"""Root mean square distance of pixels from a level below which they are one image; of a mixture it is 0.29."""
+
+_LEAST_PIXELS = 16
+_NEARLY = 0.25
+"""Pixels so near to black or white, in levels, tell nothing: those of a mixture of two such images are there too."""
+
+_STEP = 0.2
+_MOST_STEPS = 512
+_SAMPLED = 512
+
+
+def is_one_image(pixels: Tensor) -> Tensor:
+    """(N,) whether each row of ``pixels`` (N, D) is a single image of 8 bits a channel, but for rounding.
+
+    It takes neither the truth nor another image. An image that noise was added to, or whose scale is not quite known,
+    is not told from a mixture.
+    """
+    levels = LEVELS * pixels.double()
+    telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)
+    apart = (levels - levels.round()).square() * telling
+    number = telling.sum(1)
+    inside = ((levels > -1) & (levels < LEVELS + 1)).all(1)
+    return (number >= _LEAST_PIXELS) & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < WHOLE)
+
+
+def images_of_brightness(rows: Tensor, low: Tensor, high: Tensor, *, smallest: float) -> Tensor:
+    """Pixels (N, D) of what rows (bins, D) hold up to a factor, by the brightness in [low, high] (bins,) of each.
+
+    The strongest come first; rows below the share ``smallest`` of the strongest hold nothing but rounding.
+    """
+    strength = rows.norm(dim=1)
+    order = strength.argsort(descending=True)
+    order = order[strength[order] > smallest * strength.max()]
+    brightness, tiny = rows[order].mean(1, keepdim=True), torch.finfo(torch.float64).tiny
+    directions = rows[order] / torch.where(brightness.abs() > tiny, brightness, torch.full_like(brightness, tiny))
+    return rescaled(directions, low[order], high[order])
+
+
+def rescaled(directions: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """``directions`` (N, D) times the factor in [``low``, ``high``] (N,) that brings most pixels to a level.
+
+    Rows for which none does get the factor in the middle.
+    """
+    d, middle = directions.double(), (low + high).double() / 2
+    found = torch.stack([_factor(row, float(a), float(b)) for row, a, b in zip(d, low, high, strict=True)])
+    whole = is_one_image(d * found[:, None])
+    return d * torch.where(whole, found, middle)[:, None]
+
+
+def _factor(direction: Tensor, low: float, high: float) -> Tensor:
+    """The best of a grid over [low, high], then by least squares on the levels that it rounds to."""
+    steps = int(min(_MOST_STEPS, max(3.0, (high - low) * LEVELS * float(direction.abs().max()) / _STEP)))
+    tried = torch.linspace(low, high, steps, dtype=torch.float64, device=direction.device)
+    sampled = direction[:: max(1, len(direction) // _SAMPLED)]
+    levels = LEVELS * tried[:, None] * sampled
+    best = tried[(levels - levels.round()).square().mean(1).argmin()]
+    for _ in range(3):
+        nearest = (LEVELS * best * direction).round()
+        best = (nearest @ direction) / (LEVELS * (direction @ direction).clamp_min(torch.finfo(torch.float64).tiny))
+    return best.clamp(low, high)

@@ -1,0 +1,162 @@
+"""What each malicious server reads of real digits, and what it says of how sure it is."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fl_privacy.attacks import AnalyticInversion
+from fl_privacy.defenses import ClientState
+from fl_privacy.errors import UserError
+from fl_privacy.federation.server import weighted_mean
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
+from fl_privacy.metrics import evaluate
+from fl_privacy.types import Batch, Certainty, LocalPlan, ModelState, Observation, Reconstruction, Upload
+
+from . import rounds
+
+STEPS = LocalPlan(shares="delta", lr=1e-3, steps=4, batch_size=8)
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp", "resnet"])
+@pytest.mark.parametrize("activation", ["relu", "hardtanh"])
+def test_an_imprint_holds_the_images_that_are_alone_in_their_bin(name: str, activation: str) -> None:
+    attack, seen, asked = rounds.probed(Imprint(bins=128, activation=activation), name, 32)
+    found = attack.read(seen)
+    scores = evaluate(found, asked.victim_batch(0, 32)).images
+    proven = [s.values["psnr"] for s in scores if s.certainty is Certainty.PROVEN]
+    edges = attack.edges()
+    bins = torch.bucketize(asked.victim_batch(0, 32).inputs.double().flatten(1).mean(1), edges)
+    lone = (bins.unique(return_counts=True)[1] == 1).sum() - int((bins == 0).sum() == 1)
+    assert len(proven) >= 0.8 * int(lone) >= 10
+    assert min(proven) > 70
+    assert found.certainty is (Certainty.PROVEN if len(proven) == len(found.batch) else Certainty.APPROXIMATE)
+
+
+def test_a_mixture_is_never_called_an_image() -> None:
+    attack, seen, asked = rounds.probed(Imprint(bins=4), "lenet", 32)
+    found = attack.read(seen)
+    for image, certainty in zip(found.batch.inputs, found.certainties, strict=True):
+        error = (asked.victim_batch(0, 32).inputs - image).flatten(1).pow(2).mean(1).min()
+        assert (certainty is Certainty.PROVEN) == bool(error < 1e-6)
+
+
+def test_loki_reads_every_client_in_the_mean_of_all() -> None:
+    attack = Loki(bins=128).informed(rounds.public())
+    model, number = attack.architecture(rounds.network("lenet"), (1, 28, 28), 3), 32
+    state, proven = ModelState.of(model), 0
+    clients = [rounds.client(model, STEPS, id=k, examples=number) for k in range(3)]
+    sent = [attack.craft(model, state, k) for k in range(3)]
+    uploads = [c.update(s, ClientState(), round=1).upload for c, s in zip(clients, sent, strict=True)]
+    mean = Upload(tensors=weighted_mean([u.tensors for u in uploads], [number] * 3), num_examples=3 * number)
+    for k, asked in enumerate(clients):
+        found = attack.read(rounds.observation(model, sent[k], mean, STEPS, k))
+        truth = asked.examples.batch(asked.indices)
+        scores = evaluate(found, truth).images
+        sure = [s.values["psnr"] for s in scores if s.certainty is Certainty.PROVEN]
+        assert all(psnr > 50 for psnr in sure)
+        proven += len(sure)
+    assert proven > 0.5 * 3 * number
+
+
+def test_a_slice_for_each_client_is_expected() -> None:
+    attack = Loki(bins=8).informed(rounds.public())
+    model = attack.architecture(rounds.network("lenet"), (1, 28, 28), 2)
+    with pytest.raises(UserError, match=r"in 0\.\.1 is expected, .* but got 2"):
+        attack.craft(model, ModelState.of(model), 2)
+
+
+def test_trap_weights_hold_more_images_than_an_untrained_layer() -> None:
+    attack, seen, asked = rounds.probed(TrapWeights(), "mlp", 100)
+    found = attack.read(seen)
+    sure = [s for s in evaluate(found, asked.victim_batch(0, 100)).images if s.certainty is Certainty.PROVEN]
+    assert len(sure) >= 25
+    assert all(s.values["psnr"] > 55 for s in sure)
+    fresh = ModelState.of(seen.model)
+    honest = asked.probe(fresh, ClientState(), round=1, probe=0, batch_size=100).upload
+    without = attack.read(replace(seen, sent=fresh, upload=honest))
+    assert sum(c is Certainty.PROVEN for c in without.certainties) < len(sure) / 2
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp"])
+def test_fishing_leaves_the_gradient_of_a_single_example(name: str) -> None:
+    attack, seen, asked = rounds.probed(Fishing(), name, 64)
+    alone = attack.read(seen)
+    assert isinstance(alone, Observation)
+    assert alone.upload.num_examples == 1
+    truth = asked.victim_batch(0, 64)
+    labels = alone.knowledge.labels
+    apart = []
+    for image in truth.inputs:
+        own = loss_gradients(seen.model, seen.sent, Batch(image[None], labels)).gradients
+        apart.append(
+            sum(float((own[n] - t).square().sum()) for n, t in alone.upload.tensors.items())
+            / sum(float(t.square().sum()) for t in alone.upload.tensors.values())
+        )
+    assert min(apart) < 1e-5
+    assert sorted(apart)[1] > 0.01
+    if name == "mlp":
+        (found,) = AnalyticInversion()([alone], seed=0)
+        assert float((found.batch.inputs - truth.inputs[apart.index(min(apart))]).abs().max()) < 1e-3
+
+
+def test_class_fishing_leaves_the_examples_of_the_class() -> None:
+    attack = Fishing(target=3).informed(rounds.public())
+    model = rounds.network("lenet")
+    asked, state = rounds.client(model, LocalPlan()), ModelState.of(model)
+    sent = attack.craft(model, state, 0)
+    upload = asked.probe(sent, ClientState(), round=1, probe=0, batch_size=40).upload
+    truth = asked.victim_batch(0, 40)
+    chosen = truth.labels == 3
+    found = attack.read(rounds.observation(model, sent, upload, asked.plan))
+    assert isinstance(found, Observation)
+    assert found.upload.num_examples == int(chosen.sum())
+    own = loss_gradients(model, sent, Batch(truth.inputs[chosen], truth.labels[chosen])).gradients
+    for name, tensor in found.upload.tensors.items():
+        torch.testing.assert_close(tensor, own[name], rtol=1e-3, atol=1e-4 * float(own[name].abs().max()))
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp", "resnet"])
+def test_all_but_one_client_are_silent(name: str) -> None:
+    attack = Inconsistent(client=1).informed(rounds.public())
+    model = rounds.network(name)
+    plan, state = LocalPlan(shares="delta", lr=0.05, steps=2, batch_size=8, batch_norm="eval"), ModelState.of(model)
+    mixed = attack.mixed(model, state)
+    uploads = [
+        rounds.client(model, plan, id=k, examples=16)
+        .update(attack.craft(model, state, k), ClientState(), round=1)
+        .upload
+        for k in range(3)
+    ]
+    assert mixed <= {"classifier.bias"}
+    for silent in (uploads[0], uploads[2]):
+        assert all(not t.any() for n, t in silent.tensors.items() if n not in mixed)
+    assert all(t.any() for t in uploads[1].tensors.values())
+    mean = Upload(tensors=weighted_mean([u.tensors for u in uploads], [16] * 3), num_examples=48)
+    found = attack.read(rounds.observation(model, state, mean, plan, 1))
+    assert isinstance(found, Observation)
+    for tensor_name, tensor in found.upload.tensors.items():
+        torch.testing.assert_close(3 * tensor, uploads[1].tensors[tensor_name])
+    assert isinstance(attack.read(rounds.observation(model, state, mean, plan, 0)), Reconstruction)
+
+
+def test_a_membership_trap_is_right_about_every_image() -> None:
+    train = rounds.digits().train
+    members, others = train.batch(rounds.shuffled(train, 20)).inputs, rounds.public()
+    attack = MembershipTrap().informed(torch.cat([members, others]))
+    model = rounds.network("mlp")
+    asked = rounds.client(model, LocalPlan(), examples=1000)
+    sent = attack.craft(model, ModelState.of(model), 0)
+    upload = asked.update(sent, ClientState(), round=1).upload
+    told = attack.members(rounds.observation(model, sent, upload, asked.plan))
+    assert told.tolist() == [True] * 20 + [False] * (len(told) - 20)
+    assert len(told) == 50
+
+
+@pytest.mark.parametrize("attack", [TrapWeights(), MembershipTrap(), Inconsistent(), Fishing(target=10)])
+def test_a_model_that_an_attack_can_t_use_is_one_line(attack: ServerAttack) -> None:
+    attack = attack.informed(rounds.public())
+    model = rounds.build_model(rounds.LeNet, seed=0, in_channels=1, image_size=28, num_classes=10, activation="tanh")
+    with pytest.raises(UserError, match="expected"):
+        attack.craft(model, ModelState.of(model), 5)
