@@ -1,7 +1,7 @@
 """Flower's Message API in front of a ``NumPyClient``."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
@@ -115,7 +115,7 @@ def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
 
 def _train(fit: Callable[[Arrays, Config], Reply], content: RecordDict) -> RecordDict:
     sent = all_arrays(content)
-    arrays, num_examples, metrics = fit([array_values(a) for a in sent.values()], _config(content))
+    arrays, num_examples, metrics = fit([array_values(a) for a in sent.values()], _config(content, sent))
     names = json.loads(str(metrics[NAMES])) if NAMES in metrics else list(sent)
     reply = {n: np.asarray(a) for n, a in zip(names, arrays, strict=True)}
     records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = dict(_like_request(content, reply))
@@ -129,28 +129,29 @@ def _like_request(content: RecordDict, reply: Mapping[str, np.ndarray]) -> dict[
     Ours keep apart parameters and buffers, a name may be withheld, and sparse or quantized parameters are encoded; a
     stock strategy wants every name it sent back, as Flower serializes it.
     """
-    if PARAMETERS in content.array_records:
-        buffers = content.array_records[BUFFERS]
+    sent = content.array_records
+    if PARAMETERS in sent:
+        buffers = sent[BUFFERS]
         return {
             PARAMETERS: ArrayRecord({n: shortest(a) for n, a in reply.items() if n not in buffers}),
             BUFFERS: ArrayRecord({n: plain_array(a) for n, a in reply.items() if n in buffers}),
         }
     return {
         key: ArrayRecord({n: plain_array(reply[n]) if n in reply else a for n, a in record.items()})
-        for key, record in content.array_records.items()
+        for key, record in sent.items()
     }
 
 
 def _evaluate(evaluate: Callable[[Arrays, Config], tuple[float, int, Config]], content: RecordDict) -> RecordDict:
-    arrays = [array_values(a) for a in all_arrays(content).values()]
-    loss, num_examples, metrics = evaluate(arrays, _config(content))
+    sent = all_arrays(content)
+    loss, num_examples, metrics = evaluate([array_values(a) for a in sent.values()], _config(content, sent))
     return RecordDict(
         {METRICS: MetricRecord({NUM_EXAMPLES: int(num_examples), "loss": float(loss), **_numbers(metrics)})}
     )
 
 
 def _fitter(client: NumPyClient, content: RecordDict) -> Callable[[Arrays, Config], Reply]:
-    if PARAMETERS not in content.array_records and isinstance(client, PrivacyClient):
+    if PARAMETERS not in content and isinstance(client, PrivacyClient):
         shares = client.wrapped.plan.shares
         if shares != "weights":
             raise UserError(
@@ -185,8 +186,8 @@ def _number_of_examples(client: NumPyClient) -> int:
     return client.wrapped.number_of_examples
 
 
-def _config(content: RecordDict) -> Config:
-    given: Config = {NAMES: json.dumps(list(all_arrays(content)))}
+def _config(content: RecordDict, sent: Iterable[str]) -> Config:
+    given: Config = {NAMES: json.dumps(list(sent))}
     for record in content.config_records.values():
         given.update({key: value for key, value in record.items() if not isinstance(value, list)})
     return given

@@ -143,7 +143,8 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
         KeyError: a record is missing.
         UserError: there are other arrays, or a metric makes no sense.
     """
-    if more := sorted(content.array_records.keys() - {PARAMETERS, BUFFERS}):
+    arrays = content.array_records
+    if more := sorted(arrays.keys() - {PARAMETERS, BUFFERS}):
         raise UserError(f"arrays are expected in {PARAMETERS} and {BUFFERS}, got others in {more[0]}")
     metrics = content.metric_records[METRICS]
 
@@ -152,14 +153,14 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
 
     return LocalResult(
         upload=Upload(
-            tensors=to_tensors(content.array_records[PARAMETERS], sent.parameters),
-            buffers=to_tensors(content.array_records[BUFFERS]),
+            tensors=to_tensors(arrays[PARAMETERS], sent.parameters),
+            buffers=to_tensors(arrays[BUFFERS]),
             num_examples=int(number(NUM_EXAMPLES)),
         ),
         train_loss=number(TRAIN_LOSS),
         seconds=number(SECONDS),
         defense_seconds=number(DEFENSE_SECONDS),
-        bytes_up=sum(_bytes_of(array) for array in all_arrays(content).values()),
+        bytes_up=sum(_bytes_of(array) for record in arrays.values() for array in record.values()),
     )
 
 
@@ -210,7 +211,7 @@ MEMORY = "fl-privacy"
 
 def load_state(memory: RecordDict, device: torch.device | str = "cpu") -> ClientState:
     """What ``save_state`` kept, on ``device``; empty before the first round."""
-    if MEMORY not in memory.array_records:
+    if MEMORY not in memory:
         return ClientState()
     return ClientState({name: t.to(device) for name, t in to_tensors(memory.array_records[MEMORY]).items()})
 
