@@ -15,6 +15,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +41,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: ResNet18(**SHAPE),
 }
 MOVES = 20
+WARM_UP = 25
+"""Evaluations before those that are measured: an attack has recorded by then, or compiled, what it runs."""
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
 
@@ -163,11 +166,23 @@ def loop_seconds(work: Callable[[int], object], iterations: int, arguments: argp
     return (long - short) / iterations
 
 
-def engine_seconds(attack: GradientInversion, seen: list[Observation], clock: Clock) -> float:
-    """All evaluations of an attack without what happens once: the median gap between its reports times their number."""
+class EnoughError(Exception):
+    """Ends an attack that has been measured."""
+
+
+def engine_seconds(attack: GradientInversion, seen: list[Observation], clock: Clock, evaluations: int) -> float:
+    """One evaluation of all victims, without what happens once: the median gap between reports of the whole attack,
+    which is stopped after so many ``evaluations``."""
     reports: list[float] = []
-    attack(seen, seed=0, progress=lambda done, total: reports.append(clock()))
-    return statistics.median(after - before for before, after in pairwise(reports)) * (len(reports) - 1)
+
+    def progress(done: int, total: int) -> None:
+        reports.append(clock())
+        if len(reports) > WARM_UP + evaluations:
+            raise EnoughError
+
+    with suppress(EnoughError):
+        attack(seen, seed=0, progress=progress)
+    return statistics.median(after - before for before, after in pairwise(reports[WARM_UP:]))
 
 
 def convolution_peak(device: str) -> float:
@@ -183,11 +198,12 @@ def memory_mb(device: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def settings_of(attack: str, iterations: int, compile: Compile) -> GradientInversion:
+def settings_of(attack: str, compile: Compile) -> GradientInversion:
+    """As long as published."""
     if attack == "inverting_gradients":
-        return inverting_gradients(iterations=iterations, compile=compile)
+        return inverting_gradients(compile=compile)
     optimizer = LBFGS(inner=MOVES, tolerance_grad=0, tolerance_change=0)
-    return replace(idlg(iterations=iterations, enough=0, compile=compile), optimizer=optimizer)
+    return replace(idlg(enough=0, compile=compile), optimizer=optimizer)
 
 
 def measure(
@@ -201,13 +217,12 @@ def measure(
     evaluations = MOVES if attack == "lbfgs" else 1
     loop = reference.lbfgs if attack == "lbfgs" else reference.inverting_gradients
     iterations = max(1, arguments.iterations // evaluations)
-    settings, clock = settings_of(attack, 2 + iterations, compile), CLOCKS[arguments.clock]
+    settings, clock = settings_of(attack, compile), CLOCKS[arguments.clock]
     loop(1)
-    engine_seconds(settings_of(attack, 1, "off"), seen, clock)
     ours, theirs = [], []
     for _ in range(arguments.repeats):
         theirs.append(loop_seconds(loop, iterations, arguments) / evaluations)
-        ours.append(engine_seconds(settings, seen, clock) / ((settings.iterations * evaluations + 1) * victims))
+        ours.append(engine_seconds(settings, seen, clock, iterations * evaluations) / victims)
     median = statistics.median(ours)
     with Flops() as counter:
         image = torch.rand(1, 3, 32, 32, device=device, requires_grad=True)

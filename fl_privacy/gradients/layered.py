@@ -21,6 +21,8 @@ from fl_privacy.gradients.watch import Call, leaving
 from fl_privacy.types import Tensors
 
 _TOLERANCE, _ROUNDING = 1e-3, 1e-6
+_SMALL = 1 << 14
+"""Elements of a gradient that is formed whatever its rank: products are more operations."""
 
 
 class NotLayeredError(RuntimeError):
@@ -72,7 +74,7 @@ class Layered(VictimGradients):
                 continue
             called.add(weight)
             deltas, columns = factors
-            if pays(deltas.shape[1], columns.shape[1], deltas.shape[2]):
+            if deltas.shape[1] * columns.shape[1] > _SMALL and pays(deltas.shape[1], columns.shape[1], deltas.shape[2]):
                 found[weight] = deltas.shape[2]
         return found
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 _SPARE = 4
-_SMALL = 1 << 14
 _EXACT = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
@@ -32,8 +31,8 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Whether the products cost less than the gradient, which a small one does not, whatever its rank."""
-    return outputs * inputs > _SMALL and 3 * positions * (outputs + inputs) < outputs * inputs
+    """Whether the products cost less than the gradient."""
+    return 3 * positions * (outputs + inputs) < outputs * inputs
 
 
 def factorize(value: Tensor, rank: int) -> Factors | None:

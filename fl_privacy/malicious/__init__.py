@@ -1,12 +1,27 @@
 """Servers that do not follow the protocol: what they send, and what they read in the replies."""
 
-from fl_privacy.malicious.fishing import Fishing
-from fl_privacy.malicious.imprint import Imprint
-from fl_privacy.malicious.inconsistent import Inconsistent
-from fl_privacy.malicious.loki import Loki
-from fl_privacy.malicious.membership_trap import MembershipTrap
-from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel
-from fl_privacy.malicious.trap_weights import TrapWeights
+from typing import TYPE_CHECKING
+
+from fl_privacy.lazy import on_demand
+
+if TYPE_CHECKING:
+    from fl_privacy.malicious.fishing import Fishing
+    from fl_privacy.malicious.imprint import Imprint
+    from fl_privacy.malicious.inconsistent import Inconsistent
+    from fl_privacy.malicious.loki import Loki
+    from fl_privacy.malicious.membership_trap import MembershipTrap
+    from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel
+    from fl_privacy.malicious.trap_weights import TrapWeights
+
+_HOMES = {
+    "fl_privacy.malicious.fishing": ("Fishing",),
+    "fl_privacy.malicious.imprint": ("Imprint",),
+    "fl_privacy.malicious.inconsistent": ("Inconsistent",),
+    "fl_privacy.malicious.loki": ("Loki",),
+    "fl_privacy.malicious.membership_trap": ("MembershipTrap",),
+    "fl_privacy.malicious.server_attack": ("ServerAttack", "ThreatLevel"),
+    "fl_privacy.malicious.trap_weights": ("TrapWeights",),
+}
 
 __all__ = [
     "Fishing",
@@ -18,3 +33,5 @@ __all__ = [
     "ThreatLevel",
     "TrapWeights",
 ]
+
+__getattr__ = on_demand(__name__, _HOMES)

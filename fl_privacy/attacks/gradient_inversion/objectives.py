@@ -134,7 +134,7 @@ class Cosine:
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         """Loss (V,) in [0, 2]."""
-        if len(statistics) == 1 and not self.layers and (whole := next(iter(statistics.values()))).guess is not None:
+        if len(statistics) == 1 and not self.by_layer and (whole := next(iter(statistics.values()))).guess is not None:
             return unit_distance(whole.guess, whole.target.unit)
         if self.per_layer:
             terms = {name: self._of_layer(s) for name, s in statistics.items()}

@@ -17,7 +17,8 @@ images; ``auto``: those told, else inferred."""
 Compile = Literal["auto", "on", "off"]
 """Whether losses and gradients are computed by a program that ``torch.compile`` makes. ``auto``: where the work is
 large enough to win back the minutes that this takes. Compiled sums differ from others in their last bits, from which an
-attack in float32 goes on to another end; with the same setting it ends the same."""
+attack in float32 goes on to another end; with the same setting it ends the same. ``off`` includes what leaves every bit
+as it is: a long attack on few victims on a CPU is run from a recording of its operations, without autograd."""
 
 DType = Literal["float32", "float64"]
 
