@@ -130,7 +130,7 @@ def test_three_runs_outlive_a_node_that_is_killed(
             if tensor.numel() >= 500:  # smaller ones may lie together by chance
                 told_apart += 1
                 assert distance(new[name], tensor) < 0.5 * distance(new[name], foreign[name]), (run, name)
-    assert told_apart == 3, "the head that SPN trains, and two passports"
+    assert told_apart == 4, "the head that SPN trains and its codes, and two passports"
     assert "CERTIFICATE_VERIFY_FAILED" not in federation.said("node-0")
 
 

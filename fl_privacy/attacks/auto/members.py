@@ -15,7 +15,10 @@ from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.presets import inverting_gradients
 from fl_privacy.types import Observation
 
-_KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.Hardswish, nn.MaxPool2d, nn.AdaptiveMaxPool2d)
+_ROUGH = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.Hardswish, nn.MaxPool2d, nn.AdaptiveMaxPool2d),
+    *(nn.MultiheadAttention, nn.LayerNorm),
+)
 
 _MOVES = 20
 """Of an iteration of L-BFGS."""
@@ -122,8 +125,8 @@ def _labels(observation: Observation) -> LabelPolicy:
 
 
 def _is_smooth(model: nn.Module) -> bool:
-    """Whether no layer has a kink: what quasi-Newton methods get far on."""
-    return not any(isinstance(module, _KINKED) for module in model.modules())
+    """Whether no layer has a kink and none is of a transformer: what quasi-Newton methods get far on."""
+    return not any(isinstance(module, _ROUGH) for module in model.modules())
 
 
 def _shares_statistics(observation: Observation) -> bool:

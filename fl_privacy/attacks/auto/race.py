@@ -12,7 +12,7 @@ from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.auto.budget import Rung
 from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge
 from fl_privacy.attacks.auto.members import Entry
-from fl_privacy.attacks.auto.relabeling import refined_labels
+from fl_privacy.attacks.auto.relabeling import other_labels, refined_labels
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
@@ -23,6 +23,9 @@ from fl_privacy.types import Batch
 
 _PILOT = 25
 """Evaluations by which the time of one is measured."""
+
+_SURE_OF_LABELS = 2
+"""So many attempts at a batch take the labels that are inferred."""
 
 _EASED = 10.0
 """By which factor total variation is eased from one rung to the next, at most."""
@@ -93,7 +96,16 @@ class Race:
         self._rough = entered[0][2]
         entries = self._with_transforms(entered)
         blank = [Attempt(self._members.index(member), start, rough) for member, start, rough in entries]
-        self.attempts = {victim.position: list(blank) for victim in first.members}
+        self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.members}
+
+    def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
+        """All but the first attempts at a batch whose labels are inferred try the next likely ones."""
+        if victim.label_source != "inferred" or len(blank) <= _SURE_OF_LABELS:
+            return list(blank)
+        others = other_labels(self._prepared[0], victim.observation, len(blank) - _SURE_OF_LABELS)
+        tried: list[Tensor | None] = [*([None] * _SURE_OF_LABELS), *others]
+        tried += [None] * (len(blank) - len(tried))
+        return [replace(attempt, labels=labels) for attempt, labels in zip(blank, tried, strict=True)]
 
     def _with_transforms(self, entered: Sequence[Entry]) -> Sequence[Entry]:
         """Where the client may have transformed its images, each transformation gets an attempt of the first member."""

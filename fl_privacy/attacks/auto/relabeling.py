@@ -3,10 +3,41 @@
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.labels import infer_labels, output_layer
+from fl_privacy.attacks.gradient_inversion.labels import (
+    expected_counts,
+    guessed_outputs,
+    infer_labels,
+    nearest_counts,
+    output_layer,
+)
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.types import Observation
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Observation, Tensors
+
+_GUESSES = 64
+"""Images of noise that stand for the client's."""
+
+
+@torch.no_grad()
+def other_labels(prepared: Prepared, observation: Observation, number: int) -> list[Tensor]:
+    """So many label counts of a batch (B,) that are the next likely ones after those inferred, or fewer."""
+    layer = output_layer(observation.model, observation.num_classes)
+    size = observation.upload.num_examples
+    if layer is None or size == 1 or prepared.rounds[0].unrolls:
+        return []
+    like = next(prepared.observer.parameters())
+    rng = derive_generator(prepared.seed, "attack", str(observation.id), "labels")
+    noise = torch.rand((_GUESSES, *observation.input_shape), generator=rng).to(like)
+    outputs = guessed_outputs(prepared.observer, noise, layer[0])
+    expected = expected_counts(_gradient_of(observation, layer, like), layer, size, *outputs)
+    return [] if expected is None else nearest_counts(expected, size, number + 1)[1:]
+
+
+def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: Tensor) -> Tensors:
+    """Of the output layer, unscaled."""
+    scale = observation.plan.loss_scale
+    return {name: g.to(like) / scale for name, g in as_gradient(observation).items() if name in layer}
 
 
 @torch.no_grad()
@@ -27,9 +58,7 @@ def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor,
     if layer is None or layer[1] is None or layer[1] not in observation.upload.tensors:
         return None
     probabilities = prepared.observer(images).softmax(1).mean(0)
-    gradient = {
-        n: g.to(images) / observation.plan.loss_scale for n, g in as_gradient(observation).items() if n in layer
-    }
+    gradient = _gradient_of(observation, layer, images)
     found = infer_labels(gradient, layer, len(labels), probabilities, torch.ones_like(probabilities))
     if found is None:
         return None

@@ -60,6 +60,28 @@ def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] |
     return names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)]
 
 
+def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
+    """The so many sorted lists of labels whose counts are nearest to ``expected`` (K,), the nearest first.
+
+    Beside the nearest one they are those that differ from it in a single label.
+    """
+    first = torch.bincount(_to_labels(expected, total), minlength=len(expected)).to(expected)
+    excess = first - expected
+    # moving one from class a to class b changes the squared distance by 2 (1 + excess_b - excess_a)
+    same = torch.eye(len(first), dtype=torch.bool, device=first.device)
+    cost = (excess[None, :] - excess[:, None]).masked_fill(same | (first == 0)[:, None], torch.inf).flatten()
+    moves = cost.argsort(stable=True)[: int(cost.isfinite().sum())][: number - 1].tolist()
+    found = [first]
+    for move in moves:
+        source, target = divmod(move, len(first))
+        counts = first.clone()
+        counts[source] -= 1
+        counts[target] += 1
+        found.append(counts)
+    classes = torch.arange(len(first), device=first.device)
+    return [classes.repeat_interleave(counts.long()) for counts in found]
+
+
 def infer_labels(
     gradient: Tensors, layer: tuple[str, str | None], batch_size: int, probabilities: Tensor, features: Tensor
 ) -> Tensor | None:
@@ -78,18 +100,31 @@ def infer_labels(
         probabilities: (K,) mean output of the model for guessed inputs.
         features: (F,) mean input of the layer for guessed inputs.
     """
+    if batch_size == 1:
+        evidence = _evidence(gradient, layer)
+        return None if evidence is None else evidence.argmin().view(1)
+    expected = expected_counts(gradient, layer, batch_size, probabilities, features)
+    return None if expected is None else _to_labels(expected, batch_size)
+
+
+def expected_counts(
+    gradient: Tensors, layer: tuple[str, str | None], batch_size: int, probabilities: Tensor, features: Tensor
+) -> Tensor | None:
+    """Counts (K,) of the classes in a batch, not yet whole; see :func:`infer_labels`."""
+    evidence = _evidence(gradient, layer)
+    if evidence is None:
+        return None
+    if layer[1] is None or layer[1] not in gradient:
+        evidence = evidence / features.sum().clamp_min(torch.finfo(features.dtype).eps)
+    return batch_size * (probabilities - evidence)
+
+
+def _evidence(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None:
+    """(K,) the bias gradient, or the row sums of the weight's."""
     weight, bias = layer
     if bias is not None and bias in gradient:
-        evidence = gradient[bias]
-    elif weight in gradient:
-        evidence = gradient[weight].sum(1)
-        if batch_size > 1:
-            evidence = evidence / features.sum().clamp_min(torch.finfo(features.dtype).eps)
-    else:
-        return None
-    if batch_size == 1:
-        return evidence.argmin().view(1)
-    return _to_labels(batch_size * (probabilities - evidence), batch_size)
+        return gradient[bias]
+    return gradient[weight].sum(1) if weight in gradient else None
 
 
 def _to_labels(expected: Tensor, total: int) -> Tensor:

@@ -2,7 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.attacks.gradient_inversion.labels import _to_labels, guessed_outputs, infer_labels, output_layer
+from fl_privacy.attacks.gradient_inversion.labels import (
+    _to_labels,
+    guessed_outputs,
+    infer_labels,
+    nearest_counts,
+    output_layer,
+)
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.types import Batch, ModelState
 
@@ -48,3 +54,9 @@ def test_counts_are_whole_and_sum_to_the_batch() -> None:
 def test_a_withheld_layer_yields_nothing() -> None:
     assert infer_labels({}, ("w", "b"), 1, torch.zeros(2), torch.ones(3)) is None
     assert output_layer(nn.Linear(3, 4), 5) is None
+
+
+def test_the_next_likely_counts_differ_in_one_label():
+    expected = torch.tensor([1.6, -0.2, 1.5, 0.1])
+    assert [found.tolist() for found in nearest_counts(expected, 3, 3)] == [[0, 0, 2], [0, 2, 2], [0, 2, 3]]
+    assert len(nearest_counts(torch.tensor([1.0, 0.0]), 1, 5)) == 2
