@@ -191,6 +191,7 @@ def without_truth(captures: Path, *more: str) -> list[str]:
         f"captured={captures}",
         "model=custom",
         "model._target_=tests.flower.foreign_app.Net",
+        "attack=inverting_gradients",
         "attack.iterations=60",
         *more,
     ]
