@@ -50,7 +50,7 @@ def reconstruct(
 
 def reconstruct(
     observed: Observation | Sequence[Observation],
-    attack: str | ReconstructionAttack = "inverting_gradients",
+    attack: str | ReconstructionAttack = "auto",
     *,
     seed: int = 0,
     progress: Progress = no_progress,

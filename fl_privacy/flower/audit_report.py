@@ -21,7 +21,7 @@ from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 
 logger = logging.getLogger(__name__)
 
-ATTACK = "inverting_gradients"
+ATTACK = "auto"
 """What audits attack with unless they are told otherwise."""
 
 

@@ -167,7 +167,7 @@ def test_nothing_captured_is_an_error_that_keeps_the_training(tmp_path: Path) ->
     def failing(message: Message) -> Message:
         raise RuntimeError("no disk")
 
-    strategy = audit(app.fedavg(), model=Net, data=pictures, out=tmp_path)
+    strategy = audit(app.fedavg(), model=Net, data=pictures, out=tmp_path, attack=QUICK)
     with pytest.raises(NothingCapturedError, match=r"captured none.*no disk") as raised:
         app.start(strategy, silent(failing))
     assert raised.value.result is not None
@@ -291,7 +291,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_wrong_first_try_ends_in_one_line_or_works(name: str, tmp_path: Path) -> None:
     settings, line = WRONG[name]
     if settings.get("strategy") == "audited":
-        settings = {**settings, "strategy": audit(app.fedavg(), model=Net, data=pictures, out=tmp_path)}
+        settings = {**settings, "strategy": audit(app.fedavg(), model=Net, data=pictures, out=tmp_path, attack=QUICK)}
     if not line:
         tried(tmp_path, **settings)
         return
@@ -327,7 +327,7 @@ def test_a_first_try_works(name: str, tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_an_audit_inside_another_strategy_says_so(tmp_path: Path) -> None:
-    inner = audit(app.fedavg(), model=Net, data=pictures, out=tmp_path)
+    inner = audit(app.fedavg(), model=Net, data=pictures, out=tmp_path, attack=QUICK)
     with pytest.raises(UserError, match="outermost"):
         app.start(DifferentialPrivacyServerSideFixedClipping(inner, 1e-9, 1.0, app.CLIENTS))
 
