@@ -23,6 +23,7 @@ from fl_privacy.flower.audit_report import ATTACK, AuditReport, NothingCapturedE
 from fl_privacy.flower.audited_model import AuditedModel, expect_arrays_of, read_model
 from fl_privacy.flower.interception import HonestButCurious
 from fl_privacy.flower.records import CLIENT
+from fl_privacy.flower.strategy_around import StrategyAround
 from fl_privacy.flower.told_plan import Told, read_plan
 from fl_privacy.flower.transport import pair
 from fl_privacy.interception import Interceptor
@@ -94,7 +95,7 @@ def audit(
 
 
 @dataclass(eq=False)
-class AuditedStrategy(Strategy):
+class AuditedStrategy(StrategyAround):
     """A strategy under audit; made by ``audit``.
 
     Attributes:
@@ -106,7 +107,6 @@ class AuditedStrategy(Strategy):
         patience: seconds to wait for the first client.
     """
 
-    strategy: Strategy
     model: AuditedModel
     report: AuditReport
     plan: Told
@@ -184,17 +184,6 @@ class AuditedStrategy(Strategy):
                 if isinstance(failed, Failure):
                     logger.warning("The audit of round %d is not complete: %s", server_round, failed.reason)
         return self._curious.aggregate_train(server_round, received)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        self.strategy.summary()
 
     def _identify(self, round: int, received: Sequence[Message]) -> None:
         """Note which clients say what partition they hold."""

@@ -7,13 +7,13 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Failure, Probe
 from fl_privacy.federation.guard import attempt
 from fl_privacy.flower.records import CLIENT, PARTITION, VICTIM, read_state, read_upload
 from fl_privacy.flower.strategy import PROBE
+from fl_privacy.flower.strategy_around import StrategyAround
 from fl_privacy.flower.transport import pair
 from fl_privacy.interception import Interceptor
 from fl_privacy.interception.side_information import States, no_states
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class HonestButCurious(Strategy):
+class HonestButCurious(StrategyAround):
     """Follows the protocol of ``strategy`` to the letter and captures uploads beside exactly what was sent for them.
 
     Works around every strategy, with clients of this package or others (then the interceptor's plan should say
@@ -38,7 +38,6 @@ class HonestButCurious(Strategy):
             node leaves; what another one claims as its own is not captured.
     """
 
-    strategy: Strategy
     interceptor: Interceptor
     audit: Audit
     states: States = no_states
@@ -65,17 +64,6 @@ class HonestButCurious(Strategy):
         self.read(server_round, self._sent, received)
         self._sent = []
         return self.strategy.aggregate_train(server_round, received)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        self.strategy.summary()
 
     def read(self, round: int, sent: Sequence[Message], replies: Iterable[Message]) -> None:
         """Capture what of an exchange of messages the audit asks for."""

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from fl_privacy.flower.records import all_arrays, named, read_state, to_array
+from fl_privacy.flower.strategy_around import StrategyAround
 from fl_privacy.malicious import ServerAttack
 
 
 @dataclass(eq=False)
-class Malicious(Strategy):
+class Malicious(StrategyAround):
     """Sends each client what ``attack`` crafts of the model that ``strategy`` has for it.
 
     What came back is read by ``HonestButCurious`` around it, with the attack's ``read`` on each observation::
@@ -30,7 +30,6 @@ class Malicious(Strategy):
         rounds: in which it crafts; ``None`` are all.
     """
 
-    strategy: Strategy
     attack: ServerAttack
     model: nn.Module
     rounds: Collection[int] | None = None
@@ -55,17 +54,6 @@ class Malicious(Strategy):
         """What ``strategy`` makes of the replies, where a model can learn from them."""
         arrays, metrics = self.strategy.aggregate_train(server_round, replies)
         return (arrays if self.attack.trains or not self._attacks(server_round) else None), metrics
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        self.strategy.summary()
 
     def _attacks(self, round: int) -> bool:
         return self.rounds is None or round in self.rounds
