@@ -1,4 +1,5 @@
-"""``fl-privacy run | attack | trade-off | train-evaluator | search-policies | report | list | supernode | deploy``."""
+"""``fl-privacy run | attack | trade-off | train-evaluator | train-generator | search-policies | report | list |
+supernode | deploy``."""
 
 import logging
 import sys
@@ -125,6 +126,22 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
     from fl_privacy.cli.evaluator import train  # noqa: PLC0415
 
     print(train(overrides or [], console=_console()))
+
+
+@app.command("train-generator")
+def train_generator_command(overrides: Overrides = None) -> None:
+    """Train the generator of images that attack=ggl and gifd search, on public images.
+
+    `data=cifar10 out=FILE`, then `attack data=cifar10 attack=ggl attack.generator=FILE`.
+    Victims from the split that it was trained on are refused. Killed and started again, the training goes on where it
+    stopped. Other keys are those of conf/generator.yaml, for example split=test steps=2000 width=64 images=5000.
+    """
+    from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415
+
+    say_what_takes_time()
+    from fl_privacy.cli.generator import make_generator  # noqa: PLC0415
+
+    print(make_generator(overrides or [], console=_console()))
 
 
 @app.command("search-policies")
