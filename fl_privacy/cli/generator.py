@@ -25,7 +25,7 @@ from fl_privacy.generator import (
     GeneratorPlan,
     GeneratorTraining,
     Provenance,
-    fingerprints,
+    image_fingerprints,
     load_training,
     read_generator_header,
     save_generator,
@@ -74,7 +74,7 @@ class _Order:
             images=len(self.public),
             seed=self.seed,
             steps=self.plan.steps,
-            fingerprints=fingerprints(self.public.images),
+            fingerprints=image_fingerprints(self.public.images),
         )
 
 

@@ -2,7 +2,7 @@
 
 from fl_privacy.generator.find import expect_generator, find_generator
 from fl_privacy.generator.network import GeneratorShape, ImageDiscriminator, ImageGenerator
-from fl_privacy.generator.provenance import Provenance, fingerprints
+from fl_privacy.generator.provenance import Provenance, image_fingerprints
 from fl_privacy.generator.store import (
     TrainedGenerator,
     load_generator,
@@ -23,7 +23,7 @@ __all__ = [
     "TrainedGenerator",
     "expect_generator",
     "find_generator",
-    "fingerprints",
+    "image_fingerprints",
     "load_generator",
     "load_training",
     "read_generator_header",

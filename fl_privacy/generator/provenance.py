@@ -49,12 +49,12 @@ class Provenance:
         """(N,) bool: which of ``images`` (N, C, H, W), uint8 or in [0, 1], it was trained on, up to re-encoding."""
         if not len(self.fingerprints):
             return torch.zeros(len(images), dtype=torch.bool)
-        known, asked = self.fingerprints.float(), fingerprints(images).float()
+        known, asked = self.fingerprints.float(), image_fingerprints(images).float()
         nearest = torch.cat([torch.cdist(part, known).amin(1) for part in torch.split(asked, 256)])
         return nearest / SIDE <= ALIKE
 
 
-def fingerprints(images: Tensor) -> Tensor:
+def image_fingerprints(images: Tensor) -> Tensor:
     """(N, 64) uint8: the mean grey of 8 by 8 parts of each of ``images`` (N, C, H, W), uint8 or in [0, 1]."""
     parts = []
     for part in torch.split(images, 4096):

@@ -6,7 +6,7 @@ from tempfile import mkdtemp
 
 import torch
 
-from fl_privacy.generator import GeneratorShape, ImageGenerator, Provenance, fingerprints, save_generator
+from fl_privacy.generator import GeneratorShape, ImageGenerator, Provenance, image_fingerprints, save_generator
 
 
 def network(shape: GeneratorShape, seed: int = 0) -> ImageGenerator:
@@ -25,7 +25,7 @@ def generator_file(*, channels: int = 3, size: int = 8, classes: int = 5, seed: 
     """A file with one; the same for the same arguments."""
     shape = GeneratorShape(channels=channels, size=size, latent=6, width=4, num_classes=classes, embedding=3)
     seen = torch.randint(256, (20, channels, size, size), generator=torch.Generator().manual_seed(7)).to(torch.uint8)
-    about = Provenance(data="noise", split="train", images=20, fingerprints=fingerprints(seen))
+    about = Provenance(data="noise", split="train", images=20, fingerprints=image_fingerprints(seen))
     file = Path(mkdtemp(prefix="generator-")) / "g.safetensors"
     save_generator(network(shape, seed), about, file, {})
     return str(file)

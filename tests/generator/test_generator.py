@@ -18,7 +18,7 @@ from fl_privacy.generator import (
     ImageGenerator,
     Provenance,
     find_generator,
-    fingerprints,
+    image_fingerprints,
     load_generator,
     load_training,
     read_generator_header,
@@ -169,7 +169,7 @@ def test_images_are_recognized_after_compression(tmp_path: Path) -> None:
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / "x.jpg", quality=75)
         with Image.open(tmp_path / "x.jpg") as read:
             compressed.append(torch.from_numpy(np.array(read)).permute(2, 0, 1))
-    about = Provenance(data="parts", split="train", images=len(known), fingerprints=fingerprints(known))
+    about = Provenance(data="parts", split="train", images=len(known), fingerprints=image_fingerprints(known))
     assert about.seen(known.float() / 255).all()
     assert about.seen(torch.stack(compressed)).float().mean() > 0.98
     assert about.seen(others).float().mean() < 0.02

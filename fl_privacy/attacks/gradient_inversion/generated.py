@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.initialization import Blank
-from fl_privacy.attacks.gradient_inversion.sources import Shape, Stage
+from fl_privacy.attacks.gradient_inversion.sources import NextSource, Shape
 from fl_privacy.errors import UserError
 from fl_privacy.generator import ImageGenerator, Provenance, TrainedGenerator, find_generator
 
@@ -123,7 +123,7 @@ class Generated:
         return onto_l1_ball(apart, radius).reshape(variables.shape)
 
     @torch.no_grad()
-    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Stage | None:
+    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
         network = self._network(variables, shape)
         left = min(self.deeper, network.depth - 2 - self.layer)
         if left <= 0:
@@ -135,7 +135,7 @@ class Generated:
             features = network.through(features, after=self.layer, until=self.layer + 1)
         features = features.reshape(len(variables), -1)
         source = replace(self, layer=self.layer + 1, deeper=left - 1)
-        return Stage(source, torch.zeros_like(features), features)
+        return NextSource(source, torch.zeros_like(features), features)
 
     @property
     def stages(self) -> int:

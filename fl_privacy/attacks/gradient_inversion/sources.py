@@ -40,7 +40,7 @@ class ImageSource(Protocol):
         """``variables`` brought back to where they may be, after each iteration of an attack that projects."""
         ...
 
-    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> "Stage | None":
+    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> "NextSource | None":
         """Where to go on from the variables that were found; ``None`` at the end."""
         ...
 
@@ -59,7 +59,7 @@ class ImageSource(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class NextSource:
     """A source to go on with, its first variables (V, n) and what it holds fixed, (V, m)."""
 
     source: ImageSource

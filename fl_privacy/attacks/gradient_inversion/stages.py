@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Report
+from fl_privacy.attacks.gradient_inversion.gradient_free import search
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.gradient_inversion.search import search
 from fl_privacy.attacks.gradient_inversion.standings import Minimum
 from fl_privacy.attacks.optimizers import EvolutionStrategy
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.initialization import Blank
-from fl_privacy.attacks.gradient_inversion.sources import Shape, Stage
+from fl_privacy.attacks.gradient_inversion.sources import NextSource, Shape
 from fl_privacy.generator import Provenance
 
 _SMALLEST = 4
@@ -75,7 +75,7 @@ class Untrained:
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
         return variables
 
-    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Stage | None:
+    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
         return None
 
     @property

@@ -1,6 +1,5 @@
 """CMA-ES: a search without gradients, of each victim by itself; the package cma has the algorithm."""
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.checks import number, whole
-from fl_privacy.errors import UserError
+from fl_privacy.extras import expect_package
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +30,7 @@ class EvolutionStrategy:
 
     def expect_package(self) -> None:
         """Raise ``UserError`` where the package cma is missing."""
-        if importlib.util.find_spec("cma") is None:
-            raise UserError(
-                "attack.optimizer=cma is expected to find the package cma, but it is missing; run"
-                " `pip install 'fl-privacy[cma]'`, or use attack.optimizer=adam."
-            )
+        expect_package("cma", "attack.optimizer=cma")
 
     def begin(self, variables: int, iterations: int, generator: torch.Generator) -> "Evolution":
         """A search in so many dimensions, which draws from ``generator`` alone."""

@@ -99,7 +99,7 @@ def test_evolution_finds_them_without_gradients() -> None:
 
 
 def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("fl_privacy.extras.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'fl-privacy\[cma\]'"):
         ggl(generator=generator_file(), optimizer="cma")
 
