@@ -184,6 +184,15 @@ def test_what_an_update_shows_is_taken_for_the_defense() -> None:
     assert error(knowing.batch, made(2)[1]) <= error(blind.batch, made(2)[1])
 
 
+def test_a_victim_of_another_shape_harms_nobody() -> None:
+    sound = victims(made(2), net())
+    broken = replace(sound[0], input_shape=(5, 8, 8))
+    attack = ggl(generator=generator_file(), iterations=3, dtype="float64")
+    found = attack([sound[0], broken, sound[1]], seed=0)
+    assert "does not take inputs" in str(found[1].failure)
+    assert [found[0].loss, found[2].loss] == pytest.approx([one.loss for one in attack(sound, seed=0)])
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 1, 28, 28), (1, 3, 33, 7)])
 def test_every_victim_has_an_untrained_network_of_its_own(shape: tuple[int, ...]) -> None:
     source = Untrained(width=4)
