@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,9 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from fl_privacy.checks import number
+from fl_privacy.cli.completion import complete_override, completes
 from fl_privacy.cli.faults import (
-    FAULTS,
+    STOPPING,
     Interrupted,
     end_quietly,
     exit_status,
@@ -32,11 +34,13 @@ app = typer.Typer(
     help="How much of your clients' data can be read from what they upload, and which defense stops it at what cost?",
     epilog="Settings are Hydra overrides: `fl-privacy run data=cifar10 defense=dp_noise defense.scale=0.01 seed=1`."
     " `fl-privacy list` shows what there is to choose from.",
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides.", autocompletion=complete_override),
+]
 Multirun = Annotated[
     bool, typer.Option("-m", "--multirun", help="Run every combination of values listed as key=a,b; resumable.")
 ]
@@ -57,9 +61,18 @@ PsnrBelow = Annotated[
 ]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"fl-privacy {metadata.version('fl-privacy')}")
+        raise typer.Exit
+
+
 @app.callback()
 def common_options(
     debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error; anywhere in the line.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and stop.", callback=_show_version, is_eager=True)
+    ] = False,
 ) -> None:
     """What goes for all commands."""
     logging.getLogger("fl_privacy").setLevel(logging.DEBUG if debug else logging.NOTSET)
@@ -235,6 +248,8 @@ def deploy(
 
 def main() -> None:
     """``fl-privacy`` with the arguments of the process, whose exit status it sets."""
+    if completes():
+        app(prog_name="fl-privacy")
     sys.exit(run_command_line(sys.argv[1:]))
 
 
@@ -255,7 +270,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
         with suppress(OSError):  # the terminal may be gone
             print("interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it", file=sys.stderr)
         return exit_status(error)
-    except (click.ClickException, *FAULTS, RuntimeError, SystemExit) as error:
+    except (click.ClickException, *STOPPING) as error:
         if nobody_listens(error):
             return end_quietly()
         if (fault := recognized(error)) is None:
