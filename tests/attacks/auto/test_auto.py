@@ -41,7 +41,7 @@ def test_gradients_that_shrink_towards_the_input_are_read():
     torch.manual_seed(0)
     model = LeNet(in_channels=1, image_size=digits.input_shape[-1], num_classes=10).eval()
     truth = digits.batch(torch.arange(1))
-    (found,) = AutoAttack(evaluations=600)([observe(model, truth)], seed=0)
+    (found,) = AutoAttack(evaluations=600)([replace(observe(model, truth), num_classes=10)], seed=0)
     assert error(found.batch, truth) < 0.003
     assert found.member == "cosine of each layer by L-BFGS"
 
