@@ -8,9 +8,9 @@ from torch import nn
 
 from fl_privacy.attacks import AutoAttack, inverting_gradients
 from fl_privacy.attacks.auto.budget import most_attempts, rungs
-from fl_privacy.attacks.auto.evidence import evident_defense, usual_of
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
+from fl_privacy.attacks.gradient_inversion.evidence import evident_defense, usual_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.data import load_data
 from fl_privacy.defenses.compression import pruning, quantization, selective_sharing
@@ -51,12 +51,12 @@ def test_contrast_is_read_behind_batch_norm_of_the_own_batch():
     photos = smooth_picture()
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 5, stride=2, padding=2), nn.BatchNorm2d(8), nn.ELU(),
-        nn.Conv2d(8, 16, 5, stride=2, padding=2), nn.BatchNorm2d(16), nn.ELU(), nn.Flatten(),
-        nn.Linear(16 * 7 * 7, CLASSES),
+        nn.Conv2d(3, 16, 5, stride=2, padding=2), nn.BatchNorm2d(16), nn.ELU(),
+        nn.Conv2d(16, 32, 5, stride=2, padding=2), nn.BatchNorm2d(32), nn.ELU(), nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 64), nn.ELU(), nn.Linear(64, CLASSES),
     )  # fmt: skip
     seen = observe(model, photos, plan=LocalPlan(batch_norm="train"))
-    (found,) = AutoAttack(evaluations=1200)([seen], seed=0)
+    (found,) = AutoAttack(evaluations=2400)([seen], seed=0)
     assert found.batch is not None
     assert 0.7 < float(found.batch.inputs.std() / photos.inputs.std()) < 1.4
     assert error(found.batch, photos) < 0.01
