@@ -16,6 +16,7 @@ from rich.logging import RichHandler
 
 from fl_privacy.checks import number
 from fl_privacy.cli.completion import complete_override, completes
+from fl_privacy.cli.decisions import advise
 from fl_privacy.cli.faults import (
     STOPPING,
     Interrupted,
@@ -205,6 +206,7 @@ def list_() -> None:
         _console().print(table)
 
 
+app.command()(advise)
 app.command("check-leakage")(check_leakage)
 app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(supernode)
 app.command()(deploy)

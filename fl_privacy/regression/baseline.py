@@ -63,5 +63,6 @@ def _read(entry: Any, wrong: UserError) -> Measurement:
         raise wrong
     if not entry["values"] or len(entry["values"]) != len(entry["uploads"]) or entry["metric"] not in METRICS:
         raise wrong
-    chosen = {name: tuple(entry[name]) if isinstance(entry[name], list) else entry[name] for name in _KINDS}
+    chosen: dict[str, Any] = {name: entry[name] for name in _KINDS}
+    chosen |= {name: tuple(entry[name]) for name in ("values", "uploads")}
     return Measurement(**chosen)

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -57,13 +58,7 @@ def measure_training(
     Raises:
         UserError: something does not fit, or the attack failed on an image.
     """
-    whole("batch_size", batch_size, at_least=1, example=8)
-    whole("images", images, at_least=1, example=40)
-    if images % batch_size:
-        raise UserError(f"images is expected to be a multiple of batch_size={batch_size}, but got {images}.")
-    examples = [example for example, _ in zip(samples(data), range(images), strict=False)]
-    if len(examples) < images:
-        raise UserError(f"data is expected to hold {images} images, but holds {len(examples)}; lower images.")
+    examples = _examples(data, images, batch_size)
     network, normalization = _made(model, seed), told_normalization(data) or find_normalization(examples)
     pixels = [image if normalization is None else normalization.undo(image) for image, _ in examples]
     observed = normalized(network, normalization) if normalization is not None else network
@@ -90,6 +85,18 @@ def measure_training(
         uploads=[victim for victim, _ in values],
         victims=[fingerprint(image) for image in pixels],
     )
+
+
+def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, int]]:
+    """The first ``images`` of ``data``."""
+    whole("batch_size", batch_size, at_least=1, example=8)
+    whole("images", images, at_least=1, example=40)
+    if images % batch_size:
+        raise UserError(f"images is expected to be a multiple of batch_size={batch_size}, but got {images}.")
+    examples = list(islice(samples(data), images))
+    if len(examples) < images:
+        raise UserError(f"data is expected to hold {images} images, but holds {len(examples)}; lower images.")
+    return examples
 
 
 class _Batch(Dataset[tuple[Tensor, int]]):
