@@ -51,10 +51,12 @@ def jobs() -> dict[str, str]:
     """Name of the picture -> settings of its attack."""
     told = yaml.safe_load((DOCS / "methods.yaml").read_text())
     found = {}
-    for name in (option for method in told["attack"].values() for option in method["options"][:1]):
-        found[f"attack-{name}"] = f"attack={name} attack.iterations=100"
-    for name in (option for method in told["defense"].values() for option in method["options"][:1]):
-        found[f"defense-{name}"] = f"defense={name} {QUICK}"
+    usual = {"attack": "attack={} attack.iterations=100", "defense": "defense={} " + QUICK}
+    for kind, settings in usual.items():
+        for method in told[kind].values():
+            if "needs" not in method:
+                name = method["options"][0]
+                found[f"{kind}-{name}"] = settings.format(name)
     return {name: f"{COMMON} {SPECIAL.get(name, settings)}" for name, settings in found.items()}
 
 

@@ -107,7 +107,7 @@ def method_page(kind: str, name: str, told: dict[str, Any]) -> str:
     shown = " ".join(f"`{kind}={option}`" for option in told["options"])
     parts = [f"# {told['title']}\n", shown, told["idea"], f"$${told['formula']}$$", f"Source: {told['source']}."]
     parts.append("## What it does to digits\n")
-    parts += [_seen(f"{kind}-{option}") for option in told["options"][:1]]
+    parts.append(_seen(f"{kind}-{told['options'][0]}", told.get("needs")))
     if published := told.get("published"):
         parts.append(
             f"Published: {published}. Settings differ; [results](../results.md) has ours beside it where it was run."
@@ -118,10 +118,10 @@ def method_page(kind: str, name: str, told: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _seen(name: str) -> str:
+def _seen(name: str, needs: str | None) -> str:
     found = figures().get(name)
     if found is None:
-        return "Not run: `make gallery` measures it."
+        return f"Not run: it needs {needs}." if needs else "Not run: `make gallery` measures it."
     rows = [
         f"| {who} attacker | {of['mean']:.1f} [{of['ci95'][0]:.1f}, {of['ci95'][1]:.1f}] | {of['recognizable']} of"
         f" {of['n']} |"
