@@ -16,6 +16,7 @@ import yaml
 from PIL import Image
 
 from fl_privacy.cli.main import run_command_line
+from fl_privacy.config.overrides import merge_overrides
 from fl_privacy.results import Attacker, Leakage, read_run
 
 DOCS = Path(__file__).resolve().parent
@@ -57,7 +58,8 @@ def jobs() -> dict[str, str]:
             if "needs" not in method:
                 name = method["options"][0]
                 found[f"{kind}-{name}"] = settings.format(name)
-    return {name: f"{COMMON} {SPECIAL.get(name, settings)}" for name, settings in found.items()}
+    told = {name: SPECIAL.get(name, settings).split() for name, settings in found.items()}
+    return {name: " ".join(merge_overrides(COMMON.split(), settings)) for name, settings in told.items()}
 
 
 def make(name: str, settings: str) -> dict[str, object]:

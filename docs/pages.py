@@ -122,8 +122,9 @@ def _seen(name: str, needs: str | None) -> str:
     found = figures().get(name)
     if found is None:
         return f"Not run: it needs {needs}." if needs else "Not run: `make gallery` measures it."
+    shown = METRICS["psnr"].digits
     rows = [
-        f"| {who} attacker | {of['mean']:.1f} [{of['ci95'][0]:.1f}, {of['ci95'][1]:.1f}] | {of['recognizable']} of"
+        f"| {who} attacker | {shown(of['mean'])} [{', '.join(map(shown, of['ci95'] or ()))}] | {of['recognizable']} of"
         f" {of['n']} |"
         for who, of in found["by"].items()
     ]

@@ -7,7 +7,6 @@ The photographs are those of the package scikit-image, in the public domain or u
 import io
 from contextlib import redirect_stdout
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,8 +14,11 @@ from matplotlib.figure import Figure
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.results import Attacker, read_run
 
+RUNS = "runs/picture"
+"""Where finished attacks are kept, so that it goes on where it was stopped."""
+
 TARGET = Path(__file__).resolve().parent / "assets" / "picture.png"
-COMMON = "data=photograph data.image_size=32 model=lenet_dlg attack=idlg attack.restarts=2 victims=4"
+COMMON = "data=photograph data.image_size=32 model=lenet_dlg attack=idlg attack.iterations=150 victims=4"
 ROWS = {
     "read, undefended": "defense=none",
     "read through 8 bits": "defense=quantization",
@@ -27,16 +29,15 @@ ROWS = {
 
 def read(settings: str) -> tuple[list[np.ndarray], list[np.ndarray], float]:
     """Originals, what the attacker that read most made of them, and its mean PSNR in dB."""
-    with TemporaryDirectory() as out:
-        printed = io.StringIO()
-        with redirect_stdout(printed):
-            status = run_command_line(["attack", *COMMON.split(), *settings.split(), f"out={out}"])
-        if status:
-            raise SystemExit(f"fl-privacy attack {COMMON} {settings} ended with status {status}")
-        run = read_run(Path(printed.getvalue().splitlines()[-1]))
-        pairs, _ = run.read_pairs()
-        shown = [pairs[key] for key in sorted(pairs)]
-        means = {who: found.metrics["psnr"].mean for who in Attacker if (found := run.summary.last_by(who))}
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        status = run_command_line(["attack", *COMMON.split(), *settings.split(), f"out={RUNS}"])
+    if status:
+        raise SystemExit(f"fl-privacy attack {COMMON} {settings} ended with status {status}")
+    run = read_run(Path(printed.getvalue().splitlines()[-1]))
+    pairs, _ = run.read_pairs()
+    shown = [pairs[key] for key in sorted(pairs)]
+    means = {who: found.metrics["psnr"].mean for who in Attacker if (found := run.summary.last_by(who))}
     most = max(means, key=lambda who: means[who])
     guesses = [pair.adaptive if most is Attacker.ADAPTIVE else pair.guess for pair in shown]
     return [pair.original for pair in shown], guesses, means[most]

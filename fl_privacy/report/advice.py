@@ -19,6 +19,9 @@ from fl_privacy.results import Attacker
 Threat = Literal["honest", "adaptive"]
 """Attackers that count: those that know nothing of the defense, or those that know it as well."""
 
+ROUNDING = 1e-9
+"""Of accuracies: a loss of exactly the bound is within it."""
+
 FORMAT = 1
 SHIPPED = Path(__file__).resolve().parent / "measured"
 """Tables that come with the package, as ``fl-privacy advise --grid GRID --save FILE`` writes them."""
@@ -104,7 +107,8 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
         psnr_below: dB that no attacked image may reach, nor the upper end of the mean's 95 % interval.
     """
     undefended = table.defenses[0]
-    affordable = [d for d in table.defenses[1:] if 100 * (undefended.accuracy - d.accuracy) <= accuracy_loss]
+    enough = undefended.accuracy - accuracy_loss / 100 - ROUNDING
+    affordable = [d for d in table.defenses[1:] if d.accuracy >= enough]
     safe = [d for d in affordable if d.by_threat[threat].keeps_all_below(psnr_below)]
     bound, allowed = metric(psnr_below, "psnr"), f"{accuracy_loss:g} points of accuracy"
     lines = [
