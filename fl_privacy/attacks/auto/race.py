@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.auto.budget import Rung
 from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge
-from fl_privacy.attacks.auto.members import Entry
+from fl_privacy.attacks.auto.members import Entry, normalizes_by_batch
 from fl_privacy.attacks.auto.relabeling import other_labels, refined_labels
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
@@ -95,6 +95,7 @@ class Race:
         self.failures: Mapping[int, str] = first.failures
         self._victims = [{victim.position: victim for victim in one.members} for one in self._prepared]
         self._rough = entered[0][2]
+        self._any_contrast = normalizes_by_batch(group.first)
         entries = self._with_transforms(entered)
         blank = [Attempt(self._members.index(member), start, rough) for member, start, rough in entries]
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.members}
@@ -258,7 +259,8 @@ class Race:
         zero = problem.zero_loss()
         weights = torch.tensor([attempt.roughness for _, attempt in jobs]).to(zero)
         smoothness = weights.clamp_min(prepared.rounds[0].known.smoothness) * zero
-        return replace(problem, constraints=replace(problem.constraints, smoothness=smoothness))
+        known = replace(problem.constraints, smoothness=smoothness, any_contrast=self._any_contrast)
+        return replace(problem, constraints=known)
 
     def winner(self, position: int) -> Winner | None:
         """Of a victim; ``None`` where no attempt came to a number."""
@@ -292,7 +294,7 @@ def _after(before: Attempt, variables: Tensor, judged: Judgment, row: int, losse
     history = (*before.history, *losses[losses.isfinite()].tolist())
     mismatch, variation = float(judged.mismatch[row]), float(judged.variation[row])
     # with less total variation than the misfit left over, what fits is noise; with more, it holds the fit back
-    balanced = mismatch / max(variation, _LEAST_VARIATION)
+    balanced = float(judged.misfit[row]) / max(variation, _LEAST_VARIATION)
     roughness = min(before.roughness, max(before.roughness / _EASED, balanced))
     score = float(judged.score[row])
     if before.variables is not None and not score < before.score:
