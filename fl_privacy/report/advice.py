@@ -83,7 +83,7 @@ def measured_defense(row: DefenseRow, overrides: Sequence[str]) -> MeasuredDefen
         candidate = candidate_of(heard[threat], name=row.name, accuracy=row.accuracy, pmm=row.pmm)
         if candidate is None:
             return None
-        found[threat] = candidate  # type: ignore[index]
+        found[threat] = candidate
     upload, privacy = row.training.upload, row.training.privacy
     return MeasuredDefense(
         name=row.name,
