@@ -21,6 +21,9 @@ where noise was added, all attempts fit alike and the smoothest is taken, which 
 EXACT = 1e-12
 """Of the mismatch: reproduced but for rounding in single precision."""
 
+_LEAST_VARIATION = 0.01
+"""Total variation of an image that has next to none."""
+
 
 @dataclass(frozen=True, eq=False)
 class Judgment:
@@ -31,14 +34,14 @@ class Judgment:
             direction to the observed one's, which is 1 - cosine, in [0, 2]: the same for every member, whatever it
             minimizes itself; within what a known or evident defense leaves open. A tensor of noise alone multiplies
             it by the same for every attempt, and one whose gradients are small counts like a large one.
-        misfit: (V,) the member's own objective without priors, as a share of that of a zero gradient.
-        variation: (V,) total variation of the images, of equal contrast where the model normalizes by the batch.
-        score: (V,) ``log(mismatch) + ROUGHNESS * total variation``; the least wins. Infinite where it isn't a number.
+        balance: (V,) the weight of total variation at which it is as large as what the member's own objective leaves,
+            as a share of that of a zero gradient: with less, what fits is noise; with more, it holds the fit back.
+        score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, the latter of images of equal contrast where the
+            model normalizes by the batch; the least wins. Infinite where it isn't a number.
     """
 
     mismatch: Tensor
-    misfit: Tensor
-    variation: Tensor
+    balance: Tensor
     score: Tensor
 
 
@@ -69,4 +72,5 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
         misfit = (problem.mismatch(*given) / problem.zero_loss()).double()
     rough = problem.roughness(Guess(images, 1, lambda: ())).double()
     score = mismatch.clamp_min(EXACT).log() + ROUGHNESS * rough
-    return Judgment(mismatch, misfit, rough, score.nan_to_num(math.inf, math.inf, math.inf))
+    balance = misfit / rough.clamp_min(_LEAST_VARIATION)
+    return Judgment(mismatch, balance, score.nan_to_num(math.inf, math.inf, math.inf))

@@ -31,9 +31,6 @@ _SURE_OF_LABELS = 2
 _EASED = 10.0
 """By which factor total variation is eased from one rung to the next, at most."""
 
-_LEAST_VARIATION = 0.01
-"""Total variation of an image that has next to none."""
-
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
@@ -292,11 +289,8 @@ def _relabeled(victim: PreparedVictim, attempt: Attempt) -> PreparedVictim:
 def _after(before: Attempt, variables: Tensor, judged: Judgment, row: int, losses: Tensor) -> Attempt:
     """What was found from ``before``, or that itself where it is no better."""
     history = (*before.history, *losses[losses.isfinite()].tolist())
-    mismatch, variation = float(judged.mismatch[row]), float(judged.variation[row])
-    # with less total variation than the misfit left over, what fits is noise; with more, it holds the fit back
-    balanced = float(judged.misfit[row]) / max(variation, _LEAST_VARIATION)
-    roughness = min(before.roughness, max(before.roughness / _EASED, balanced))
-    score = float(judged.score[row])
+    mismatch, score = float(judged.mismatch[row]), float(judged.score[row])
+    roughness = min(before.roughness, max(before.roughness / _EASED, float(judged.balance[row])))
     if before.variables is not None and not score < before.score:
         return replace(before, history=history, roughness=roughness)
     return replace(before, variables=variables, mismatch=mismatch, score=score, history=history, roughness=roughness)
