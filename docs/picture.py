@@ -23,7 +23,6 @@ ROWS = {
     "read, undefended": "defense=none",
     "read through 8 bits": "defense=quantization",
     "read through pruning": "defense=pruning defense.rate=0.9 threat_model=adaptive",
-    "read through noise": "defense=dp_noise defense.scale=0.01 threat_model=adaptive",
 }
 
 
