@@ -81,6 +81,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         parser = Resources()
         parser.feed(page.read_text())
         assert [address for address in parser.found if re.match(r"(https?:)?//", address)] == []
+        assert 'data-md-component="source"' not in page.read_text()  # asks the repository's host for its stars
         style = "".join(path.read_text() for path in site.glob("assets/stylesheets/*.css"))
         assert not re.search(r"url\(\s*['\"]?https?:", style)
 
