@@ -12,6 +12,7 @@ EXTRAS: Mapping[str, str] = {
     "opacus": "dp",
     "tenseal": "crypto",
     "piq": "fsim",
+    "cma": "cma",
 }
 """What is imported -> the extra that installs it."""
 

@@ -14,7 +14,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.extras import EXTRAS, lacks
 
 ROOT = Path(__file__).resolve().parent.parent
-OPTIONAL = ("flower", "ray", "dp", "crypto", "fsim")
+OPTIONAL = ("flower", "ray", "dp", "crypto", "fsim", "cma")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 ATTACK = ["attack", "model=mlp", "attack=idlg", "attack.iterations=5", "victims=2"]
@@ -29,6 +29,7 @@ WITHOUT = {
     "epsilon": (["run", "defense=dp_sgd", "privacy.epsilon=8", "model=mlp"], "dp"),
     "ckks": (["run", "secure_aggregation=ckks", "attack=none", "federation.rounds=1", "model=mlp"], "crypto"),
     "fsim": (["search-policies", "fsim_at_least=0.5"], "fsim"),
+    "evolution": (["attack", "attack=ggl", "attack.optimizer=cma"], "cma"),
 }
 """A command that needs an extra, and the extra."""
 

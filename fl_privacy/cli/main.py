@@ -1,4 +1,4 @@
-"""``fl-privacy run | attack | trade-off | train-evaluator | search-policies | report | list | supernode | deploy``."""
+"""``fl-privacy`` and its commands."""
 
 import logging
 import sys
@@ -138,6 +138,22 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
     from fl_privacy.cli.evaluator import train  # noqa: PLC0415
 
     print(train(overrides or [], console=_console()))
+
+
+@app.command("train-generator")
+def train_generator_command(overrides: Overrides = None) -> None:
+    """Train the generator of images that attack=ggl and gifd search, on public images.
+
+    `data=cifar10 out=FILE`, then `attack data=cifar10 attack=ggl attack.generator=FILE`; victims from its own split are
+    refused. Killed and started again, it goes on where it stopped. Other keys, such as split=test steps=2000 width=64,
+    are those of conf/generator.yaml.
+    """
+    from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415
+
+    say_what_takes_time()
+    from fl_privacy.cli.generator import make_generator  # noqa: PLC0415
+
+    print(make_generator(overrides or [], console=_console()))
 
 
 @app.command("search-policies")
