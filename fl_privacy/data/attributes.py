@@ -63,8 +63,8 @@ def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
     ]
     if wrong or len(task) < 2:
         raise UserError(
-            f"data.task is expected to be two lists or more that have each class once, but {(wrong or ['it'])[0]} is not"
-            f" so; the classes are {', '.join(examples.class_names[:20])}."
+            "data.task is expected to be two lists or more that have each class once, but"
+            f" {(wrong or ['it'])[0]} is not so; the classes are {', '.join(examples.class_names[:20])}."
         )
     place = {str(own): number for number, group in enumerate(task.values()) for own in group}
     labels = torch.tensor([place[name] for name in examples.class_names])[examples.labels]

@@ -178,7 +178,7 @@ def prepare_defense(defense: Defense, dataset: Dataset) -> None:
         if public.attributes is None:
             raise UserError(
                 f"defense={defense.name} is expected with data that have an attribute beside the class, but"
-                f" {dataset.name} has none; use data=cifar10_animals, or data.attribute_column with load_with_attribute."
+                f" {dataset.name} has none; use data=cifar10_animals or mnist_parity, or load_with_attribute."
             )
         rows = defenders_examples(public)
         with blamed_on(f"Defense {defense.name}, learning from public examples,"):

@@ -58,7 +58,8 @@ class ManyModels:
             plan: learning rate, optimizer, batch-norm mode and loss scale of the steps.
         """
         step = vmap(_loss_gradient(self.model, plan), randomness="different")
-        parameters, buffers = dict(self.values.parameters), dict(self.values.buffers)
+        parameters: Tensors = self.values.parameters
+        buffers: Tensors = self.values.buffers
         moments: list[Tensors] = [{}, {}]
         set_mode(self.model, plan.batch_norm)
         for number, rows in enumerate(order, start=1):

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from fl_privacy.types import Tensors
 
+RANK, STEPS = 256, 200
+"""Coordinates that a classifier looks at, and steps of its training, each on all examples."""
+
 SKETCH = 4096
 """Numbers that a gradient is told by: inner products of gradients are kept to about 2 %."""
 
@@ -75,20 +78,22 @@ class GradientClassifier:
 
     Attributes:
         mean: (F,) of the directions that it was trained on.
-        head: on what is left.
+        basis: (F, R) of what these span, scaled to unit variance.
+        head: on the coordinates.
     """
 
     mean: Tensor
+    basis: Tensor
     head: nn.Module
 
     def __call__(self, sketched: Tensor) -> Tensor:
         """Differentiable by the input."""
-        logits: Tensor = self.head(_directions(sketched) - self.mean)
+        logits: Tensor = self.head((_directions(sketched) - self.mean) @ self.basis)
         return logits
 
     @classmethod
     def fit(
-        cls, sketched: Tensor, labels: Tensor, classes: int, rng: torch.Generator, *, hidden: int = 0, steps: int = 200
+        cls, sketched: Tensor, labels: Tensor, classes: int, rng: torch.Generator, *, hidden: int = 0
     ) -> "GradientClassifier":
         """Trained on (N, F) sketched gradients of examples with ``labels`` (N,) by cross entropy.
 
@@ -98,34 +103,35 @@ class GradientClassifier:
             classes: A.
             rng: of the first values.
             hidden: width of a hidden layer; 0 is a linear classifier.
-            steps: of Adam, each on all examples.
         """
         directions = _directions(sketched).detach()
         mean = directions.mean(0)
-        inputs = directions - mean
-        widths = [inputs.shape[1], *([hidden] if hidden else []), classes]
-        layers: list[nn.Module] = []
-        for inner, outer in pairwise(widths):
-            layer = nn.utils.skip_init(nn.Linear, inner, outer, device=inputs.device)
-            scale = 1 / math.sqrt(inner)
-            for parameter in layer.parameters():
-                drawn = torch.rand(parameter.shape, generator=rng, device=rng.device).to(parameter)
-                parameter.data.copy_((2 * drawn - 1) * scale)
-            layers += [layer, nn.ReLU()]
-        head = nn.Sequential(*layers[:-1])
-        optimizer = torch.optim.Adam(head.parameters(), lr=0.01 if not hidden else 0.003, weight_decay=1e-4)
-        spread = inputs.std().clamp(min=1e-12)
-        scaled = inputs / spread
+        _, spread, right = torch.linalg.svd(directions - mean, full_matrices=False)
+        rank = min(RANK, int((spread > 1e-5 * spread[0]).sum()))
+        basis = right[:rank].T * (math.sqrt(len(directions)) / spread[0].clamp(min=1e-12))
+        head = _head([rank, *([hidden] if hidden else []), classes], rng, directions.device)
+        held = list(head.parameters())
+        optimizer = torch.optim.Adam(held, lr=0.01, weight_decay=1e-3)
+        inputs = (directions - mean) @ basis
         with torch.enable_grad():
-            for _ in range(steps):
-                optimizer.zero_grad()
-                F.cross_entropy(head(scaled), labels).backward()
+            for _ in range(STEPS):
+                loss = F.cross_entropy(head(inputs), labels)
+                for parameter, slope in zip(held, torch.autograd.grad(loss, held), strict=True):
+                    parameter.grad = slope
                 optimizer.step()
-        first = head[0]
-        assert isinstance(first, nn.Linear)
-        first.weight.data /= spread
-        return cls(mean, head.requires_grad_(False))
+        return cls(mean, basis, head.requires_grad_(False))
+
+
+def _head(widths: Sequence[int], rng: torch.Generator, device: torch.device) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inner, outer in pairwise(widths):
+        layer = nn.Linear(inner, outer, device="meta").to_empty(device=device)
+        for parameter in layer.parameters():
+            drawn = torch.rand(parameter.shape, generator=rng, device=rng.device).to(parameter)
+            parameter.data.copy_((2 * drawn - 1) / math.sqrt(inner))
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 def _directions(sketched: Tensor) -> Tensor:
-    return sketched / sketched.norm(dim=1, keepdim=True).clamp(min=1e-12)
+    return sketched / torch.linalg.vector_norm(sketched, dim=1, keepdim=True).clamp(min=1e-12)

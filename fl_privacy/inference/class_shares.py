@@ -67,7 +67,7 @@ class PropertyWatch:
         if read.remaining >= self.settings.shadow_rounds:
             return
         classes = self.total.shape[1]
-        if read.public is None or len(read.public.labels.unique()) < classes:
+        if read.public is None or int((read.public.labels.bincount(minlength=classes) > 0).sum()) < classes:
             raise UserError(f"Public examples of all {classes} classes are expected, but some have none.")
         for number, (model, sent, own) in enumerate(read.same_sent):
             observations = [read.observations[column] for column in own]
@@ -139,7 +139,8 @@ class _Shadows:
 def _dirichlet(alpha: float, shape: tuple[int, int], rng: torch.Generator) -> Tensor:
     """Rows drawn from a symmetric Dirichlet distribution, as normalized draws of a gamma distribution."""
     gamma = torch._standard_gamma(torch.full(shape, alpha), generator=rng).clamp(min=1e-8)
-    return gamma / gamma.sum(1, keepdim=True)
+    shares: Tensor = gamma / gamma.sum(1, keepdim=True)
+    return shares
 
 
 def _regressed(features: Tensor, shares: Tensor, seen: Tensor) -> Tensor:

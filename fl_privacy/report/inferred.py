@@ -80,6 +80,9 @@ HEADINGS = {
 }
 """What was asked -> a heading and the question."""
 
+AXES = {"membership": "Membership, TPR at 1 % FPR", "attribute": "Attribute, ASR"}
+"""What stands beside PSNR where defenses are compared."""
+
 HEADLINE = {"membership": "tpr_at_1_percent", "source": "asr", "attribute": "asr", "property": "error"}
 """What was asked -> the measure by which methods are compared."""
 
