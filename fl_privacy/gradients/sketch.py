@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fl_privacy.types import Tensors
 
 RANK, STEPS = 256, 200
-"""Coordinates that a classifier looks at, and steps of its training, each on all examples."""
+"""Coordinates that a classifier looks at, and steps of its training."""
 
 SKETCH = 4096
 """Numbers that a gradient is told by: inner products of gradients are kept to about 2 %."""
@@ -93,7 +93,14 @@ class GradientClassifier:
 
     @classmethod
     def fit(
-        cls, sketched: Tensor, labels: Tensor, classes: int, rng: torch.Generator, *, hidden: int = 0
+        cls,
+        sketched: Tensor,
+        labels: Tensor,
+        classes: int,
+        rng: torch.Generator,
+        *,
+        hidden: int = 0,
+        steps: int = STEPS,
     ) -> "GradientClassifier":
         """Trained on (N, F) sketched gradients of examples with ``labels`` (N,) by cross entropy.
 
@@ -103,6 +110,7 @@ class GradientClassifier:
             classes: A.
             rng: of the first values.
             hidden: width of a hidden layer; 0 is a linear classifier.
+            steps: of its training, each on all examples.
         """
         directions = _directions(sketched).detach()
         mean = directions.mean(0)
@@ -114,7 +122,7 @@ class GradientClassifier:
         optimizer = torch.optim.Adam(held, lr=0.01, weight_decay=1e-3)
         inputs = (directions - mean) @ basis
         with torch.enable_grad():
-            for _ in range(STEPS):
+            for _ in range(steps):
                 loss = F.cross_entropy(head(inputs), labels)
                 for parameter, slope in zip(held, torch.autograd.grad(loss, held), strict=True):
                     parameter.grad = slope
@@ -134,4 +142,5 @@ def _head(widths: Sequence[int], rng: torch.Generator, device: torch.device) -> 
 
 
 def _directions(sketched: Tensor) -> Tensor:
-    return sketched / torch.linalg.vector_norm(sketched, dim=1, keepdim=True).clamp(min=1e-12)
+    found: Tensor = sketched / torch.linalg.vector_norm(sketched, dim=1, keepdim=True).clamp(min=1e-12)
+    return found

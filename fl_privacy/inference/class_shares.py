@@ -151,4 +151,5 @@ def _regressed(features: Tensor, shares: Tensor, seen: Tensor) -> Tensor:
     gram = inputs.T @ inputs / len(inputs) + RIDGE * torch.eye(inputs.shape[1], dtype=torch.float64)
     weights = torch.linalg.solve(gram, inputs.T @ (shares - shares.mean(0)) / len(inputs))
     guessed = (shares.mean(0) + asked @ weights).clamp(min=0)
-    return (guessed / guessed.sum(1, keepdim=True).clamp(min=1e-12)).float()
+    found: Tensor = (guessed / guessed.sum(1, keepdim=True).clamp(min=1e-12)).float()
+    return found

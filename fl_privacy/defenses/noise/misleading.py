@@ -18,6 +18,9 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 ZOO = (0, 32, 128, 64, 16, 256, 8, 96)
 """Widths of the substitutes' hidden layers; 0 is a linear classifier."""
 
+STEPS = 80
+"""Of a substitute's training, which is repeated for each set of values."""
+
 
 def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4, public: int = 200) -> Defense:
     """Add to the gradient what misleads classifiers of an attribute (RecUP-FL, Cui et al. 2023, Alg. 1).
@@ -142,7 +145,9 @@ class _Zoo:
         for hidden in ZOO[: self.substitutes]:
             some = torch.randint(len(known), (len(known),), generator=rng).to(device)
             classes = int(attributes.max()) + 1
-            heads.append(GradientClassifier.fit(known[some], attributes[some], classes, rng, hidden=hidden))
+            heads.append(
+                GradientClassifier.fit(known[some], attributes[some], classes, rng, hidden=hidden, steps=STEPS)
+            )
         return sketch, heads
 
 
