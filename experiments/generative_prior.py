@@ -79,7 +79,7 @@ class Cell:
 def attacks(options: argparse.Namespace) -> dict[str, tuple[str, ...]]:
     ggl = ("attack=ggl", f"attack.generator={options.generator.resolve()}", f"attack.iterations={options.iterations}")
     return {
-        "GGL": (*ggl, "attack.lr=0.05"),
+        "GGL": (*ggl, "attack.lr=0.05", f"attack.weight={options.weight}"),
         "Inverting Gradients": ("attack=inverting_gradients", f"attack.iterations={options.iterations}"),
     }
 
@@ -232,6 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--evaluator", type=Path)
     parser.add_argument("--victims", type=int, default=12)
     parser.add_argument("--iterations", type=int, default=400)
+    parser.add_argument("--weight", type=float, default=1e-3, help="of the penalty on latents")
     parser.add_argument("--passes", type=int, default=12, help="of the classifier, through a quarter of its images")
     parser.add_argument("--only", nargs="*", default=[], help="of hard, such as ResNet-20")
     parser.add_argument("--seed", type=int, default=0)
