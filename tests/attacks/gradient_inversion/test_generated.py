@@ -181,6 +181,7 @@ def test_what_an_update_shows_is_taken_for_the_defense() -> None:
     attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=300, restarts=3, dtype="float64")
     knowing, blind = (replace(attack, evident=evident)([pruned], seed=0)[0] for evident in (True, False))
     assert "not zero" in knowing.countermeasures[0] and not blind.countermeasures
+    assert not any("smooth" in said for said in knowing.countermeasures)
     assert error(knowing.batch, made(2)[1]) <= error(blind.batch, made(2)[1])
 
 
