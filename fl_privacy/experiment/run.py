@@ -1,17 +1,21 @@
 """Train, intercept, attack, evaluate, report: one configuration, one folder."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings, compose_run, to_yaml
-from fl_privacy.data import partition_table
+from fl_privacy.data import Examples, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.build import Federation, build_attack, build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.composition import Experiment
+from fl_privacy.experiment.image_prior import describe_image_prior
+from fl_privacy.experiment.inference_judge import Spending
+from fl_privacy.experiment.inference_stage import InferenceStage
 from fl_privacy.experiment.privacy import UNKNOWN, Privacy, privacy_of
 from fl_privacy.experiment.protocols import Backend, Monitor
 from fl_privacy.experiment.run_folder import finished_before, identified, open_folder
@@ -53,17 +57,22 @@ def run_experiment(
     )
     federation, attack = build_federation(config), build_attack(config)
     expect_fitting(config, federation.server_attack)
+    prior = _image_prior(attack, federation.dataset.train, clients)
     run_baseline(config, backend, monitor)
     with open_folder(config, "run") as folder:
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
             run = _Run.of(federation, attack, folder, monitor, clients)
-            run.describe()
+            run.describe(prior)
             run.train(backend)
             folder.finish(undefended_accuracy=undefended_accuracy(config) if _wants_baseline(config) else None)
         write_report([folder.path])
     return folder.path
+
+
+def _image_prior(attack: ReconstructionAttack | None, train: Examples, clients: Whereabouts) -> list[str]:
+    return describe_image_prior(attack, train.input_shape, None if clients.own_data else train.images)
 
 
 def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> None:
@@ -75,12 +84,14 @@ def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> Non
 
 def baseline_config(config: RunSettings) -> RunSettings:
     """The undefended training of ``config``, without any attack."""
-    none = compose_run(["defense=none", "attack=none"])
+    none = compose_run(["defense=none", "attack=none", "inference=none"])
     changes = {
         "defense": none.defense,
         "attack": none.attack,
+        "inference": none.inference,
         "choices.defense": "none",
         "choices.attack": "none",
+        "choices.inference": "none",
         "intercept.save": False,
         "overwrite": False,
         "name": "baseline",
@@ -116,6 +127,7 @@ class _Run:
     clients: Whereabouts
     privacy: Privacy
     stage: AttackStage | None
+    inference: InferenceStage | None
     capture: CaptureWriter | None
     folder: RunFolder
     monitor: Monitor
@@ -138,17 +150,18 @@ class _Run:
             clients=clients,
             privacy=UNKNOWN if clients.own_data else privacy_of(federation, delta=delta, accountant=accountant),
             stage=experiment.stage(attack, folder, monitor) if attack else None,
+            inference=InferenceStage.of(federation, folder, monitor),
             capture=CaptureWriter(folder.path / CAPTURES) if config.intercept.save else None,
             folder=folder,
             monitor=monitor,
         )
 
-    def describe(self) -> None:
-        """Record what is run, before it is."""
+    def describe(self, prior: Sequence[str]) -> None:
+        """Record what is run, before it is; ``prior`` has sentences on the attack's generator."""
         config, train = self.experiment.config, self.federation.dataset.train
         self.folder.write_environment(seed=config.seed)
         self.folder.write_threat_model(
-            [*self.experiment.threat_model(), who_draws(self.clients), self.privacy.statement]
+            [*self.experiment.threat_model(), *prior, who_draws(self.clients), self.privacy.statement]
         )
         self.folder.write_defense(self.experiment.defense.parts)
         self.folder.add_privacy(
@@ -176,12 +189,17 @@ class _Run:
             )
         write_weights(self.folder.path / MODEL, federation.server.state)
         self._attack_waiting()
+        if self.inference:
+            self.inference.finish(Spending(epsilon=self.privacy.epsilon, delta=self.experiment.config.privacy.delta))
 
     def _intercepted(self, observation: Observation) -> None:
         if self.capture:
             self.capture.write(observation)
-        if self.stage:
+        trains = observation.id.probe is None
+        if self.stage and trains == (self.experiment.config.intercept.uploads == "update"):
             self.waiting.append(observation)
+        if self.inference and trains:
+            self.inference.see(observation)
 
     def _attack_waiting(self) -> None:
         if self.stage and self.waiting:
@@ -192,6 +210,8 @@ class _Run:
         evaluation, epsilon = self._evaluation(report), self.privacy.epsilon(report.round)
         self.folder.add_round(report, evaluation, epsilon=epsilon)
         self.monitor.round_done(report, evaluation, epsilon)
+        if self.inference:
+            self.inference.read()
         if self.experiment.config.intercept.when == "during":
             self._attack_waiting()
 
