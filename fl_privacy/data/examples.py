@@ -17,12 +17,16 @@ class Examples:
         labels: (N,) int64 in [0, K).
         class_names: K names, in label order.
         groups: (N,) int64, whose example it is (a writer, a person); ``None`` where the data do not say.
+        attributes: (N,) int64 in [0, A), what it is beside its class; ``None`` where the data do not say.
+        attribute_names: A names.
     """
 
     images: Tensor
     labels: Tensor
     class_names: tuple[str, ...]
     groups: Tensor | None = None
+    attributes: Tensor | None = None
+    attribute_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -45,4 +49,6 @@ class Examples:
     def subset(self, indices: Tensor) -> "Examples":
         """The examples at ``indices``."""
         groups = None if self.groups is None else self.groups[indices]
-        return Examples(self.images[indices], self.labels[indices], self.class_names, groups)
+        attributes = None if self.attributes is None else self.attributes[indices]
+        images, labels = self.images[indices], self.labels[indices]
+        return Examples(images, labels, self.class_names, groups, attributes, self.attribute_names)
