@@ -22,7 +22,6 @@ from fl_privacy.flower.transport import LocalGrid, error_reply
 from fl_privacy.parallel.cluster import expect_ray, joins_cluster, one_line, ray_cluster
 from fl_privacy.progress import counted
 
-
 _STARTING = 600.0
 """Seconds that a process may take to start and to make its clients, beside those of its first message."""
 
