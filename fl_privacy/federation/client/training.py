@@ -237,12 +237,13 @@ class _Descent:
 
     def step(self) -> None:
         """Move the parameters that have a gradient."""
-        places = [place for place, p in enumerate(self._parameters) if p.grad is not None]
+        gradients = {place: p.grad for place, p in enumerate(self._parameters) if p.grad is not None}
+        places = list(gradients)
         momenta = [self._momenta[place] for place in places]
         with torch.no_grad():
             sgd(
                 [self._parameters[place] for place in places],
-                [self._parameters[place].grad for place in places],
+                list(gradients.values()),
                 momenta,
                 lr=self._plan.lr,
                 momentum=self._plan.momentum,
