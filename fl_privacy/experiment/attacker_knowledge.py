@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.config import RunSettings
-from fl_privacy.data import Examples
+from fl_privacy.data import LabelledExamples
 from fl_privacy.effects import Description
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
@@ -105,7 +105,7 @@ def side_information_of(config: RunSettings, clients: Mapping[int, Client]) -> I
     )
 
 
-def public_examples(count: int, unattacked: Examples) -> Batch | None:
+def public_examples(count: int, unattacked: LabelledExamples) -> Batch | None:
     """The first ``count`` of ``unattacked``, a split without victims; ``None`` for 0.
 
     Raises:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings
-from fl_privacy.data import Dataset, Examples
+from fl_privacy.data import Dataset, LabelledExamples
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, public_examples, side_information_of
@@ -48,7 +48,7 @@ class Experiment:
     model: nn.Module
     clients: Mapping[int, Client]
     audit: Audit
-    unattacked: Examples
+    unattacked: LabelledExamples
     states: ClientStates = field(default_factory=fresh_states)
     server_attack: ServerAttack | None = None
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.data.examples import Examples
+from fl_privacy.data.examples import LabelledExamples
 from fl_privacy.defenses import Defense, LocalData
 from fl_privacy.types import Batch, LocalPlan
 
@@ -23,7 +23,7 @@ class OwnExamples:
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, examples: Examples, indices: Tensor, device: torch.device | str) -> "OwnExamples":
+    def of(cls, examples: LabelledExamples, indices: Tensor, device: torch.device | str) -> "OwnExamples":
         """Those of ``examples`` at ``indices``, as they are."""
         return cls(len(indices), lambda chosen: examples.batch(indices[chosen], device))
 
