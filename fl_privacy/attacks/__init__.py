@@ -17,10 +17,12 @@ from fl_privacy.attacks.presets import (
     sapag,
 )
 from fl_privacy.attacks.reconstructing import reconstruct
+from fl_privacy.attacks.text import Dager
 
 __all__ = [
     "AnalyticInversion",
     "AutoAttack",
+    "Dager",
     "ExactInversion",
     "GradientInversion",
     "ModelInversion",

@@ -146,6 +146,4 @@ class TextExamples(LabelledExamples):
 
     def subset(self, indices: Tensor) -> "TextExamples":
         """The texts at ``indices``."""
-        return replace(
-            self, tokens=self.tokens[indices], labels=self.labels[indices], groups=self._groups(indices)
-        )
+        return replace(self, tokens=self.tokens[indices], labels=self.labels[indices], groups=self._groups(indices))

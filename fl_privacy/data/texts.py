@@ -139,9 +139,16 @@ def load_text(
     tokens = encode(made, [text for part in texts for text in part], max_length).split([len(part) for part in texts])
     vocabulary = vocabulary_of(made)
     examples = [
-        _of_any_token(TextExamples(
-            tokens=t, labels=y, class_names=names, groups=g, vocabulary=vocabulary, next_token=target == "next_token"
-        ))
+        _of_any_token(
+            TextExamples(
+                tokens=t,
+                labels=y,
+                class_names=names,
+                groups=g,
+                vocabulary=vocabulary,
+                next_token=target == "next_token",
+            )
+        )
         for t, y, g in zip(tokens, labels, groups, strict=True)
     ]
     if test is None:
@@ -189,4 +196,6 @@ def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is expected to be a text in UTF-8, but can't be read; convert or remove it.") from error
+        raise UserError(
+            f"{file} is expected to be a text in UTF-8, but can't be read; convert or remove it."
+        ) from error

@@ -38,7 +38,7 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
     file = file / "tokenizer.json" if file.is_dir() else file
     try:
         found = library.Tokenizer.from_file(str(file)) if file.is_file() else library.Tokenizer.from_pretrained(name)
-    except Exception as error:  # noqa: BLE001 (the package raises nothing more special)
+    except Exception as error:
         raise UserError(
             f"data.tokenizer is expected to be {', '.join(TRAINED)}, minilm, a tokenizer.json or a name of the Hugging"
             f" Face hub, but {name!r} can't be had: {str(error).splitlines()[0].rstrip('.')}."

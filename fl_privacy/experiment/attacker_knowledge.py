@@ -30,6 +30,7 @@ class AttackerKnowledge:
         labels: of the client's loss, mixed where the defense mixed them; ``None`` where they are not told.
         public: images of the same domain with their classes.
         defense: public description, for the adaptive attacker; ``None`` where there is none.
+        lengths: of texts; ``None`` where they are not told.
         remembers: whether what was made of the same examples in an earlier round is told (attack.start=previous).
     """
 
@@ -38,6 +39,7 @@ class AttackerKnowledge:
     public: Batch | None = None
     defense: Description | None = None
     remembers: bool = False
+    lengths: Callable[[Observation], Tensor] | None = None
     _earlier: dict[str, list[Observation]] = field(default_factory=dict, init=False)
     _previous: dict[tuple[Attacker, str | None], Tensor] = field(default_factory=dict, init=False)
 
@@ -46,6 +48,8 @@ class AttackerKnowledge:
         plain = observation.told(defense=None, same_data=None)
         if self.public is not None:
             plain = plain.told(public_images=self.public.inputs, public_labels=self.public.labels)
+        if self.lengths is not None:
+            plain = plain.told(lengths=self.lengths(plain))
         return plain.told(labels=self.labels(plain)) if self.labels else plain
 
     def of_adaptive(self, plain: Observation) -> Observation:

@@ -111,7 +111,9 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
         got = tuple(copy.deepcopy(model).eval()(tokens).shape)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        raise UserError(f"Model {name} does not take texts of {length} tokens: {reason}; set data.max_length.") from error
+        raise UserError(
+            f"Model {name} does not take texts of {length} tokens: {reason}; set data.max_length."
+        ) from error
     if got not in ((2, num_classes), (2, num_classes, length)):
         raise UserError(f"Model {name} is expected to return logits of {num_classes} classes, but got {got}.")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fl_privacy.metrics import FEW, share_at_most
 from fl_privacy.report.numbers import metric, percent, title
-from fl_privacy.report.readings import Reading, Tone, in_round, most_recognized, readings_of, tone_of
+from fl_privacy.report.readings import Reading, Tone, in_round, kind_of, most_recognized, readings_of, tone_of
 from fl_privacy.results import Recognized, Summary
 
 
@@ -68,12 +68,12 @@ def bound_in_words(bound: Recognized) -> str:
 
 
 def _count(reading: Reading) -> str:
-    count, n = _recognized(reading)
+    (count, n), kind = _recognized(reading), kind_of([reading])
     if n == 1:
-        return f"The attacked image is {'' if count else 'not '}recognizable"
+        return f"The attacked {kind} is {'' if count else 'not '}recognizable"
     if count:
-        return f"{count} of {n} attacked images {'is' if count == 1 else 'are'} recognizable"
-    return f"None of the {n} attacked images is recognizable"
+        return f"{count} of {n} attacked {kind}s {'is' if count == 1 else 'are'} recognizable"
+    return f"None of the {n} attacked {kind}s is recognizable"
 
 
 def _share(reading: Reading) -> str:
@@ -95,7 +95,7 @@ def _recognized(reading: Reading) -> tuple[int, int]:
 def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
     """By which bound, what the other attacker read, what failed, and what so few images leave open."""
     most = max(worst.values(), key=lambda reading: reading.recognized)
-    bound, statistic = most.recognized_by(), most.statistic("psnr")
+    bound, statistic = most.recognized_by(), most.statistic(most.main)
     assert bound is not None and statistic is not None
     sentences = [f"Recognizable means {bound_in_words(bound)} ({bound.source})."]
     others = [reading for reading in found if reading not in worst.values() and reading.recognized_by()]
@@ -110,5 +110,7 @@ def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
     if not bound.recognizable:
         share = percent(share_at_most(0, bound.n, groups=statistic.groups))
         too_few = ", too few to call them private" if statistic.groups < FEW else ""
-        sentences.append(f"From {bound.n} alone{too_few}, up to {share} of all images could be (95 % confidence).")
+        sentences.append(
+            f"From {bound.n} alone{too_few}, up to {share} of all {kind_of(found)}s could be (95 % confidence)."
+        )
     return " ".join(sentences)

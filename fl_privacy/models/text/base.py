@@ -22,6 +22,9 @@ class TextModel(nn.Module, ABC):
     causal: bool
     """Whether what a token becomes depends on those before it alone."""
 
+    next_token: bool = False
+    """Whether each next token is predicted, rather than the class of the text."""
+
     position_weight: str | None = None
     """Name of the parameter (P, d) that holds the embeddings of positions; ``None`` where none is learned."""
 

@@ -13,8 +13,8 @@ from fl_privacy.models.text.bert import expect_divides
 class TransformerLM(TextModel):
     """A position encoder, two transformer encoder layers and a linear decoder, as the paper describes it.
 
-    The embeddings are drawn uniformly and 5,000 wide, so that with a smaller vocabulary tokens follow from embeddings by
-    the pseudo-inverse; ``width=200`` makes it a model of everyday size. A token sees those before it alone.
+    The embeddings are drawn uniformly and 5,000 wide, so that with a smaller vocabulary tokens follow from embeddings
+    by the pseudo-inverse; ``width=200`` makes it a model of everyday size. A token sees those before it alone.
 
     Args:
         vocabulary_size: tokens.
