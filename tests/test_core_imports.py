@@ -37,7 +37,8 @@ for name in ("flwr", "hydra", "scipy", "matplotlib", "lpips", "pandas"):
 
 IMPORT_ALL = """
 for name in (
-    "types", "gradients", "rng", "errors", "models", "attacks", "defenses", "metrics", "evaluator", "transformations",
+    "types", "gradients", "rng", "errors", "models", "attacks", "defenses", "metrics", "evaluator", "generator",
+    "transformations",
     "policy_search", "data",
 ):
     module = importlib.import_module(f"fl_privacy.{name}")

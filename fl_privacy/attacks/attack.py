@@ -1,8 +1,9 @@
 """What an attack is: observations in, reconstructions out, and never the truth."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from fl_privacy.generator import Provenance
 from fl_privacy.types import Observation, Reconstruction
 
 Progress = Callable[[int, int], None]
@@ -29,3 +30,21 @@ class ReconstructionAttack(Protocol):
     ) -> list[Reconstruction]:
         """One reconstruction for each observation, in their order."""
         ...
+
+
+@runtime_checkable
+class Trained(Protocol):
+    """An attack with a part that was trained on images."""
+
+    def provenance(self, image: Sequence[int]) -> Provenance | None:
+        """What it was trained on, for images (C, H, W); ``None`` where it was not."""
+        ...
+
+
+def trained_on(attack: ReconstructionAttack, image: Sequence[int]) -> Provenance | None:
+    """What a part of ``attack`` was trained on, for images (C, H, W); ``None`` where none was.
+
+    Raises:
+        UserError: there is no such part for these images.
+    """
+    return attack.provenance(image) if isinstance(attack, Trained) else None

@@ -7,7 +7,7 @@ from typing import Any, overload
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.exact import AnalyticInversion, ExactInversion
-from fl_privacy.attacks.presets import adam_dlg, dlg, grad_inversion, idlg, inverting_gradients, sapag
+from fl_privacy.attacks.presets import adam_dlg, dlg, ggl, gifd, grad_inversion, idlg, inverting_gradients, sapag
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 from fl_privacy.types import Observation, Reconstruction
@@ -20,6 +20,8 @@ NAMED: Mapping[str, Callable[..., ReconstructionAttack]] = {
     "inverting_gradients": inverting_gradients,
     "grad_inversion": grad_inversion,
     "sapag": sapag,
+    "ggl": ggl,
+    "gifd": gifd,
     "analytic": AnalyticInversion,
     "exact": ExactInversion,
 }

@@ -9,6 +9,7 @@ from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.protocols import Backend, plain_loop
 from fl_privacy.experiment.server_reading import build_server_attack
+from fl_privacy.extras import expect_package
 from fl_privacy.federation import Audit, ClientSource, Server
 from fl_privacy.interception import Interceptor
 from fl_privacy.parallel.cluster import expect_answer
@@ -20,6 +21,8 @@ def backend_of(config: RunSettings) -> Backend:
         return secure
     settings = plain_settings(config.backend)
     name = settings.pop("name", None)
+    if name in ("flower", "ray"):
+        expect_package("flwr", f"backend={name}")
     if name == "ray":
         from fl_privacy.flower.backends import run_ray  # noqa: PLC0415
 
@@ -61,6 +64,7 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
         )
     run: Any
     if name == "secagg":
+        expect_package("flwr", "secure_aggregation=secagg")
         from fl_privacy.flower.secure_aggregation import run_secure_aggregation as run  # noqa: PLC0415
     else:
         from fl_privacy.federation.secure.encrypted import run_encrypted as run  # noqa: PLC0415

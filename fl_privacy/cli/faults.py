@@ -12,12 +12,16 @@ from types import FrameType
 import click
 
 from fl_privacy.errors import UserError
+from fl_privacy.extras import missing_extra
 
 EXIT_ERROR = 2
 EXIT_NOTHING = 3
 
 FAULTS = (UserError, OSError, MemoryError)
 """Of the input, the disk and the machine: a job that ends by one leaves what it has written, and others go on."""
+
+STOPPING = (*FAULTS, RuntimeError, ImportError, SystemExit)
+"""What may be a fault: ``recognized`` says which of them are."""
 
 
 class NothingReconstructedError(UserError):
@@ -48,6 +52,8 @@ def recognized(error: BaseException) -> BaseException | None:
     """``error`` as one of ``FAULTS``; ``None`` where it is a defect of a program."""
     if isinstance(error, click.ClickException):
         return UserError(f"{error.format_message()} `fl-privacy --help` shows how to go on.")
+    if isinstance(error, ImportError):
+        return missing_extra(error)
     if isinstance(error, SystemExit):
         return UserError(f"A part that is not this program's ended it (SystemExit: {error.code}); let it return.")
     if is_out_of_memory(error):

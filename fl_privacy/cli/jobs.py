@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from fl_privacy.cli.faults import FAULTS, NothingReconstructedError, in_a_line, recognized
+from fl_privacy.cli.faults import STOPPING, NothingReconstructedError, in_a_line, recognized
 from fl_privacy.config import RunSettings, compose_run, expand_sweep, to_yaml
 from fl_privacy.errors import UserError
 from fl_privacy.results.read import failed_attackers
@@ -49,7 +49,7 @@ def run_jobs(
         console.rule(f"{number}/{len(jobs)} {escape(' '.join(job))}", style="dim")
         try:
             folders.append(run_job(command, config, RichMonitor(console)))
-        except (*FAULTS, RuntimeError, SystemExit) as error:
+        except STOPPING as error:
             if (fault := recognized(error)) is None:
                 raise
             failed.append(f"{' '.join(job)}: {in_a_line(fault)}")

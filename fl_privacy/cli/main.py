@@ -1,10 +1,11 @@
-"""``fl-privacy run | attack | trade-off | train-evaluator | search-policies | report | list | supernode | deploy``."""
+"""``fl-privacy`` and its commands."""
 
 import logging
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,9 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from fl_privacy.checks import number
+from fl_privacy.cli.completion import complete_override, completes
 from fl_privacy.cli.faults import (
-    FAULTS,
+    STOPPING,
     Interrupted,
     end_quietly,
     exit_status,
@@ -32,11 +34,13 @@ app = typer.Typer(
     help="How much of your clients' data can be read from what they upload, and which defense stops it at what cost?",
     epilog="Settings are Hydra overrides: `fl-privacy run data=cifar10 defense=dp_noise defense.scale=0.01 seed=1`."
     " `fl-privacy list` shows what there is to choose from.",
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides.", autocompletion=complete_override),
+]
 Multirun = Annotated[
     bool, typer.Option("-m", "--multirun", help="Run every combination of values listed as key=a,b; resumable.")
 ]
@@ -57,9 +61,18 @@ PsnrBelow = Annotated[
 ]
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"fl-privacy {metadata.version('fl-privacy')}")
+        raise typer.Exit
+
+
 @app.callback()
 def common_options(
     debug: Annotated[bool, typer.Option(DEBUG, help="Show the traceback of an error; anywhere in the line.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and stop.", callback=_show_version, is_eager=True)
+    ] = False,
 ) -> None:
     """What goes for all commands."""
     logging.getLogger("fl_privacy").setLevel(logging.DEBUG if debug else logging.NOTSET)
@@ -125,6 +138,22 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
     from fl_privacy.cli.evaluator import train  # noqa: PLC0415
 
     print(train(overrides or [], console=_console()))
+
+
+@app.command("train-generator")
+def train_generator_command(overrides: Overrides = None) -> None:
+    """Train the generator of images that attack=ggl and gifd search, on public images.
+
+    `data=cifar10 out=FILE`, then `attack data=cifar10 attack=ggl attack.generator=FILE`; victims from its own split are
+    refused. Killed and started again, it goes on where it stopped. Other keys, such as split=test steps=2000 width=64,
+    are those of conf/generator.yaml.
+    """
+    from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415
+
+    say_what_takes_time()
+    from fl_privacy.cli.generator import make_generator  # noqa: PLC0415
+
+    print(make_generator(overrides or [], console=_console()))
 
 
 @app.command("search-policies")
@@ -235,6 +264,8 @@ def deploy(
 
 def main() -> None:
     """``fl-privacy`` with the arguments of the process, whose exit status it sets."""
+    if completes():
+        app(prog_name="fl-privacy")
     sys.exit(run_command_line(sys.argv[1:]))
 
 
@@ -255,7 +286,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
         with suppress(OSError):  # the terminal may be gone
             print("interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it", file=sys.stderr)
         return exit_status(error)
-    except (click.ClickException, *FAULTS, RuntimeError, SystemExit) as error:
+    except (click.ClickException, *STOPPING) as error:
         if nobody_listens(error):
             return end_quietly()
         if (fault := recognized(error)) is None:

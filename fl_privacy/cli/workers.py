@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
-from fl_privacy.cli.faults import ENDING, FAULTS, Interrupted, in_a_line, recognized
+from fl_privacy.cli.faults import ENDING, STOPPING, Interrupted, in_a_line, recognized
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.trade_off import Job
 
@@ -96,7 +96,7 @@ def _do(job: Job) -> str | None:
         return "interrupted"
     try:
         run_job(job.command, compose_run(job.overrides), Monitor())
-    except (*FAULTS, RuntimeError, SystemExit) as error:
+    except STOPPING as error:
         if (fault := recognized(error)) is None:
             raise
         return in_a_line(fault)

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from fl_privacy.config.groups import suggest
 from fl_privacy.config.reading import expect_type
 from fl_privacy.errors import UserError, in_one_line
+from fl_privacy.extras import missing_extra
 
 
 def instantiate(section: DictConfig, name: str, **arguments: Any) -> Any:
@@ -83,6 +84,8 @@ def locate_target(section: DictConfig, name: str) -> Any:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
+        if missing := missing_extra(error):
+            raise missing from error
         raise UserError(
             f"{name}._target_ is expected to be an import path, but {target!r} can't be imported"
             f" ({_first_line(error)}); check the spelling and that the package is installed."

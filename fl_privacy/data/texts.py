@@ -16,6 +16,7 @@ from fl_privacy.data.loader import TEST_SPLITS, Dataset, every_fifth
 from fl_privacy.data.sources import HubData, Source, Tables, file_stamps, require
 from fl_privacy.data.tokenization import build_tokenizer, encode, vocabulary_of
 from fl_privacy.errors import UserError
+from fl_privacy.extras import expect_package
 from fl_privacy.packages import packaged_folder
 
 TEXT_COLUMNS = ("sentence", "text", "content", "review", "tweet")
@@ -114,6 +115,7 @@ def load_text(
     Raises:
         UserError: there is no such data set, split, column or tokenizer, or a package or file can't be read.
     """
+    expect_package("tokenizers", "Text")
     whole("data.max_length", max_length, at_least=2, at_most=_LONGEST, example=64)
     whole("data.vocabulary_size", vocabulary_size, at_least=8, at_most=10**6, example=8000)
     one_of("data.target", target, ("class", "next_token"))

@@ -1,5 +1,6 @@
 """From texts to numbers of tokens, by the package tokenizers."""
 
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fl_privacy.data.vocabulary import Vocabulary
 from fl_privacy.errors import UserError
-from fl_privacy.packages import minilm_folder, optional
+from fl_privacy.packages import minilm_folder
 
 TRAINED = ("wordpiece", "words", "bpe")
 """Tokenizers that are made of the training texts."""
@@ -31,7 +32,7 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
     Raises:
         UserError: the package is missing, or there is no such tokenizer.
     """
-    library = optional("tokenizers", needed_by="Text", install="pip install 'fl-privacy[text]'")
+    library = importlib.import_module("tokenizers")
     if name in TRAINED:
         return _trained(library, name, texts, size)
     file = minilm_folder() / "tokenizer.json" if name == "minilm" else Path(name).expanduser()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import (
@@ -21,9 +22,10 @@ from fl_privacy.experiment.build import (
 )
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.captured import as_captured, captures_of, expect_of
-from fl_privacy.experiment.captured_app import report_app
+from fl_privacy.experiment.captured_app import AppReport, report_app
 from fl_privacy.experiment.composition import Experiment
 from fl_privacy.experiment.foreign_captures import app_captures, load_app
+from fl_privacy.experiment.image_prior import LOOKED_AT, describe_image_prior
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.run_folder import finished_before, open_folder
 from fl_privacy.experiment.server_reading import build_server_attack
@@ -72,6 +74,8 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             observations = experiment.observe(sent)
         weights = "as trained elsewhere" if config.weights else "untrained"
         threats = [*experiment.threat_model(), f"The model is {weights}."]
+    attacked = next(iter(experiment.clients.values())).examples
+    threats += describe_image_prior(attack, attacked.input_shape, attacked.images)
     with open_folder(config, "attack") as folder:
         if folder.finished:
             monitor.say("Another process has just finished it.")
@@ -95,6 +99,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     app, note = load_app(captures, config)
+    app = replace(app, said=[*app.said, *_image_prior_of_app(attack, app)])
     defense = "+".join(part.name for part in note.defense) or "none"
     name = config.truth or "unknown"
     config = config.changed({"choices.data": Path(name).name, "choices.defense": defense, "choices.federation": "app"})
@@ -117,6 +122,13 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
             monitor.say(said)
         write_report([folder.path])
     return folder.path
+
+
+def _image_prior_of_app(attack: ReconstructionAttack, app: AppReport) -> list[str]:
+    shapes = [observation.input_shape for observation in app.observations[:1]]
+    known = [batch.inputs for batch in app.truth().first(LOOKED_AT)]
+    alike = bool(known) and all(images.shape == known[0].shape for images in known)
+    return [s for shape in shapes for s in describe_image_prior(attack, shape, torch.cat(known) if alike else None)]
 
 
 def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:

@@ -1,17 +1,19 @@
 """Train, intercept, attack, evaluate, report: one configuration, one folder."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings, compose_run, to_yaml
-from fl_privacy.data import partition_table
+from fl_privacy.data import Examples, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.build import Federation, build_attack, build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.composition import Experiment
+from fl_privacy.experiment.image_prior import describe_image_prior
 from fl_privacy.experiment.privacy import UNKNOWN, Privacy, privacy_of
 from fl_privacy.experiment.protocols import Backend, Monitor
 from fl_privacy.experiment.run_folder import finished_before, identified, open_folder
@@ -53,17 +55,22 @@ def run_experiment(
     )
     federation, attack = build_federation(config), build_attack(config)
     expect_fitting(config, federation.server_attack)
+    prior = _image_prior(attack, federation.dataset.train, clients)
     run_baseline(config, backend, monitor)
     with open_folder(config, "run") as folder:
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
             run = _Run.of(federation, attack, folder, monitor, clients)
-            run.describe()
+            run.describe(prior)
             run.train(backend)
             folder.finish(undefended_accuracy=undefended_accuracy(config) if _wants_baseline(config) else None)
         write_report([folder.path])
     return folder.path
+
+
+def _image_prior(attack: ReconstructionAttack | None, train: Examples, clients: Whereabouts) -> list[str]:
+    return describe_image_prior(attack, train.input_shape, None if clients.own_data else train.images)
 
 
 def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> None:
@@ -143,12 +150,12 @@ class _Run:
             monitor=monitor,
         )
 
-    def describe(self) -> None:
-        """Record what is run, before it is."""
+    def describe(self, prior: Sequence[str]) -> None:
+        """Record what is run, before it is; ``prior`` has sentences on the attack's generator."""
         config, train = self.experiment.config, self.federation.dataset.train
         self.folder.write_environment(seed=config.seed)
         self.folder.write_threat_model(
-            [*self.experiment.threat_model(), who_draws(self.clients), self.privacy.statement]
+            [*self.experiment.threat_model(), *prior, who_draws(self.clients), self.privacy.statement]
         )
         self.folder.write_defense(self.experiment.defense.parts)
         self.folder.add_privacy(

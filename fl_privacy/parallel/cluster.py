@@ -6,12 +6,12 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from fl_privacy.errors import UserError
+from fl_privacy.extras import expect_package
 
 SWITCHED_OFF = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
 """Ray listens on other interfaces than loopback, reports usage, hides the GPUs from clients that reserve none."""
@@ -27,8 +27,7 @@ def expect_ray(setting: str) -> None:
     Raises:
         UserError: Ray is not installed.
     """
-    if find_spec("ray") is None:
-        raise UserError(f"{setting} is expected to find Ray; install flwr[simulation].")
+    expect_package("ray", setting)
 
 
 def joins_cluster() -> bool:

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
+from fl_privacy.attacks.attack import trained_on
 from fl_privacy.errors import UserError
+from fl_privacy.generator import Provenance
 from fl_privacy.parallel.cluster import cause_of, expect_answer, expect_ray, one_line, ray_cluster
 from fl_privacy.parallel.tally import Tally
 from fl_privacy.types import Observation, Reconstruction
@@ -62,6 +64,10 @@ class ShardedAttack:
         with ray_cluster():
             found = self._attack([[(p, observations[p]) for p in part] for part in parts], seed, progress)
         return [found[position] for position in range(len(observations))]
+
+    def provenance(self, image: Sequence[int]) -> Provenance | None:
+        """What a part of the attack was trained on, for images (C, H, W)."""
+        return trained_on(self.attack, image)
 
     def _attack(
         self, parts: Sequence[list[tuple[int, Observation]]], seed: int, progress: Progress

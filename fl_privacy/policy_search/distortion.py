@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from fl_privacy.errors import UserError
+from fl_privacy.extras import lacks
 from fl_privacy.policy_search.privacy import transformed_by
 from fl_privacy.transformations import Policy
 
@@ -38,9 +38,7 @@ def require_fsim() -> ModuleType:
     try:
         return importlib.import_module("piq")
     except ImportError as error:
-        raise UserError(
-            "fsim_at_least needs the package piq, which is not installed; run `pip install piq`, or leave it null."
-        ) from error
+        raise lacks("piq", "fsim_at_least", instead="or leave it null") from error
 
 
 def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:

@@ -7,13 +7,12 @@ from typing import Literal
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.auto.budget import EVALUATIONS, Budget, expect_budget, most_attempts, rungs
-from fl_privacy.attacks.auto.evidence import Usual, usual_of, with_evidence
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race, Winner
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
-from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
+from fl_privacy.attacks.gradient_inversion.evidence import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
     attack_in_groups,
@@ -68,7 +67,7 @@ class AutoAttack:
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-        seen = _with_evidence(observations)
+        seen = seen_through(observations)
         return attack_in_groups(seen, lambda group, report: self._attack(group, seed, report), progress=progress)
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
@@ -104,20 +103,6 @@ class AutoAttack:
     def _placed(self, attack: GradientInversion) -> GradientInversion:
         """``attack`` where and how this one computes."""
         return replace(attack, dtype=self.dtype, device=self.device, most_victims=self.most_victims)
-
-
-def _with_evidence(observations: Sequence[Observation]) -> list[Observation]:
-    """Each by an attacker that takes what it sees in the update for the defense, where it was told none."""
-    usual: dict[tuple[int, int, int], Usual] = {}
-    seen = []
-    for observation in observations:
-        if observation.knowledge.defense is None and why_not_attackable(observation) is None:
-            key = id(observation.model), id(observation.sent), observation.upload.num_examples
-            if key not in usual:
-                usual[key] = usual_of(observation)
-            observation = with_evidence(observation, usual[key])  # noqa: PLW2901
-        seen.append(observation)
-    return seen
 
 
 def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Reconstruction], dict[int, Batch]]:

@@ -18,6 +18,7 @@ from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.optimizers import EvolutionStrategy
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
@@ -228,6 +229,7 @@ class Race:
             [row if own is None else own.to(row) for row, own in zip(variables, known, strict=True)]
         )
         problem, settings = self._problem(member, jobs), self._members[member].settings(evaluations)
+        assert not isinstance(settings.optimizer, EvolutionStrategy)
         found = minimize(
             problem,
             variables,

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.gradient_inversion.compile import check_compiler
+from fl_privacy.attacks.gradient_inversion.evidence import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
 from fl_privacy.attacks.gradient_inversion.preparation import prepare
 from fl_privacy.attacks.gradient_inversion.restarts import attack_members
 from fl_privacy.attacks.gradient_inversion.settings import Settings
+from fl_privacy.generator import Provenance
 from fl_privacy.types import Observation, Reconstruction
 
 
@@ -36,9 +38,16 @@ class GradientInversion(Settings):
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`."""
-        return attack_in_groups(
-            observations, lambda group, report: self._attack(group, seed, report), progress=progress
-        )
+        seen = seen_through(observations, clips=True) if self.evident else observations
+        return attack_in_groups(seen, lambda group, report: self._attack(group, seed, report), progress=progress)
+
+    def provenance(self, image: Sequence[int]) -> Provenance | None:
+        """What its generator of images (C, H, W) was trained on; ``None`` where it has none.
+
+        Raises:
+            UserError: there is no such generator.
+        """
+        return None if self.source is None else self.source.provenance(image)
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         prepared = prepare(self, group, seed)

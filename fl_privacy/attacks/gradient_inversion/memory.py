@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.optimizers import Optimizer
+from fl_privacy.attacks.optimizers import EvolutionStrategy, Optimizer
 from fl_privacy.gradients import differentiable_twice
 from fl_privacy.gradients.memory import spare_bytes, written_by
 
@@ -24,7 +24,7 @@ def written_bytes(problem: Problem, variables: Tensor) -> int:
         return written_by(lambda: problem.loss(variables.detach().requires_grad_()))
 
 
-def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer) -> int:
+def victims_at_once(problem: Problem, variables: Tensor, optimizer: Optimizer | EvolutionStrategy) -> int:
     """The chunk size, from a trial with one victim.
 
     It does not depend on how much memory happens to be free, since sums over other chunks differ in their last bits,

@@ -103,6 +103,7 @@ class Prepared:
             observer=self.observer,
             attempts=attempts,
             constraints=constraints,
+            held=self._held(members, restarts),
         )
         if not last.known.smoothness:
             return problem
@@ -120,6 +121,17 @@ class Prepared:
             chosen.append(choose_transforms(len(transforms), draw, self.shape[0], rng))
         return AssumedTransform(transforms, torch.stack(chosen).to(self._like.device))
 
+    def _held(self, members: Sequence[Member], restarts: Sequence[int]) -> Tensor | None:
+        """(V, m) what the source of images holds fixed."""
+        source = self.settings.source
+        if source is None:
+            return None
+        rows = []
+        for member, restart in zip(members, restarts, strict=True):
+            rng = derive_generator(self.seed, "attack", str(member.observation.id), restart, "held")
+            rows.append(source.held(self._blank(member, rng)))
+        return torch.stack(rows).to(self._like)
+
     def start(self, members: Sequence[Member], restarts: Sequence[int]) -> tuple[Tensor, list[torch.Generator]]:
         """First variables (V, N) and random stream of each victim."""
         generators = [
@@ -129,15 +141,18 @@ class Prepared:
         rows = [self._row(member, generator) for member, generator in zip(members, generators, strict=True)]
         return torch.stack(rows).to(self._like.device), generators
 
-    def _row(self, member: Member, generator: torch.Generator) -> Tensor:
-        blank = Blank(
+    def _blank(self, member: Member, generator: torch.Generator) -> Blank:
+        return Blank(
             observation=member.observation,
             labels=member.labels,
             shape=self.shape,
             generator=generator,
             space=self.settings.space,
         )
-        parts = [self.settings.start(blank).flatten()]
+
+    def _row(self, member: Member, generator: torch.Generator) -> Tensor:
+        draws = self.settings.start if self.settings.source is None else self.settings.source.start
+        parts = [draws(self._blank(member, generator)).flatten()]
         if member.labels is None:
             parts.append(torch.randn(self.shape[0] * self.num_classes, generator=generator))
         if unknowns := self.rounds[0].unknowns:
@@ -188,6 +203,8 @@ class Prepared:
         """Why the problems can't be compiled."""
         if self.rounds[0].known.transforms:
             return "its guesses go through transformations that differ from attempt to attempt"
+        if self.settings.source is not None and self.settings.source.stages > 1:
+            return "what is optimized changes from stage to stage"
         if isinstance(self.rounds[0].gradients, OneByOne):
             return "the gradients of this model are taken victim by victim"
         return None

@@ -129,8 +129,8 @@ class Round:
 class Problem:
     """The objective as a function of the variables (V, N).
 
-    Variables are the pixels, then label logits where labels are optimized, then what a private loss sends back into the
-    features in each round, where there is one.
+    Variables are the pixels, or what their source makes them of, then label logits where labels are optimized, then
+    what a private loss sends back into the features in each round, where there is one.
 
     Attributes:
         settings: of the attack.
@@ -141,6 +141,7 @@ class Problem:
         observer: the model in evaluation mode, with its running statistics.
         attempts: so many neighboring victims are attempts at the same one.
         constraints: that follow from the defense.
+        held: (V, m) what the source of images holds fixed; ``None`` where there is no source.
     """
 
     settings: Settings
@@ -151,13 +152,19 @@ class Problem:
     observer: nn.Module
     attempts: int
     constraints: Constraints
+    held: Tensor | None = None
 
-    @property
+    @cached_property
     def pixels(self) -> int:
-        return int(torch.Size(self.shape).numel())
+        """So many variables are pixels, or what the source makes them of."""
+        source = self.settings.source
+        return int(torch.Size(self.shape).numel()) if source is None else source.size(self.shape)
 
     def images(self, variables: Tensor) -> Tensor:
         """(V, B, C, H, W)."""
+        if self.settings.source is not None and self.held is not None:
+            labels = self.guessed_labels(variables)
+            return self.settings.source.images(variables[:, : self.pixels], self.held, labels, self.shape)
         return self.settings.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
 
     def guessed_labels(self, variables: Tensor) -> Tensor:
@@ -188,6 +195,8 @@ class Problem:
         guess = Guess(images, self.attempts, lambda: batch_statistics(self.observer, seen))
         for prior in self.settings.priors:
             loss = loss + prior(guess)
+        if self.settings.source is not None:
+            loss = loss + self.settings.source.penalty(variables[:, : self.pixels], self.shape)
         return loss if known.smoothness is None else loss + known.smoothness * _roughness(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
@@ -212,9 +221,11 @@ class Problem:
         return loss.detach(), gradient
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        """The variables with their images brought to [0, 1]."""
-        space = self.settings.space
-        if how == "clamp":
+        """The variables with their images brought to [0, 1], or to where their source lets them be."""
+        space, source = self.settings.space, self.settings.source
+        if source is not None and self.held is not None:
+            pixels = source.confined(variables[:, : self.pixels], self.held, self.shape)
+        elif how == "clamp":
             pixels = space.clamped(variables[:, : self.pixels])
         else:
             pixels = space.to_variables(project(self.images(variables), how)).flatten(1)
@@ -227,6 +238,7 @@ class Problem:
             rounds=[one.map(change) for one in self.rounds],
             labels=None if self.labels is None else change(self.labels),
             constraints=self.constraints.map(change),
+            held=None if self.held is None else change(self.held),
         )
 
     def select(self, rows: Tensor) -> "Problem":

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.gradient_inversion.grouping import failed
-from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member, Prepared
+from fl_privacy.attacks.gradient_inversion.stages import minimize_in_stages
 from fl_privacy.types import Batch, Reconstruction
 
 
@@ -60,26 +60,10 @@ def _attack_chunk(
     members, restarts = zip(*jobs, strict=True)
     problem = prepared.problem(members, restarts, together)
     variables, generators = prepared.start(members, restarts)
-    descent = Descent(
-        optimizer=settings.optimizer,
-        iterations=settings.iterations,
-        projection=settings.projection,
-        noise=settings.noise,
-    )
-    zero_loss = problem.zero_loss()
-    found = minimize(
-        problem,
-        variables,
-        generators=generators,
-        enough=settings.enough * zero_loss,
-        descent=descent,
-        evaluate=prepared.evaluate,
-        report=report,
-    )
-    images = problem.images(found.variables).clamp(0, 1).float().cpu()
-    labels = problem.guessed_labels(found.variables)
+    found = minimize_in_stages(prepared, problem, variables, generators, report)
+    images, labels = found.images.clamp(0, 1).float().cpu(), found.labels
     labels = (labels if labels.dim() == 2 else labels.argmax(-1)).cpu()
-    accepted = (found.loss < settings.accept * zero_loss).tolist()
+    accepted = (found.loss < settings.accept * problem.zero_loss()).tolist()
     histories = [tuple(row[row.isfinite()].tolist()) for row in found.history.T.cpu()]
     return [
         (

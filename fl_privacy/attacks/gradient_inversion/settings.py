@@ -6,8 +6,9 @@ from typing import Literal, get_args
 from fl_privacy.attacks.gradient_inversion.initialization import Normal, Projection, Space, Start
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Objective
 from fl_privacy.attacks.gradient_inversion.priors import Prior
+from fl_privacy.attacks.gradient_inversion.sources import ImageSource
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
-from fl_privacy.attacks.optimizers import LBFGS, Optimizer
+from fl_privacy.attacks.optimizers import LBFGS, EvolutionStrategy, Optimizer
 from fl_privacy.checks import one_of, whole
 
 LabelPolicy = Literal["auto", "known", "infer", "optimize"]
@@ -42,6 +43,10 @@ class Settings:
         priors: terms added to the objective.
         start: the first guess.
         space: in which pixels are optimized.
+        source: what the images come out of, instead of being optimized pixel by pixel; ``start`` and ``space`` have
+            no effect then.
+        evident: whether an attacker that is told of no defense takes what the update shows for it: zeros, few levels,
+            empty columns, and otherwise the norm, to which the guess is clipped (GGL, Li et al. 2022, section 4.2).
         projection: brings the images back to [0, 1] after each iteration.
         iterations: of the optimizer.
         restarts: most attempts from different starts. The first that ends below ``accept`` is taken, else the one with
@@ -58,11 +63,13 @@ class Settings:
     """
 
     objective: Objective = field(default_factory=L2)
-    optimizer: Optimizer = field(default_factory=LBFGS)
+    optimizer: Optimizer | EvolutionStrategy = field(default_factory=LBFGS)
     labels: LabelPolicy = "auto"
     priors: tuple[Prior, ...] = ()
     start: Start = field(default_factory=Normal)
     space: Space = field(default_factory=Space)
+    source: ImageSource | None = None
+    evident: bool = False
     projection: Projection = "none"
     iterations: int = 300
     restarts: int = 1

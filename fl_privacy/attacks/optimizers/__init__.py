@@ -1,6 +1,7 @@
 """Optimizers of many independent victims at once."""
 
 from fl_privacy.attacks.optimizers.base import Optimizer, OptimizerRun
+from fl_privacy.attacks.optimizers.evolution import EvolutionStrategy
 from fl_privacy.attacks.optimizers.first_order import Adam, GradientDescent
 from fl_privacy.attacks.optimizers.lbfgs import LBFGS
 from fl_privacy.attacks.optimizers.schedules import ConstantRate, CosineRate, Schedule, StepDecay
@@ -10,6 +11,7 @@ __all__ = [
     "Adam",
     "ConstantRate",
     "CosineRate",
+    "EvolutionStrategy",
     "GradientDescent",
     "Optimizer",
     "OptimizerRun",

@@ -5,16 +5,20 @@ Each takes what its paper varies, and the options of :class:`GradientOptions` or
 
 from fl_privacy.attacks.presets.deep_leakage import adam_dlg, dlg, idlg, sapag
 from fl_privacy.attacks.presets.features import model_inversion
+from fl_privacy.attacks.presets.generative import ggl, gifd
 from fl_privacy.attacks.presets.inverting import ats_attack, grad_inversion, inverting_gradients
-from fl_privacy.attacks.presets.options import FeatureOptions, GradientOptions, vary
+from fl_privacy.attacks.presets.options import FeatureOptions, GenerativeOptions, GradientOptions, vary
 from fl_privacy.attacks.presets.refiner import refiner_aware
 
 __all__ = [
     "FeatureOptions",
+    "GenerativeOptions",
     "GradientOptions",
     "adam_dlg",
     "ats_attack",
     "dlg",
+    "ggl",
+    "gifd",
     "grad_inversion",
     "idlg",
     "inverting_gradients",

@@ -3,12 +3,17 @@
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
-from typing import Any, ParamSpec, TypedDict, TypeVar, get_type_hints
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
 from fl_privacy.attacks.feature_inversion import FeatureSource, FrontPolicy, ModelInversion
 from fl_privacy.attacks.gradient_inversion import Compile, DType, GradientInversion, LabelPolicy, LocalSteps, Projection
 from fl_privacy.attacks.gradient_inversion.initialization import STARTS, named_start
 from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel
+from fl_privacy.attacks.gradient_inversion.untrained import Untrained
+from fl_privacy.checks import one_of
+
+ImageSpace = Literal["pixels", "network"]
+"""Where images are looked for."""
 
 P = ParamSpec("P")
 T = TypeVar("T", bound=GradientInversion | ModelInversion)
@@ -23,15 +28,32 @@ class _Options(TypedDict, total=False):
     device: str | None
 
 
+class GenerativeOptions(TypedDict, total=False):
+    """Of :class:`GradientInversion` with a generator, where they are described; ``None`` leaves what the paper says."""
+
+    iterations: int | None
+    restarts: int | None
+    dtype: DType
+    device: str | None
+    labels: LabelPolicy
+    enough: float
+    accept: float
+    evident: bool
+    local_steps: LocalSteps
+    compile: Compile
+
+
 class GradientOptions(_Options, total=False):
     """Of :class:`GradientInversion`, where they are described; ``None`` leaves what the paper says.
 
     ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.initialization.STARTS`; ``layers`` are weights
-    of tensors by name pattern, 0 mutes.
+    of tensors by name pattern, 0 mutes. ``space``: ``pixels``, or ``network`` for the weights of an untrained network
+    that makes the images (:class:`fl_privacy.attacks.gradient_inversion.untrained.Untrained`).
     """
 
     labels: LabelPolicy
     layers: Mapping[str, float] | None
+    space: ImageSpace
     enough: float
     accept: float
     noise: float
@@ -58,6 +80,10 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
     chosen = {name: value for name, value in options.items() if value is not None}
     if "start" in chosen:
         chosen["start"] = named_start(chosen["start"])
+    if "space" in chosen:
+        space = chosen.pop("space")
+        one_of("attack.space", space, get_args(ImageSpace))
+        chosen |= {"source": Untrained(), "projection": "none"} if space == "network" else {}
     if layers := chosen.pop("layers", None):
         objective = chosen.get("objective", published.objective) if isinstance(published, GradientInversion) else None
         assert isinstance(objective, L1 | L2 | Cosine | GaussianKernel)
@@ -93,4 +119,6 @@ def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callab
 def _value(published: GradientInversion | ModelInversion, option: str) -> object:
     if option == "start":
         return next(name for name, start in STARTS.items() if start == published.start)
+    if option == "space":
+        return "pixels"
     return getattr(published, option) if option in {field.name for field in fields(published)} else None

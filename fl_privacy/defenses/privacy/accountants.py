@@ -10,6 +10,7 @@ import numpy as np
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
+from fl_privacy.extras import lacks
 
 Accountant = Literal["rdp", "prv"]
 
@@ -171,6 +172,4 @@ def _opacus() -> Iterator[None]:
             warnings.filterwarnings("ignore", message="Optimal order is")
             yield
     except ImportError as error:
-        raise UserError(
-            "Computing epsilon expects the package opacus, but it is missing; pip install opacus."
-        ) from error
+        raise lacks("opacus", "Epsilon") from error

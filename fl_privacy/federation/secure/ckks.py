@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_privacy.errors import UserError
+from fl_privacy.extras import lacks
 
 DEGREE, MODULUS_BITS, SCALE_BITS = 8192, (60, 40, 60), 40
 """Ring dimension and coefficient modulus of 128-bit security; half the dimension are the slots of a ciphertext."""
@@ -16,9 +16,7 @@ def _tenseal() -> Any:
     try:
         import tenseal  # noqa: PLC0415
     except ImportError as error:
-        raise UserError(
-            "secure_aggregation=ckks needs TenSEAL, which is not installed; run `pip install fl-privacy[crypto]`."
-        ) from error
+        raise lacks("tenseal", "secure_aggregation=ckks") from error
     return tenseal
 
 

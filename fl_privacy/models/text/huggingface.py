@@ -1,5 +1,6 @@
 """Any encoder or decoder of Hugging Face's transformers, with a head for classes or next tokens."""
 
+import importlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
+from fl_privacy.extras import expect_package
 from fl_privacy.models.text.base import TextModel
-from fl_privacy.packages import optional
 
 _ENTERED = re.compile(
     r"(query|key|value|[qkv]_proj|[qkv]_lin|c_attn|query_key_value|qkv_proj|Wqkv|in_proj|SelfAttention\.[qkv])$"
@@ -85,7 +86,8 @@ def hugging_face(
     Raises:
         UserError: transformers is missing, there is no such model, or the data have another tokenizer.
     """
-    library = optional("transformers", needed_by="model=hf", install="pip install 'fl-privacy[text]'")
+    expect_package("transformers", "model=hf")
+    library = importlib.import_module("transformers")
     kind = library.AutoModelForCausalLM if next_token else library.AutoModel
     place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
     try:

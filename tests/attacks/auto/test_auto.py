@@ -7,9 +7,9 @@ import torch
 
 from fl_privacy.attacks import AutoAttack, inverting_gradients
 from fl_privacy.attacks.auto.budget import most_attempts, rungs
-from fl_privacy.attacks.auto.evidence import evident_defense, usual_of
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
+from fl_privacy.attacks.gradient_inversion.evidence import evident_defense, usual_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.defenses.compression import pruning, quantization, selective_sharing
 from fl_privacy.effects import MutedFeatures, Quantized, Sparse

@@ -14,6 +14,8 @@ from fl_privacy.attacks import (
     adam_dlg,
     ats_attack,
     dlg,
+    ggl,
+    gifd,
     grad_inversion,
     idlg,
     inverting_gradients,
@@ -27,6 +29,13 @@ from fl_privacy.errors import UserError
 from fl_privacy.models import ConvNet, LeNet, ResNet20
 from fl_privacy.types import LocalPlan
 from tests.attacks.victims import CLASSES, SHAPE, observations, smooth_net
+from tests.generator.makers import generator_file
+
+
+def made_for_victims() -> str:
+    """A generator of images like those attacked here."""
+    return generator_file(channels=2, size=8, classes=CLASSES)
+
 
 PRESETS: dict[str, Callable[..., GradientInversion | ModelInversion]] = {
     "dlg": dlg,
@@ -47,6 +56,10 @@ PRESETS: dict[str, Callable[..., GradientInversion | ModelInversion]] = {
             ("lbfgs", "l2"), ("lbfgs", "cosine"), ("adam", "cosine"), ("adam", "l1"), ("adam", "l2"), ("sgd", "cosine"),
         )
     },
+    "ggl": lambda **options: ggl(generator=made_for_victims(), **options),
+    "ggl-cma": lambda **options: ggl(generator=made_for_victims(), optimizer="cma", population=6, **options),
+    "gifd": lambda **options: gifd(generator=made_for_victims(), **options),
+    "network": partial(inverting_gradients, space="network"),
     "ats-lbfgs-cosine-code": partial(ats_attack, variant="code", optimizer="lbfgs"),
     "ats-lbfgs-l2-code": partial(ats_attack, variant="code", optimizer="lbfgs", distance="l2"),
 }  # fmt: skip

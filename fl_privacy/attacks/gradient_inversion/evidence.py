@@ -1,14 +1,16 @@
 """What an update itself shows of the defense that made it, to an attacker that nobody has told."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive import estimate_step
+from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.effects import Description, MutedFeatures, Part, Quantized, Sparse
+from fl_privacy.effects import Clipped, Description, MutedFeatures, Part, Quantized, Sparse
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.types import Batch, Observation, Tensors
 
@@ -25,6 +27,10 @@ _OFF_GRID = 0.02
 
 _AT_THRESHOLD = 0.02
 """Share of the kept elements within a factor of two of the smallest, from which that is a threshold."""
+
+
+CLIPPED: Description = (Part("norm", effect=Clipped(norm=None)),)
+"""A clipped update, of which the bound is not told: its own norm."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,24 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
     return ()
 
 
-def with_evidence(observation: Observation, usual: Usual) -> Observation:
-    """``observation`` by an attacker that takes what it sees for the defense, where it was told none."""
-    if observation.knowledge.defense is not None:
-        return observation
-    found = evident_defense(observation, usual)
-    return replace(observation, knowledge=replace(observation.knowledge, defense=found)) if found else observation
+def seen_through(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
+    """Each by an attacker that takes what it sees in the update for the defense, where it was told none.
+
+    Args:
+        observations: of any models.
+        clips: whether it takes an update that shows nothing for one that was clipped to its own norm.
+    """
+    usual: dict[tuple[int, int, int], Usual] = {}
+    seen = []
+    for observation in observations:
+        if observation.knowledge.defense is None and why_not_attackable(observation) is None:
+            key = id(observation.model), id(observation.sent), observation.upload.num_examples
+            if key not in usual:
+                usual[key] = usual_of(observation)
+            found = evident_defense(observation, usual[key]) or (CLIPPED if clips else ())
+            observation = observation.told(defense=found) if found else observation  # noqa: PLW2901
+        seen.append(observation)
+    return seen
 
 
 def scattered_zeros(update: Tensors) -> float:

@@ -1,0 +1,112 @@
+"""What runs without the optional packages, and the line that names the extra of one that is missing."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import metadata
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.errors import UserError
+from fl_privacy.extras import EXTRAS, lacks
+
+ROOT = Path(__file__).resolve().parent.parent
+OPTIONAL = ("flower", "ray", "dp", "crypto", "fsim", "cma", "text")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+ATTACK = ["attack", "model=mlp", "attack=idlg", "attack.iterations=5", "victims=2"]
+WITHOUT = {
+    "backend=flower": (["run", "backend=flower"], "flower"),
+    "backend=ray": (["run", "backend=ray"], "flower"),
+    "secagg": (["run", "secure_aggregation=secagg", "attack=none"], "flower"),
+    "flower_mod": (["attack", "defense=local_dp_mod", "model=mlp"], "flower"),
+    "supernode": (["supernode"], "flower"),
+    "deploy": (["deploy", "out"], "flower"),
+    "shards": ([*ATTACK, "attack.shards=2", "seed=1"], "ray"),
+    "text": (["run", "data=sst2", "model=bert_tiny"], "text"),
+    "epsilon": (["run", "defense=dp_sgd", "privacy.epsilon=8", "model=mlp"], "dp"),
+    "ckks": (["run", "secure_aggregation=ckks", "attack=none", "federation.rounds=1", "model=mlp"], "crypto"),
+    "fsim": (["search-policies", "fsim_at_least=0.5"], "fsim"),
+    "evolution": (["attack", "attack=ggl", "attack.optimizer=cma"], "cma"),
+}
+"""A command that needs an extra, and the extra."""
+
+PROGRAM = """
+import json, sys, io, contextlib
+missing, commands = json.loads(sys.argv[1])
+sys.modules.update(dict.fromkeys(missing))
+from fl_privacy.cli.main import run_command_line
+said = {}
+for name, arguments in commands.items():
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+        status = run_command_line(arguments)
+    said[name] = [status, err.getvalue()]
+try:
+    from fl_privacy import audit
+except Exception as error:
+    said["audit"] = [type(error).__name__, str(error)]
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bare")
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> dict[str, list[str]]:
+    """What each command answers in a process that has none of the optional packages."""
+    commands = {"attack": ATTACK, **{name: command for name, (command, _) in WITHOUT.items()}}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps([list(EXTRAS), commands])],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_core_attacks_and_reports_without_them(said: dict[str, list[str]], folder: Path) -> None:
+    assert said["attack"][0] == 0, said["attack"]
+    assert list(folder.glob("runs/*/report.html"))
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_line_names_the_extra_that_is_missing(name: str, said: dict[str, list[str]]) -> None:
+    status, error = said[name]
+    assert status == 2, error
+    (line,) = [line for line in error.splitlines() if line.startswith("error:")]
+    assert f"pip install 'fl-privacy[{WITHOUT[name][1]}]'" in line
+    assert "Traceback" not in error
+
+
+def test_so_does_the_python_interface(said: dict[str, list[str]]) -> None:
+    kind, text = said["audit"]
+    assert kind == UserError.__name__
+    assert "fl-privacy[flower]" in text
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    """Each package that is named is brought by its extra, and no extra by the plain installation."""
+    extras = PROJECT["optional-dependencies"]
+    for package, extra in EXTRAS.items():
+        wanted = "flwr[simulation]" if package == "ray" else package
+        assert any(required.startswith(wanted) for required in extras[extra])
+        assert not any(re.match(rf"{package}\b(?!-)", required) for required in PROJECT["dependencies"])
+        assert extra in extras["all"][0]
+        assert f"fl-privacy[{extra}]" in str(lacks(package, "It"))
+    assert set(EXTRAS.values()) == set(OPTIONAL)
+
+
+def test_the_version_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    from fl_privacy.cli.main import run_command_line  # noqa: PLC0415
+
+    assert run_command_line(["--version"]) == 0
+    assert capfd.readouterr().out == f"fl-privacy {metadata('fl-privacy')['Version']}\n"
