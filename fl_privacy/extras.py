@@ -14,7 +14,6 @@ EXTRAS: Mapping[str, str] = {
     "piq": "fsim",
     "cma": "cma",
     "tokenizers": "text",
-    "transformers": "text",
 }
 """What is imported -> the extra that installs it."""
 

@@ -1,6 +1,6 @@
 """Data: loading any set of images or texts into memory, and sharing it out between clients."""
 
-from fl_privacy.data.examples import Examples, LabelledExamples, TextExamples
+from fl_privacy.data.examples import Examples, LabelledExamples, TextExamples, expect_images
 from fl_privacy.data.loader import Dataset, load_data
 from fl_privacy.data.partition import (
     Dirichlet,
@@ -24,6 +24,7 @@ __all__ = [
     "Pathological",
     "TextExamples",
     "Vocabulary",
+    "expect_images",
     "load_data",
     "load_text",
     "partition_table",

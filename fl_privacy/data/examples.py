@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.data.vocabulary import Vocabulary
+from fl_privacy.errors import UserError
 from fl_privacy.types import Batch
 
 
@@ -147,3 +148,14 @@ class TextExamples(LabelledExamples):
     def subset(self, indices: Tensor) -> "TextExamples":
         """The texts at ``indices``."""
         return replace(self, tokens=self.tokens[indices], labels=self.labels[indices], groups=self._groups(indices))
+
+
+def expect_images(examples: LabelledExamples, what: str) -> Examples:
+    """``examples``, where they are images.
+
+    Raises:
+        UserError: they are texts, with which ``what`` can do nothing.
+    """
+    if not isinstance(examples, Examples):
+        raise UserError(f"{what} is expected with images, but the data are text; leave it out, or take images.")
+    return examples

@@ -14,7 +14,7 @@ from fl_privacy.data.examples import TextExamples
 from fl_privacy.data.folders import ParquetFolder, environment_folder
 from fl_privacy.data.loader import TEST_SPLITS, Dataset, every_fifth
 from fl_privacy.data.sources import HubData, Source, Tables, file_stamps, require
-from fl_privacy.data.tokenization import build_tokenizer, encode, vocabulary_of
+from fl_privacy.data.tokenization import build_tokenizer, to_tokens, vocabulary_of
 from fl_privacy.errors import UserError
 from fl_privacy.extras import expect_package
 from fl_privacy.packages import packaged_folder
@@ -125,38 +125,67 @@ def load_text(
             f"Data set {name} is expected to have a split train, but got {', '.join(tables) or 'none'};"
             " rename one of its files."
         )
-    columns = tables["train"].column_names
-    labels_in = find_column(columns, label_column, LABEL_COLUMNS, kind="label", name=name)
-    texts_in = find_column(columns, text_column, TEXT_COLUMNS, kind="text", name=name)
-    test = next((s for s in TEST_SPLITS if s in tables and _is_labelled(tables[s][labels_in][:])), None)
+    columns = _Columns.of(tables["train"], text_column, label_column, group_column, name)
+    test = next((s for s in TEST_SPLITS if s in tables and _is_labelled(tables[s][columns.label][:])), None)
     parts = [tables["train"]] if test is None else [tables["train"], tables[test]]
-    names = getattr(parts[0].features[labels_in], "names", None)
-    labels, names = encode_labels([part[labels_in][:] for part in parts], names, labels_in, name)
-    groups: Sequence[Tensor | None] = [None] * len(parts)
-    if group_column is not None:
-        owners = find_column(columns, group_column, (), kind="group", name=name)
-        groups = encode_labels([part[owners][:] for part in parts], None, owners, name)[0]
-    texts = [[str(text) for text in part[texts_in][:]] for part in parts]
-    made = build_tokenizer(tokenizer, texts[0], vocabulary_size)
-    tokens = encode(made, [text for part in texts for text in part], max_length).split([len(part) for part in texts])
-    vocabulary = vocabulary_of(made)
-    examples = [
-        _of_any_token(
-            TextExamples(
-                tokens=t,
-                labels=y,
-                class_names=names,
-                groups=g,
-                vocabulary=vocabulary,
-                next_token=target == "next_token",
-            )
-        )
-        for t, y, g in zip(tokens, labels, groups, strict=True)
-    ]
+    examples = _examples(parts, columns, target, name, _Tokens(tokenizer, vocabulary_size, max_length))
     if test is None:
         held_out = every_fifth(examples[0])
         examples = [examples[0].subset(which.nonzero().flatten()) for which in (~held_out, held_out)]
     return Dataset(examples[0], examples[1], name)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Where texts, labels and owners are."""
+
+    text: str
+    label: str
+    group: str | None
+
+    @classmethod
+    def of(cls, table: Any, text: str | None, label: str | None, group: str | None, name: str) -> "_Columns":
+        there = table.column_names
+        return cls(
+            text=find_column(there, text, TEXT_COLUMNS, kind="text", name=name),
+            label=find_column(there, label, LABEL_COLUMNS, kind="label", name=name),
+            group=None if group is None else find_column(there, group, (), kind="group", name=name),
+        )
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """How texts become tokens."""
+
+    tokenizer: str
+    vocabulary_size: int
+    max_length: int
+
+
+def _examples(parts: Sequence[Any], columns: _Columns, target: Target, name: str, how: _Tokens) -> list[TextExamples]:
+    """Of each of ``parts``, those of the first of which the tokenizer is made where it is made of texts."""
+    names = getattr(parts[0].features[columns.label], "names", None)
+    labels, names = encode_labels([part[columns.label][:] for part in parts], names, columns.label, name)
+    groups: Sequence[Tensor | None] = [None] * len(parts)
+    if columns.group is not None:
+        groups = encode_labels([part[columns.group][:] for part in parts], None, columns.group, name)[0]
+    texts = [[str(text) for text in part[columns.text][:]] for part in parts]
+    tokenizer = build_tokenizer(how.tokenizer, texts[0], how.vocabulary_size)
+    tokens = to_tokens(tokenizer, [text for part in texts for text in part], how.max_length)
+    vocabulary = vocabulary_of(tokenizer)
+    return [
+        _of_any_token(
+            TextExamples(
+                tokens=own,
+                labels=classes,
+                class_names=names,
+                groups=owners,
+                vocabulary=vocabulary,
+                next_token=target == "next_token",
+            )
+        )
+        for own, classes, owners in zip(tokens.split([len(part) for part in texts]), labels, groups, strict=True)
+    ]
 
 
 def _of_any_token(examples: TextExamples) -> TextExamples:

@@ -2,7 +2,8 @@
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ TRAINED = ("wordpiece", "words", "bpe")
 """Tokenizers that are made of the training texts."""
 
 _UNKNOWN, _FIRST, _LAST = "[UNK]", "[CLS]", "[SEP]"
+
+_LONGEST_PART = 12
+"""Characters of a part of a word; whole words may be longer."""
 
 
 def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
@@ -60,7 +64,7 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
     return Vocabulary(tuple(tokens), frozenset(special))
 
 
-def encode(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tensor:
+def to_tokens(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tensor:
     """(N, L) int32 tokens of ``texts``, at most ``max_length`` of each, the last one kept where it is special; -1 fills
     up."""
     tokenizer.enable_truncation(max_length)
@@ -80,17 +84,52 @@ def _trained(library: Any, name: str, texts: Sequence[str], size: int) -> Any:
         trainer = library.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
         tokenizer.train_from_iterator(texts, trainer)
         return tokenizer
-    model, trainers = library.models, library.trainers
-    special = [_UNKNOWN, _FIRST, _LAST] if name == "wordpiece" else [_UNKNOWN]
-    made = model.WordPiece(unk_token=_UNKNOWN) if name == "wordpiece" else model.WordLevel(unk_token=_UNKNOWN)
-    make = trainers.WordPieceTrainer if name == "wordpiece" else trainers.WordLevelTrainer
-    tokenizer = library.Tokenizer(made)
+    tokenizer = library.Tokenizer(library.models.WordLevel())
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-    tokenizer.train_from_iterator(texts, make(vocab_size=size, special_tokens=special, show_progress=False))
-    if name == "wordpiece":
-        ends = [(token, tokenizer.token_to_id(token)) for token in (_FIRST, _LAST)]
-        tokenizer.post_processor = library.processors.TemplateProcessing(
-            single=f"{_FIRST} $A {_LAST}", special_tokens=ends
-        )
+    words = _word_counts(tokenizer, texts)
+    if name == "words":
+        kept = sorted(words, key=lambda word: (-words[word], word))[: size - 1]
+        tokenizer.model = library.models.WordLevel(_numbered([_UNKNOWN, *kept]), unk_token=_UNKNOWN)
+        return tokenizer
+    vocabulary = _numbered([_UNKNOWN, _FIRST, _LAST, *_word_pieces(words, size - 3)])
+    tokenizer.model = library.models.WordPiece(vocabulary, unk_token=_UNKNOWN)
+    tokenizer.add_special_tokens([_UNKNOWN, _FIRST, _LAST])
+    ends = [(token, vocabulary[token]) for token in (_FIRST, _LAST)]
+    tokenizer.post_processor = library.processors.TemplateProcessing(single=f"{_FIRST} $A {_LAST}", special_tokens=ends)
     return tokenizer
+
+
+def _word_counts(tokenizer: Any, texts: Sequence[str]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for text in texts:
+        normal = tokenizer.normalizer.normalize_str(text)
+        found.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
+    return found
+
+
+def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
+    """All characters, then the beginnings and the other parts of words that spare most characters' tokens.
+
+    Those of the package's own trainer come in an order of chance, from which no run could be repeated.
+    """
+    characters: Counter[str] = Counter()
+    parts: Counter[str] = Counter()
+    for word, times in words.items():
+        for start, character in enumerate(word):
+            mark = "##" if start else ""
+            characters[mark + character] += times
+            for end in range(start + 2, min(len(word), start + _LONGEST_PART) + 1):
+                parts[mark + word[start:end]] += times
+        if len(word) > _LONGEST_PART:
+            parts[word] += times
+
+    def spared(part: str) -> tuple[int, str]:
+        return -parts[part] * (len(part.removeprefix("##")) - 1), part
+
+    base = sorted(characters, key=lambda part: (-characters[part], part))[:size]
+    return [*base, *sorted(parts, key=spared)[: size - len(base)]]
+
+
+def _numbered(tokens: Sequence[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate(tokens)}

@@ -1,6 +1,5 @@
 """The objects of a run, made from its configuration."""
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,10 +13,11 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.config.plugins import register_plugin_metrics
-from fl_privacy.config.targets import check_arguments, instantiate, locate_target, plain_settings
-from fl_privacy.data import Dataset, TextExamples
+from fl_privacy.config.targets import check_arguments, instantiate, plain_settings
+from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.experiment.network import build_network
 from fl_privacy.experiment.partitions import expect_parts
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.federation import (
@@ -34,15 +34,11 @@ from fl_privacy.federation import (
 from fl_privacy.inspection import ModelGuard
 from fl_privacy.malicious import ServerAttack
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
-from fl_privacy.models import build_fitting, check_model, check_text_model
 from fl_privacy.parallel.sharded import ShardedAttack
 from fl_privacy.rng import derive_seed
 from fl_privacy.types import LocalPlan
 
 T = TypeVar("T")
-
-ANY_MODEL = ("init", "mean", "std")
-"""Options of every model, whether or not it knows them; see ``build_model``."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,37 +116,6 @@ def build_dataset(config: RunSettings | DictConfig) -> Dataset:
     """The data that ``config`` names; ``UserError`` if its target makes something else."""
     dataset = instantiate(config.data, "data")
     return _expect_made(dataset, Dataset, config.data, "data")
-
-
-def build_network(config: RunSettings | DictConfig, dataset: Dataset) -> nn.Module:
-    """The model of ``config`` with its initial values, shown to fit the data."""
-    train = dataset.train
-    if not isinstance(train, TextExamples):
-        return build_network_for(config, train.input_shape, train.num_classes)
-    model = _network(config, train.architecture)
-    check_text_model(model, train.input_shape[0], train.num_classes)
-    return model
-
-
-def build_network_for(
-    config: RunSettings | DictConfig, input_shape: tuple[int, ...], num_classes: int, **more: Any
-) -> nn.Module:
-    """Likewise, for images (C, H, W) of ``num_classes`` classes; ``more`` options where ``config`` has none of them."""
-    channels, height, _ = input_shape
-    facts = {"in_channels": channels, "image_size": height, "num_classes": num_classes}
-    model = _network(config, facts, **more)
-    check_model(model, input_shape, num_classes)
-    return model
-
-
-def _network(config: RunSettings | DictConfig, architecture: Mapping[str, int], **more: Any) -> nn.Module:
-    settings = {**more, **plain_settings(config.model)}
-    settings.pop("_target_", None)
-    target = locate_target(config.model, "model")
-    known = [] if not callable(target) else inspect.signature(target).parameters
-    own = {key: value for key, value in settings.items() if key in known or key not in ANY_MODEL}
-    check_arguments(target, own, "model")
-    return build_fitting(target, architecture, seed=derive_seed(config.seed, "model"), **settings)
 
 
 def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:

@@ -138,7 +138,8 @@ def _assign(guesses: Tensor, truths: Tensor) -> Tensor:
         raise UserError("Matching a batch needs scipy, which is not installed; run `pip install scipy`.") from error
     there = truths >= 0
     placed = ((truths[:, None] == guesses) & there[:, None]).sum(2) / there.sum(1).clamp_min(1)[:, None]
-    pairs = [t.flatten(0, 1) for t in torch.broadcast_tensors(guesses[None], truths[:, None])]
+    shape = (len(truths), len(guesses), -1)
+    pairs = [t.expand(shape).flatten(0, 1) for t in (guesses[None], truths[:, None])]
     alike = _RIGHT_PLACE * placed.double() + token_f1(*pairs).reshape(len(truths), len(guesses))
     rows, columns = linear_sum_assignment(alike.numpy(), maximize=True)
     order[torch.as_tensor(rows)] = torch.as_tensor(columns)

@@ -44,8 +44,11 @@ def test_texts_of_a_folder_are_read_as_they_are(folder: Path, tokenizer: str) ->
         assert sorted(torch.cat(parts).tolist()) == list(range(8))
 
 
-def test_the_same_texts_give_the_same_tokens(folder: Path) -> None:
-    one, other = (load_text("text_folder", root=str(folder), vocabulary_size=60) for _ in range(2))
+@pytest.mark.parametrize("tokenizer", ["wordpiece", "words", "bpe"])
+def test_the_same_texts_give_the_same_tokens(folder: Path, tokenizer: str) -> None:
+    one, other = (
+        load_text("text_folder", root=str(folder), vocabulary_size=270, tokenizer=tokenizer) for _ in range(2)
+    )
     assert torch.equal(one.train.tokens, other.train.tokens)  # type: ignore[attr-defined]
 
 

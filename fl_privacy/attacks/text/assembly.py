@@ -12,6 +12,7 @@ from fl_privacy.models import TextModel
 _AT_ONCE = 512
 _SWEEPS = 8
 _NARROWINGS, _TRIED, _SPARE = 4, 6, 2
+_STARTS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +50,13 @@ class Assembly:
     def residuals(self, texts: Tensor) -> Tensor:
         """(n,) of texts (n, L): the root mean square over what is in the span."""
         found = []
-        for part in texts.split(_AT_ONCE):
+        for part in torch.split(texts, _AT_ONCE):
             apart = self.span.distance(entering_block(self.model, part, 1))
             found.append(apart.square().mean(1).sqrt() if self.classified is None else apart[:, self.classified])
         return torch.cat(found)
 
-    def descend(self, texts: Tensor, fixed: Tensor) -> list[Assembled]:
-        """From each of ``texts`` (n, L) by the best token at one position after the other, but for those ``fixed``
-        (n,)."""
+    def descend(self, texts: Tensor, fixed: int) -> list[Assembled]:
+        """From each of ``texts`` (n, L) by the best token at one position after the other but ``fixed``."""
         texts = texts.clone()
         best = self.residuals(texts)
         for _ in range(_SWEEPS):
@@ -68,9 +68,9 @@ class Assembly:
                 tried = texts.repeat_interleave(len(choices), 0)
                 tried[:, position] = choices.repeat(len(texts))
                 apart = self.residuals(tried).reshape(len(texts), len(choices))
-                held = (fixed == position)[:, None] & (choices != texts[:, position, None])
-                apart = apart.masked_fill(held, torch.inf)
                 least = torch.minimum(least, apart.topk(2, largest=False).values[:, 1])
+                if position == fixed:
+                    apart = apart.masked_fill(choices != texts[:, position, None], torch.inf)
                 best, chosen = apart.min(1)
                 texts[:, position] = choices[chosen]
             if bool((best >= before * (1 - 1e-6)).all()):
@@ -96,7 +96,9 @@ def narrowed(assembly: Assembly, lengths: list[int], rng: torch.Generator) -> As
         drawn = _TRIED * max(len(at) for at in tokens)
         picked = [_dealt(len(at), drawn, rng) for at in tokens]
         texts = torch.stack([at[chosen] for at, chosen in zip(tokens, picked, strict=True)], 1)
-        parts = [assembly.span.distance(entering_block(assembly.model, part, 1)) for part in texts.split(_AT_ONCE)]
+        parts = [
+            assembly.span.distance(entering_block(assembly.model, part, 1)) for part in torch.split(texts, _AT_ONCE)
+        ]
         apart = torch.cat(parts)
         for position, (at, chosen) in enumerate(zip(tokens, picked, strict=True)):
             best = apart.new_full((len(at),), torch.inf).scatter_reduce(
@@ -129,37 +131,38 @@ def assemble(
             break
         explained = {pair for tokens in sure for pair in enumerate(tokens)}
         for length in sorted(set(lengths)):
-            anchors = _anchors(candidates, length, explained)
-            starts = torch.stack([_start(candidates, length, p, t, rng) for p, t in anchors])
-            for text in assembly.descend(starts, torch.tensor([p for p, _ in anchors], device=starts.device)):
+            likely = _likely(candidates, length, explained)
+            position = max(range(length), key=lambda p: len(likely[p]))
+            starts = torch.stack(
+                [_start(likely, position, token, rng) for token in likely[position] for _ in range(_STARTS)]
+            )
+            for text in assembly.descend(starts, position):
                 key = tuple(text.tokens.tolist())
                 if key not in found or text.residual < found[key].residual:
                     found[key] = text
     return _chosen(list(found.values()), lengths)
 
 
-def _anchors(candidates: Candidates, length: int, explained: set[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Position and tokens: where a text of ``length`` has most that are in none yet, or else most at all."""
-    left = [[t for t in at.tolist() if (p, t) not in explained] for p, at in enumerate(candidates.tokens[:length])]
-    tokens = left if any(left) else [at.tolist() for at in candidates.tokens[:length]]
-    position = max(range(length), key=lambda p: len(tokens[p]))
-    return [(position, token) for token in tokens[position]]
+def _likely(candidates: Candidates, length: int, explained: set[tuple[int, int]]) -> list[Tensor]:
+    """The tokens at each position of a text of ``length`` that are in none yet, or all where each is in one."""
+    found = []
+    for position, at in enumerate(candidates.tokens[:length]):
+        left = [token for token in at.tolist() if (position, token) not in explained]
+        found.append(at.new_tensor(left) if left else at)
+    return found
 
 
-def _start(candidates: Candidates, length: int, position: int, token: int, rng: torch.Generator) -> Tensor:
-    drawn = [
-        at[int(torch.randint(len(at), (1,), generator=rng))] if len(at) else at.new_zeros(())
-        for at in candidates.tokens[:length]
-    ]
-    text = torch.stack(drawn)
-    text[position] = token
-    return text
+def _start(likely: list[Tensor], position: int, token: Tensor, rng: torch.Generator) -> Tensor:
+    """(L,) a text of tokens at random, with ``token`` at ``position``."""
+    drawn = [at[int(torch.randint(len(at), (1,), generator=rng))] for at in likely]
+    drawn[position] = token
+    return torch.stack(drawn)
 
 
 def _chosen(texts: list[Assembled], lengths: list[int]) -> list[Assembled]:
     """For each of ``lengths`` one, the nearest to the span first."""
     left = sorted(texts, key=lambda text: text.residual)
-    chosen = []
+    chosen: list[Assembled] = []
     for length in lengths:
         fitting = next((text for text in left if len(text.tokens) == length), None)
         if fitting is None:  # equal texts of one length are one

@@ -92,6 +92,6 @@ def find_candidates(
 def _distances(model: TextModel, span: Span, tokens: Tensor, longest: int) -> Tensor:
     """(n, L) of every token at every position; a first block's inputs are each of a single token."""
     parts = []
-    for some in tokens.split(max(1, _AT_ONCE // (longest * span.width))):
+    for some in torch.split(tokens, max(1, _AT_ONCE // (longest * span.width))):
         parts.append(span.distance(entering_block(model, some[:, None].expand(-1, longest), 0)))
     return torch.cat(parts)

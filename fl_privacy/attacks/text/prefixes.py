@@ -61,4 +61,4 @@ def _apart(model: TextModel, span: Span, prefixes: Tensor) -> Tensor:
     """(n,) how far from the span is what the last token of each prefix (n, L) becomes."""
     if not prefixes.numel():
         return span.basis.new_empty(0)
-    return torch.cat([span.distance(entering_block(model, part, 1)[:, -1]) for part in prefixes.split(_AT_ONCE)])
+    return torch.cat([span.distance(entering_block(model, part, 1)[:, -1]) for part in torch.split(prefixes, _AT_ONCE)])

@@ -1,5 +1,6 @@
 """What the gradient of the layers at a block's entry says of their inputs: which subspace these span."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,14 +38,15 @@ class Span:
     @property
     def scale(self) -> float:
         """How far a random vector of length 1 is from it, in the root mean square."""
-        return max(0.0, 1 - self.rank / self.width) ** 0.5
+        return math.sqrt(max(0.0, 1 - self.rank / self.width))
 
     def distance(self, vectors: Tensor) -> Tensor:
         """How far ``vectors`` (..., d) are from it, as a share of their length times :attr:`scale`: about 1 of random
         ones."""
         basis = self.basis.to(vectors)
         rest = vectors - (vectors @ basis.T) @ basis
-        return rest.norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-12) / max(self.scale, 1e-12)
+        apart: Tensor = rest.norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-12) / max(self.scale, 1e-12)
+        return apart
 
 
 def span_of(gradient: Tensors, names: Sequence[str], *, transposed: bool) -> Span:

@@ -64,7 +64,8 @@ class Gpt(TextModel):
             states = block(states, there)
         states = self.norm(states)
         if self.next_token:
-            return self.head(states).mT
+            predicted: Tensor = self.head(states).mT
+            return predicted
         last = (there & ~nn.functional.pad(there, (0, 1))[..., 1:]).to(states.dtype)
         classes: Tensor = self.head((states * last.unsqueeze(-1)).sum(1))
         return classes

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.extras import expect_package
 from fl_privacy.models.text.base import TextModel
 
 _ENTERED = re.compile(
@@ -86,8 +85,12 @@ def hugging_face(
     Raises:
         UserError: transformers is missing, there is no such model, or the data have another tokenizer.
     """
-    expect_package("transformers", "model=hf")
-    library = importlib.import_module("transformers")
+    try:
+        library = importlib.import_module("transformers")
+    except ImportError as error:
+        raise UserError(
+            "model=hf needs transformers, which is missing; run `pip install 'fl-privacy[text]'`."
+        ) from error
     kind = library.AutoModelForCausalLM if next_token else library.AutoModel
     place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
     try:

@@ -62,7 +62,8 @@ class TransformerLM(TextModel):
         for block in self.blocks:
             states = block(states, there)
         if self.next_token:
-            return self.decoder(states).mT
+            predicted: Tensor = self.decoder(states).mT
+            return predicted
         weights = there.to(states.dtype).unsqueeze(-1)
         classes: Tensor = self.decoder((states * weights).sum(1) / weights.sum(1).clamp_min(1))
         return classes
