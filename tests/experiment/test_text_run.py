@@ -10,7 +10,7 @@ from fl_privacy.results import read_run
 
 pytest.importorskip("tokenizers")
 
-WORDS = "a fine dull warm film plot image acts joy ends cast songs".split()
+WORDS = ["a", "fine", "dull", "warm", "film", "plot", "image", "acts", "joy", "ends", "cast", "songs"]
 
 
 @pytest.fixture(scope="module")

@@ -89,6 +89,24 @@ class Attention(nn.Module):
         return attended
 
 
+class Positions(nn.Module):
+    """Adds a learned embedding of its position to each token.
+
+    Args:
+        length: most positions.
+        width: d.
+        std: of the embeddings at the start.
+    """
+
+    def __init__(self, length: int, width: int, std: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(std * torch.randn(length, width))
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """(B, L, d) -> (B, L, d)."""
+        return embeddings + self.weight[: embeddings.shape[-2]]
+
+
 class FeedForward(nn.Sequential):
     """Two linear layers with a GELU between them."""
 

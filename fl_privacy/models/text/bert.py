@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 from fl_privacy.models.layers import require_positive
-from fl_privacy.models.text.base import Block, TextModel, initialize_as_bert, weights_of_blocks
+from fl_privacy.models.text.base import Block, Positions, TextModel, initialize_as_bert, weights_of_blocks
 from fl_privacy.packages import minilm_folder
 
 Pooling = Literal["first", "mean"]
@@ -37,7 +36,7 @@ class Bert(TextModel):
     """
 
     causal = False
-    position_weight = "positions"
+    position_weight = "positions.weight"
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class Bert(TextModel):
         one_of("model.pooling", pooling, ("first", "mean"))
         expect_divides(heads, width)
         self.words = nn.Embedding(vocabulary_size, width)
-        self.positions = nn.Parameter(torch.empty(max_length, width))
+        self.positions = Positions(max_length, width, std)
         self.embedding_norm = nn.LayerNorm(width, eps=_EPS)
         self.blocks = nn.ModuleList(
             Block(width, heads, hidden, causal=False, norm_first=False, eps=_EPS) for _ in range(layers)
@@ -65,14 +64,13 @@ class Bert(TextModel):
         self.pooler = nn.Linear(width, width) if pooling == "first" else None
         self.classifier = nn.Linear(width, num_classes)
         initialize_as_bert(self, std)
-        nn.init.normal_(self.positions, std=std)
 
     @property
     def attention_weights(self) -> list[tuple[str, ...]]:
         return weights_of_blocks("blocks", len(self.blocks))
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
-        states = self.embedding_norm(embeddings + self.positions[: embeddings.shape[-2]])
+        states = self.embedding_norm(self.positions(embeddings))
         for block in self.blocks:
             states = block(states, there)
         if self.pooler is not None:
@@ -151,7 +149,7 @@ def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
     segment = at["embeddings.token_type_embeddings.weight"][0]
     found = {
         "words.weight": at["embeddings.word_embeddings.weight"],
-        "positions": at["embeddings.position_embeddings.weight"][: len(model.positions)] + segment,
+        "positions.weight": at["embeddings.position_embeddings.weight"][: len(model.positions.weight)] + segment,
     }
     renamed = {"embedding_norm": "embeddings.LayerNorm", "pooler": "pooler.dense"}
     for number in range(len(model.blocks)):

@@ -1,10 +1,9 @@
 """GPT-2 style decoders (Radford et al. 2019)."""
 
-import torch
 from torch import Tensor, nn
 
 from fl_privacy.models.layers import require_positive
-from fl_privacy.models.text.base import Block, TextModel, initialize_as_bert, weights_of_blocks
+from fl_privacy.models.text.base import Block, Positions, TextModel, initialize_as_bert, weights_of_blocks
 from fl_privacy.models.text.bert import expect_divides
 
 
@@ -25,7 +24,7 @@ class Gpt(TextModel):
     """
 
     causal = True
-    position_weight = "positions"
+    position_weight = "positions.weight"
 
     def __init__(
         self,
@@ -44,13 +43,12 @@ class Gpt(TextModel):
         require_positive(width=width, layers=layers, heads=heads, hidden=hidden)
         expect_divides(heads, width)
         self.words = nn.Embedding(vocabulary_size, width)
-        self.positions = nn.Parameter(torch.empty(max_length, width))
+        self.positions = Positions(max_length, width, 0.02)
         self.blocks = nn.ModuleList(Block(width, heads, hidden, causal=True, norm_first=True) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.next_token = next_token
         self.head = nn.Linear(width, num_classes, bias=not next_token)
         initialize_as_bert(self, 0.02)
-        nn.init.normal_(self.positions, std=0.02)
         if next_token and tied:
             self.head.weight = self.words.weight
 
@@ -59,7 +57,7 @@ class Gpt(TextModel):
         return weights_of_blocks("blocks", len(self.blocks))
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
-        states = embeddings + self.positions[: embeddings.shape[-2]]
+        states = self.positions(embeddings)
         for block in self.blocks:
             states = block(states, there)
         states = self.norm(states)

@@ -60,7 +60,7 @@ def observed(make: Callable[[], TextModel], tokens: torch.Tensor, *, told: bool 
 
 def without_rows(observation: Observation) -> Observation:
     """Where the gradient of the embeddings is not uploaded."""
-    tensors = {n: t for n, t in observation.upload.tensors.items() if n not in ("words.weight", "positions")}
+    tensors = {n: t for n, t in observation.upload.tensors.items() if n not in ("words.weight", "positions.weight")}
     return replace(observation, upload=replace(observation.upload, tensors=tensors))
 
 
