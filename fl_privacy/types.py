@@ -75,11 +75,13 @@ class Upload:
         tensors: gradient, delta or weights by parameter name; a name that is missing was withheld.
         buffers: the client's running statistics, empty where the plan withholds them.
         num_examples: how many examples the update was computed from; the server's weight.
+        rounding: standard deviation of what secure aggregation's whole numbers did to each value; 0 without.
     """
 
     tensors: Tensors
     buffers: Tensors = field(default_factory=dict)
     num_examples: int
+    rounding: float = 0.0
 
     def to(self, device: torch.device | str) -> "Upload":
         """The same upload on ``device``."""

@@ -37,9 +37,8 @@ for name in ("flwr", "hydra", "scipy", "matplotlib", "lpips", "pandas"):
 
 IMPORT_ALL = """
 for name in (
-    "types", "gradients", "rng", "errors", "models", "attacks", "defenses", "metrics", "evaluator", "generator",
-    "transformations",
-    "policy_search", "data",
+    "types", "gradients", "rng", "errors", "models", "attacks", "inference", "defenses", "metrics", "evaluator",
+    "generator", "transformations", "policy_search", "data",
 ):
     module = importlib.import_module(f"fl_privacy.{name}")
     for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):

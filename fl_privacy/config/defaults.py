@@ -1,6 +1,6 @@
 """What a section leaves out has the value that what it builds gives it, so that files hold only what differs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -17,6 +17,9 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
 }
 """Section -> settings of it that its ``_target_`` does not take."""
 
+NESTED = ("inference",)
+"""Sections that hold sections like those, as several of their options can be chosen at once."""
+
 _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model": {"init": None}, **COMPLETED}
 """Likewise, of all sections that are checked before anything is built."""
 
@@ -27,8 +30,7 @@ def complete(config: DictConfig) -> None:
     Raises:
         UserError: what a section builds can't be imported.
     """
-    for name, own in COMPLETED.items():
-        section = config.get(name)
+    for name, section, own in completed_sections(config):
         if (signature := _signature(section, name)) is None:
             continue
         with open_dict(section):
@@ -37,19 +39,33 @@ def complete(config: DictConfig) -> None:
                     section[key] = value
 
 
+def completed_sections(config: DictConfig) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Dotted name and content of each section that ``complete`` adds to, and what its ``_target_`` does not take."""
+    yield from ((name, config.get(name), own) for name, own in COMPLETED.items())
+    yield from _nested(config)
+
+
 def check_types(config: DictConfig) -> None:
     """Refuse settings of a wrong type before anything is built from them.
 
     Raises:
         UserError: there is a setting of a wrong type.
     """
-    for name, others in _CHECKED.items():
-        section = config.get(name)
+    plain = [(name, config.get(name), others) for name, others in _CHECKED.items()]
+    for name, section, others in [*plain, *_nested(config)]:
         if (signature := _signature(section, name)) is None:
             continue
         settings = OmegaConf.to_container(section, resolve=True)
         assert isinstance(settings, dict)
         signature.check({str(key): value for key, value in settings.items() if key not in others}, name)
+
+
+def _nested(config: DictConfig) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    for name in NESTED:
+        section = config.get(name)
+        for key, below in section.items() if isinstance(section, DictConfig) else ():
+            if isinstance(below, DictConfig):
+                yield f"{name}.{key!s}", below, {}
 
 
 def _signature(section: object, name: str) -> Signature | None:

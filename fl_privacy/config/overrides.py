@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fl_privacy.config.defaults import COMPLETED, check_types, complete
+from fl_privacy.config.defaults import COMPLETED, NESTED, check_types, complete, completed_sections
 from fl_privacy.config.groups import CONFIG_DIR, options, search_path, suggest
 from fl_privacy.config.settings import RunSettings
 from fl_privacy.errors import UserError
@@ -52,7 +52,7 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> DictConfig:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
             checked = _check_keys(parsed, base)
             config = hydra_compose(base, overrides=[*checked, *search_path()], return_hydra_config=True)
-            chosen = {group: config.hydra.runtime.choices.get(group) for group in sorted(_groups())}
+            chosen = {group: _chosen(config, group) for group in sorted(_groups())}
             with open_dict(config):
                 del config["hydra"]
                 config.choices = chosen
@@ -162,8 +162,11 @@ def _check_groups(overrides: Sequence[Override]) -> None:
         group, option = override.key_or_group, override.value()
         if group == "experiment" and option is None:
             continue
-        if group in _groups() and override.type is not OverrideType.DEL and str(option) not in options(group):
-            raise UserError(f"{group} has no option {option!r}{suggest(str(option), options(group))}")
+        if group not in _groups() or override.type is OverrideType.DEL:
+            continue
+        for name in option if isinstance(option, list) and group in NESTED else [option]:
+            if str(name) not in options(group):
+                raise UserError(f"{group} has no option {name!r}{suggest(str(name), options(group))}")
 
 
 def _check_keys(overrides: Sequence[Override], base: str) -> list[str]:
@@ -174,18 +177,30 @@ def _check_keys(overrides: Sequence[Override], base: str) -> list[str]:
     """
     chosen = [o.input_line or "" for o in overrides if o.key_or_group in _groups() or _names_target(o)]
     config = hydra_compose(base, overrides=[*chosen, *search_path()])
-    written = {section: set(config.get(section) or ()) for section in COMPLETED}
+    written = {
+        name: set(section) if isinstance(section, DictConfig) else set()
+        for name, section, _ in completed_sections(config)
+    }
     complete(config)
     checked = []
     for override in overrides:
         text, key = override.input_line or "", override.key_or_group
         if key not in _groups() and override.type is OverrideType.CHANGE:
             _check_key(key, config)
-            section, _, setting = key.partition(".")
-            if section in written and setting.partition(".")[0] not in written[section]:
-                text = f"++{text}"  # also where it is set twice, of which the last wins
+            for section, names in written.items():
+                if key.startswith(f"{section}.") and key[len(section) + 1 :].partition(".")[0] not in names:
+                    text = f"++{text}"  # also where it is set twice, of which the last wins
         checked.append(text)
     return checked
+
+
+def _chosen(config: DictConfig, group: str) -> str | None:
+    """The option of ``group``; of one with several at once, which Hydra does not tell, all that build something."""
+    if group not in NESTED:
+        option: str | None = config.hydra.runtime.choices.get(group)
+        return option
+    section = config.get(group) or {}
+    return "+".join(str(key) for key, below in section.items() if isinstance(below, DictConfig)) or "none"
 
 
 def _names_target(override: Override) -> bool:

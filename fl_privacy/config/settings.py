@@ -183,6 +183,10 @@ class RunSettings:
         runtime=("shards",),
         within={"iterations": (0, 100_000_000), "restarts": (1, 10_000), "history": (1, 10_000)},
     )
+    inference: DictConfig = group(
+        ATTACK,
+        "what else than images is asked of intercepted updates; several as `[membership,source]`",
+    )
     threat_model: ThreatModelSettings = group(ATTACK, "what the attacker is given", shown=False)
     server: DictConfig = group(TRAINING, "whether the server follows the protocol, or what it sends instead")
     secure_aggregation: DictConfig = group(
@@ -204,6 +208,12 @@ class RunSettings:
     )
     evaluate_every: int = setting(
         TRAINING, "test accuracy is measured every so many rounds, and after the last", within=(1, 10_000_000)
+    )
+    holdout: int = setting(
+        TRAINING,
+        "so many training examples that no client gets: those that membership inference tells members from; with 0"
+        " these are test examples",
+        within=(0, 10_000_000),
     )
     split: Literal["train", "test"] = setting(ATTACK, "`attack` takes its victims from this split of the data")
     weights: str | None = setting(

@@ -17,19 +17,17 @@ from fl_privacy.config.targets import check_arguments, instantiate, plain_settin
 from fl_privacy.data import Dataset
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.experiment.audited import audit_of
 from fl_privacy.experiment.network import build_network
-from fl_privacy.experiment.partitions import expect_parts
+from fl_privacy.experiment.partitions import expect_parts, held_out
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.federation import (
     Audit,
     Client,
-    Probe,
     Server,
     ServerPlan,
-    audited_rounds,
     private_names,
     public_state,
-    spread_probes,
 )
 from fl_privacy.inspection import ModelGuard
 from fl_privacy.malicious import ServerAttack
@@ -100,7 +98,7 @@ def build_federation(config: RunSettings) -> Federation:
         clients=clients,
         server=server,
         rounds=rounds,
-        audit=_audit(config, rounds, clients),
+        audit=audit_of(config, rounds, clients),
         defense=defense,
         device=resolve_device(config.device),
         server_attack=build_server_attack(config, dataset.test, dataset.train),
@@ -205,14 +203,17 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
     prepare_defense(defense, dataset)
     model = agreed_network(config, dataset, number)
     partition = instantiate(config.partition, "partition")
+    kept = ~held_out(config, len(dataset.train))
+    shared = dataset.train if kept.all() else dataset.train.subset(kept.nonzero().flatten())
     with blamed_on(f"partition._target_={config.partition.get('_target_')}"):
-        parts = partition(dataset.train, num_clients=number, seed=derive_seed(config.seed, "partition"))
-    expect_parts(parts, number, len(dataset.train), config.partition)
+        parts = partition(shared, num_clients=number, seed=derive_seed(config.seed, "partition"))
+    expect_parts(parts, number, len(shared), config.partition)
+    places = kept.nonzero().flatten()
     return dataset, {
         client: Client(
             id=client,
             examples=dataset.train,
-            indices=indices,
+            indices=places[indices],
             model=model,
             plan=plan,
             defense=defense,
@@ -233,34 +234,3 @@ def _expect_made(made: Any, kind: type[T], section: DictConfig, name: str) -> T:
             f" {type(made).__name__}."
         )
     return made
-
-
-def _audit(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
-    if "_target_" not in config.attack and not config.intercept.save:
-        return Audit()
-    chosen = config.intercept.rounds
-    audited = audited_rounds(chosen if isinstance(chosen, str | int) else list(chosen), rounds)
-    asked = set(clients if config.intercept.clients == "all" else config.intercept.clients)
-    if not asked:
-        raise UserError(
-            "intercept.clients is expected to name clients, but got an empty list; take intercept.clients=all, or"
-            " attack=none to attack none."
-        )
-    colluder = config.threat_model.colluder
-    if colluder is not None:
-        whole("threat_model.colluder", colluder, at_least=0, at_most=len(clients) - 1, example=0)
-    if unknown := sorted(asked - clients.keys()):
-        raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
-    attack = build_server_attack(config)
-    asked = (asked - {colluder}) & (set(clients) if attack is None or attack.only is None else {attack.only})
-    sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
-    probes: tuple[Probe, ...] = ()
-    if config.intercept.uploads == "probe":
-        probes = spread_probes(config.victims, config.batch_size, sizes)
-    return Audit(
-        rounds=audited,
-        uploads=config.intercept.uploads,
-        probes=probes,
-        clients=frozenset(asked),
-        batch_size=config.batch_size,
-    )

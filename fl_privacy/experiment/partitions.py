@@ -1,4 +1,4 @@
-"""What a partition returned, which may be somebody else's code."""
+"""Who trains on what: what nobody does, and what a partition returned, which may be somebody else's code."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
+from fl_privacy.config import RunSettings
 from fl_privacy.errors import UserError
+from fl_privacy.rng import derive_generator
 
 
 def expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) -> None:
@@ -25,3 +27,21 @@ def expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) -
             f"partition._target_={section.get('_target_')} is expected to return indices (N,) int64 for each of"
             f" {clients} clients, but {wrong}."
         )
+
+
+def held_out(config: RunSettings, examples: int) -> torch.Tensor:
+    """(N,) which of the ``examples`` training examples no client gets: ``config.holdout`` of them, at random.
+
+    Raises:
+        UserError: none would be left.
+    """
+    if config.holdout >= examples:
+        raise UserError(
+            f"holdout is expected to be below {examples}, the number of training examples, but got {config.holdout};"
+            " leave some to train on."
+        )
+    chosen = torch.zeros(examples, dtype=torch.bool)
+    if config.holdout:
+        order = torch.randperm(examples, generator=derive_generator(config.seed, "holdout"))
+        chosen[order[: config.holdout]] = True
+    return chosen

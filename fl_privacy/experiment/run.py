@@ -14,6 +14,8 @@ from fl_privacy.experiment.build import Federation, build_attack, build_federati
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.composition import Experiment
 from fl_privacy.experiment.image_prior import describe_image_prior
+from fl_privacy.experiment.inference_judge import Spending
+from fl_privacy.experiment.inference_stage import InferenceStage
 from fl_privacy.experiment.privacy import UNKNOWN, Privacy, privacy_of
 from fl_privacy.experiment.protocols import Backend, Monitor
 from fl_privacy.experiment.run_folder import finished_before, identified, open_folder
@@ -84,12 +86,14 @@ def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> Non
 
 def baseline_config(config: RunSettings) -> RunSettings:
     """The undefended training of ``config``, without any attack."""
-    none = compose_run(["defense=none", "attack=none"])
+    none = compose_run(["defense=none", "attack=none", "inference=none"])
     changes = {
         "defense": none.defense,
         "attack": none.attack,
+        "inference": none.inference,
         "choices.defense": "none",
         "choices.attack": "none",
+        "choices.inference": "none",
         "intercept.save": False,
         "overwrite": False,
         "name": "baseline",
@@ -125,6 +129,7 @@ class _Run:
     clients: Whereabouts
     privacy: Privacy
     stage: AttackStage | None
+    inference: InferenceStage | None
     capture: CaptureWriter | None
     folder: RunFolder
     monitor: Monitor
@@ -147,6 +152,7 @@ class _Run:
             clients=clients,
             privacy=UNKNOWN if clients.own_data else privacy_of(federation, delta=delta, accountant=accountant),
             stage=experiment.stage(attack, folder, monitor) if attack else None,
+            inference=InferenceStage.of(federation, folder, monitor),
             capture=CaptureWriter(folder.path / CAPTURES) if config.intercept.save else None,
             folder=folder,
             monitor=monitor,
@@ -185,12 +191,17 @@ class _Run:
             )
         write_weights(self.folder.path / MODEL, federation.server.state)
         self._attack_waiting()
+        if self.inference:
+            self.inference.finish(Spending(epsilon=self.privacy.epsilon, delta=self.experiment.config.privacy.delta))
 
     def _intercepted(self, observation: Observation) -> None:
         if self.capture:
             self.capture.write(observation)
-        if self.stage:
+        trains = observation.id.probe is None
+        if self.stage and trains == (self.experiment.config.intercept.uploads == "update"):
             self.waiting.append(observation)
+        if self.inference and trains:
+            self.inference.see(observation)
 
     def _attack_waiting(self) -> None:
         if self.stage and self.waiting:
@@ -201,6 +212,8 @@ class _Run:
         evaluation, epsilon = self._evaluation(report), self.privacy.epsilon(report.round)
         self.folder.add_round(report, evaluation, epsilon=epsilon)
         self.monitor.round_done(report, evaluation, epsilon)
+        if self.inference:
+            self.inference.read()
         if self.experiment.config.intercept.when == "during":
             self._attack_waiting()
 

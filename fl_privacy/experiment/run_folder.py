@@ -61,6 +61,8 @@ def _label(config: RunSettings, command: Command) -> str:
     front = [str(config.name)] if config.name is not None else [] if command == "run" else [command]
     if (server := config.choices.get("server", "honest")) != "honest":
         chosen.insert(-1, server)
+    if (inference := config.choices.get("inference", "none")) != "none":
+        chosen.append(inference)
     label = "-".join([*front, *chosen])
     if "/" in label:
         raise UserError(f"name is expected to be part of a folder's name, but got {config.name!r}; set out=FOLDER too.")

@@ -95,7 +95,8 @@ def hand_over(server: Server, attack: ServerAttack, audit: Audit, interceptor: I
         for client in sorted(audit.clients & numbers.keys()):
             share = mean.num_examples / numbers[client]
             own = {name: share * t if t.is_floating_point() else t for name, t in mean.tensors.items()}
-            upload = replace(mean, tensors=own, num_examples=numbers[client])
+            rounding = share * mean.rounding
+            upload = replace(mean, tensors=own, num_examples=numbers[client], rounding=rounding)
             interceptor.capture(VictimId(round, client), sent=crafted[client][1], upload=upload)
 
     server.heard = heard

@@ -63,7 +63,7 @@ def describe_threats(
     lines = [
         *_server(server),
         f"Each client uploads {_SHARED[plan.shares]}.",
-        _attacked(audit),
+        *_attacked(audit),
     ]
     if plan.augments:
         like = "likewise" if plan.augment_probes else "not"
@@ -92,13 +92,21 @@ def _server(attack: ServerAttack | None) -> list[str]:
     return [first, f"Not tested: {', '.join(others)}, clients of the server's own (Sybils)."]
 
 
-def _attacked(audit: Audit) -> str:
+def _attacked(audit: Audit) -> list[str]:
     if audit.uploads != "probe":
-        return f"Attacked are the training updates of {len(audit.clients)} clients."
-    return (
-        f"Attacked are {len(audit.probes)} extra batches of {audit.batch_size} example(s): each client sends them"
-        " through its own defended update as if they were all its data; the model is not trained on these uploads."
-    )
+        return [f"Attacked are the training updates of {len(audit.clients)} clients."]
+    sentences = []
+    if audit.probes or not audit.listens:
+        sentences.append(
+            f"Attacked are {len(audit.probes)} extra batches of {audit.batch_size} example(s): each client sends them"
+            " through its own defended update as if they were all its data; the model is not trained on these uploads."
+        )
+    if audit.listens:
+        sentences.append(
+            f"The training updates of {len(audit.clients)} clients in {len(audit.rounds)} rounds are read for what they"
+            " tell beside images; the attacker holds the examples that it asks about, with their classes."
+        )
+    return sentences
 
 
 @dataclass(frozen=True)

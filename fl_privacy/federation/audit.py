@@ -33,6 +33,7 @@ class Audit:
         probes: the victims where probes are intercepted.
         clients: whose updates are intercepted with ``update``; ``both`` takes those of all.
         batch_size: examples of a probed batch.
+        listens: whether the updates that train the model are read beside probes.
     """
 
     rounds: frozenset[int] = frozenset()
@@ -40,6 +41,7 @@ class Audit:
     probes: tuple[Probe, ...] = ()
     clients: frozenset[int] = frozenset()
     batch_size: int = 1
+    listens: bool = False
 
     def probes_of(self, round: int) -> tuple[Probe, ...]:
         """The probes that are sent out in ``round``."""
@@ -49,7 +51,7 @@ class Audit:
         """Whether the training update of ``client`` in ``round`` is captured."""
         if self.uploads == "both":
             return round in self.rounds
-        return self.uploads == "update" and round in self.rounds and client in self.clients
+        return (self.listens or self.uploads == "update") and round in self.rounds and client in self.clients
 
     def expects(self, probe: Probe) -> bool:
         """Whether an answer to ``probe`` is one that was asked for."""

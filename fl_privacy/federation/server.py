@@ -168,6 +168,7 @@ def _mean(uploads: Sequence[Upload], weights: Sequence[int]) -> Upload:
         tensors=weighted_mean([u.tensors for u in uploads], weights),
         buffers=weighted_mean([u.buffers for u in uploads], weights),
         num_examples=sum(weights),
+        rounding=math.hypot(*(w * u.rounding for w, u in zip(weights, uploads, strict=True))) / sum(weights),
     )
 
 

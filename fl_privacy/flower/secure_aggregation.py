@@ -4,6 +4,7 @@ Flower has SecAgg+ for its legacy interface only, which this module keeps to its
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -182,7 +183,8 @@ def train_secure_round(
     """
     traffic.failed.clear()
     started, before = time.perf_counter(), traffic.received
-    strategy = _Summing(server, traffic, round if attempt is None else attempt)
+    step = 2 * workflow.clipping_range / workflow.quantization_range
+    strategy = _Summing(server, traffic, round if attempt is None else attempt, step)
     context = LegacyContext(_server_context(), strategy=strategy)
     context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({WorkflowKey.CURRENT_ROUND: round})
     context.state.array_records[MAIN_PARAMS_RECORD] = ArrayRecord()
@@ -204,6 +206,7 @@ class _Summing(LegacyStrategy):
     server: Server
     traffic: Traffic
     attempt: int
+    step: float
     report: Callable[[float, int], RoundReport] | None = field(default=None, init=False)
 
     def configure_fit(
@@ -235,11 +238,13 @@ class _Summing(LegacyStrategy):
         values = {**self.server.state.parameters, **self.server.state.buffers}
         tensors = {name: to_tensor(array).view_as(values[name]).to(values[name].dtype) for name, array in arrays}
         parameters = self.server.state.parameters
+        weights = [reply.num_examples for reply in replies.values()]
         mean = Upload(
             tensors={n: t for n, t in tensors.items() if n in parameters},
             buffers=unrounded({n: t for n, t in tensors.items() if n not in parameters})
             | self._counts(replies.values()),
             num_examples=sum(reply.num_examples for reply in replies.values()),
+            rounding=self.step / 2 * math.hypot(*weights) / sum(weights),
         )
         numbers = {client: reply.num_examples for client, reply in replies.items()}
         self.server.receive({min(replies): mean}, server_round, behind=numbers)

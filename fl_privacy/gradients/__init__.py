@@ -13,7 +13,8 @@ from fl_privacy.gradients.fastest import victim_gradients
 from fl_privacy.gradients.frozen import differentiable_twice, frozen_copy
 from fl_privacy.gradients.layer_rules import LayerCall, register_layer_rule
 from fl_privacy.gradients.layered import Layered
-from fl_privacy.gradients.unrolled import Unrolled
+from fl_privacy.gradients.products import gradient_products
+from fl_privacy.gradients.unrolled import Unrolled, step_slices
 from fl_privacy.gradients.victims import OneByOne, Vectorized, VictimGradients, VictimModel
 
 __all__ = [
@@ -32,8 +33,10 @@ __all__ = [
     "differentiable_twice",
     "example_gradients",
     "frozen_copy",
+    "gradient_products",
     "loss_gradients",
     "register_layer_rule",
     "set_mode",
+    "step_slices",
     "victim_gradients",
 ]

@@ -1,6 +1,7 @@
 """Reads captured updates, trusting none of it: every value is checked, nothing that is named in a file is imported."""
 
 import json
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
@@ -97,7 +98,14 @@ class _Reader:
             tensors=self._parameters(update),
             buffers=self._buffers(buffers),
             num_examples=self._count(raw, "num_examples"),
+            rounding=self._rounding(raw),
         )
+
+    def _rounding(self, raw: Mapping[str, Any]) -> float:
+        value = raw.get("rounding")
+        if not isinstance(value, float) or not 0 <= value < math.inf:
+            self.file.refuse(f"has the rounding {value!r}")
+        return value
 
     def _knowledge(self, raw: Mapping[str, Any]) -> Knowledge:
         tensors = self._tensors(self.file.digest(raw, "knowledge"))

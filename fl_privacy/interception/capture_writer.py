@@ -47,6 +47,7 @@ class CaptureWriter:
                 "input_shape": list(observation.input_shape),
                 "num_classes": observation.num_classes,
                 "num_examples": observation.upload.num_examples,
+                "rounding": observation.upload.rounding,
                 "sent": self._store_once(observation.sent, _of_state(observation.sent)),
                 "upload": self._store(_of_upload(observation.upload)),
                 "knowledge": self._store_once(observation.knowledge, _of_knowledge(observation.knowledge)),

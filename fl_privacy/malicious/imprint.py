@@ -88,28 +88,36 @@ class Imprint(ServerAttack):
                 id=observation.id, batch=None, failure=f"The gradient of {min(missing)} is expected, but was withheld."
             )
         weight, bias = gradient[MEASURE].double(), gradient[OFFSET].double()
-        images = self.caught(weight, bias) if observation.plan.shares == "gradient" else self.caught_in_change(weight)
-        images = images[: observation.upload.num_examples]
-        return reconstruction_of(observation, images, is_one_image(images))
+        upload = observation.upload
+        if observation.plan.shares == "gradient":
+            images, alone = self.caught(weight, bias, upload.rounding)
+        else:
+            images, alone = self.caught_in_change(weight, upload.rounding)
+        return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
 
-    def caught(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """Pixels (N, D) of the mean image of each bin that caught something, the strongest first.
+    def caught(self, weight: Tensor, bias: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
+        """The mean image of each bin that caught something, the strongest first.
+
+        Returns pixels (N, D), and (N,) whether they are a single image's.
 
         Args:
             weight: (bins, D) gradient of the rows, float64.
             bias: (bins,) likewise.
+            rounding: of the upload.
         """
         smallest = _SMALLEST * bias.abs().max()
         weight, bias = self._each_bin(weight), self._each_bin(bias)
         strongest = bias.abs().argsort(descending=True)
         occupied = strongest[bias[strongest].abs() > smallest]
-        return weight[occupied] / bias[occupied, None] / self.scale
+        pixels = weight[occupied] / bias[occupied, None] / self.scale
+        return pixels, is_one_image(pixels, 2 * rounding / bias[occupied].abs() / self.scale)
 
-    def caught_in_change(self, weight: Tensor) -> Tensor:
+    def caught_in_change(self, weight: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
         """Likewise of the change of weights, beside which the biases are too large for theirs to be seen."""
         edges = self.edges()
         high = edges[1:] if self.activation == "hardtanh" else torch.cat([edges[1:], edges.new_ones(1)])
-        return images_of_brightness(self._each_bin(weight), edges[: len(high)], high, smallest=_SMALLEST_CHANGE)
+        rows, rounding = self._each_bin(weight), 2 * rounding
+        return images_of_brightness(rows, edges[: len(high)], high, smallest=_SMALLEST_CHANGE, rounding=rounding)
 
     def _each_bin(self, rows: Tensor) -> Tensor:
         """What belongs to each bin alone; behind ReLU rows hold all that is brighter."""

@@ -11,7 +11,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.malicious.bins import brightness_edges
 from fl_privacy.malicious.imprint import bin_rows
 from fl_privacy.malicious.imprint_block import MEASURE, SEPARATE, ImprintBlock, imprinted
-from fl_privacy.malicious.pixel_levels import images_of_brightness, is_one_image
+from fl_privacy.malicious.pixel_levels import images_of_brightness
 from fl_privacy.malicious.reading import reconstruction_of
 from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel
 from fl_privacy.types import ModelState, Observation, Reconstruction
@@ -91,13 +91,17 @@ class Loki(ServerAttack):
             )
         pixels = math.prod(observation.input_shape)
         first = observation.id.client * pixels
-        images = self.caught(update[MEASURE][:, first : first + pixels].double())
-        return reconstruction_of(observation, images, is_one_image(images), labels=False)
+        rows = update[MEASURE][:, first : first + pixels].double()
+        images, alone = self.caught(rows, observation.upload.rounding)
+        return reconstruction_of(observation, images, alone, labels=False)
 
-    def caught(self, rows: Tensor) -> Tensor:
-        """Pixels (N, D) of what each row of a client's slice (bins, D) caught, the strongest first."""
+    def caught(self, rows: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
+        """What each row of a client's slice (bins, D) caught, the strongest first.
+
+        Returns pixels (N, D), and (N,) whether they are a single image's; ``rounding`` is that of the upload.
+        """
         edges = self.edges()
-        return images_of_brightness(rows, edges[:-1], edges[1:], smallest=_SMALLEST)
+        return images_of_brightness(rows, edges[:-1], edges[1:], smallest=_SMALLEST, rounding=rounding)
 
     def edges(self) -> Tensor:
         """(bins + 1,) where bins begin and end, ascending."""

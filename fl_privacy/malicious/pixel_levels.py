@@ -16,8 +16,11 @@ _MOST_STEPS = 512
 _SAMPLED = 512
 
 
-def is_one_image(pixels: Tensor) -> Tensor:
+def is_one_image(pixels: Tensor, error: Tensor | None = None) -> Tensor:
     """(N,) whether each row of ``pixels`` (N, D) is a single image of 8 bits a channel, but for rounding.
+
+    ``error`` (N,) is the standard deviation of what rounding did to the pixels of each: with more of it than a tenth of
+    a level nothing is told, since what is rounded coarsely is on levels of its own.
 
     It takes neither the truth nor another image. An image that noise was added to, or whose scale is not quite known,
     is not told from a mixture.
@@ -27,20 +30,27 @@ def is_one_image(pixels: Tensor) -> Tensor:
     apart = (levels - levels.round()).square() * telling
     number = telling.sum(1)
     inside = ((levels > -1) & (levels < LEVELS + 1)).all(1)
-    return (number >= _LEAST_PIXELS) & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < WHOLE)
+    fine = torch.ones_like(inside) if error is None else LEVELS * error < WHOLE
+    return fine & (number >= _LEAST_PIXELS) & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < WHOLE)
 
 
-def images_of_brightness(rows: Tensor, low: Tensor, high: Tensor, *, smallest: float) -> Tensor:
-    """Pixels (N, D) of what rows (bins, D) hold up to a factor, by the brightness in [low, high] (bins,) of each.
+def images_of_brightness(
+    rows: Tensor, low: Tensor, high: Tensor, *, smallest: float, rounding: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """What rows (bins, D) hold up to a factor, by the brightness in [low, high] (bins,) of each.
 
-    The strongest come first; rows below the share ``smallest`` of the strongest hold nothing but rounding.
+    Returns pixels (N, D), and (N,) whether each is a single image; ``rounding`` is the standard deviation of what
+    rounding did to the rows. The strongest come first; rows below the share ``smallest`` of the strongest hold nothing
+    else.
     """
     strength = rows.norm(dim=1)
     order = strength.argsort(descending=True)
     order = order[strength[order] > smallest * strength.max()]
     brightness, tiny = rows[order].mean(1, keepdim=True), torch.finfo(torch.float64).tiny
     directions = rows[order] / torch.where(brightness.abs() > tiny, brightness, torch.full_like(brightness, tiny))
-    return rescaled(directions, low[order], high[order])
+    pixels = rescaled(directions, low[order], high[order])
+    error = rounding * pixels.norm(dim=1) / strength[order]
+    return pixels, is_one_image(pixels, error)
 
 
 def rescaled(directions: Tensor, low: Tensor, high: Tensor) -> Tensor:

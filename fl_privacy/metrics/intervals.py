@@ -103,6 +103,24 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     return float(_special().betaincinv(seen + 1, number - seen, 0.95))
 
 
+def share_interval(count: int, n: int) -> tuple[float, float]:
+    """95 % confidence interval of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934)."""
+    counts = np.asarray([count])
+    return float(binomial_lower(counts, n, 0.025)[0]), float(binomial_upper(counts, n, 0.025)[0])
+
+
+def binomial_lower(counts: np.ndarray, n: int, error: float) -> np.ndarray:
+    """Lower ends of shares of which ``counts`` of ``n`` were seen, each wrong with probability ``error`` at most."""
+    found = _special().betaincinv(np.maximum(counts, 1), n - counts + 1, error)
+    return np.where(counts > 0, found, 0.0)
+
+
+def binomial_upper(counts: np.ndarray, n: int, error: float) -> np.ndarray:
+    """Upper ends, likewise."""
+    found = _special().betaincinv(counts + 1, np.maximum(n - counts, 1), 1 - error)
+    return np.where(counts < n, found, 1.0)
+
+
 def _numbered(groups: Sequence[Hashable]) -> np.ndarray:
     numbers: dict[Hashable, int] = {}
     return np.asarray([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.int64)

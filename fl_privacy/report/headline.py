@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fl_privacy.metrics import FEW, share_at_most
+from fl_privacy.report.inferred import told_apart
 from fl_privacy.report.numbers import metric, percent, title
 from fl_privacy.report.readings import Reading, Tone, in_round, kind_of, most_recognized, readings_of, tone_of
 from fl_privacy.results import Recognized, Summary
@@ -26,10 +27,22 @@ class Verdict:
 
 
 def verdict(summary: Summary) -> Verdict:
-    """The headline of a run, by PSNR: the last attacked round and the first, each by the attacker that read most."""
+    """The headline of a run: what of its images is recognizable, and what else was told of them."""
+    images, told = _of_images(summary), told_apart(summary.inferred)
+    if not told:
+        return images
+    known = f"the server can tell {' and '.join(told)}"
+    if not readings_of(summary):
+        return Verdict(known[0].upper() + known[1:], images.basis, "leak")
+    return Verdict(f"{images.text}{'; ' if images.tone == 'leak' else ', but '}{known}", images.basis, "leak")
+
+
+def _of_images(summary: Summary) -> Verdict:
+    """By PSNR: the last attacked round and the first, each by the attacker that read most."""
     found = readings_of(summary)
     if not found:
-        return Verdict("No image was attacked", "", "open")
+        asked = "; what was asked beside was not told from chance" if summary.inferred else ""
+        return Verdict(f"No image was attacked{asked}", "", "open")
     most = most_recognized(found)
     if most is None:
         number = found[-1].leakage.images

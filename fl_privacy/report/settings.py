@@ -12,7 +12,7 @@ GROUPS = groups(shown=True)
 UNSAID = ("_target_", "name")
 """Settings that only repeat which option was chosen."""
 
-AS_USUAL = {"server": "honest", "guard": "off"}
+AS_USUAL = {"server": "honest", "guard": "off", "inference": "none"}
 """Options that are not worth a word, by group."""
 
 DIFFERENCES_SHOWN = 6

@@ -15,6 +15,7 @@ from fl_privacy.report.charts import Curve, line_chart, partition_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extremes
 from fl_privacy.report.headline import bound_in_words, verdict
+from fl_privacy.report.inferred import views_of
 from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, in_round, kind_of, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.sentences import all_sentences, extreme_sentences
@@ -62,6 +63,7 @@ def render_run(
         leakage=_leakage_rows(last),
         members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],
+        inferred=views_of(run.summary.inferred),
         by_round=_round_rows(found),
         charts=_charts(run),
         figures=figures_of(run.summary) if run.summary.update_distortion else [],
@@ -83,6 +85,8 @@ def _lede(run: Run) -> str:
     where = f" by {clients} clients over {rounds} rounds" if clients and rounds else ""
     guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"
     against = f", attacked by {attack}" if attack and attack != "none" else ""
+    inferred = chosen(run, "inference").replace("+", ", ")
+    against += f", asked about {inferred}" if inferred and inferred != "none" else ""
     against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
     server = chosen(run, "server")
     if server and server != "honest":

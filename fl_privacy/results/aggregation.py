@@ -7,6 +7,7 @@ from typing import Any
 
 from fl_privacy.metrics import METRICS, NOT_METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
+from fl_privacy.results.findings import finding_of
 from fl_privacy.results.records import Attacker, records_of
 from fl_privacy.results.summary import AttackedRound, Leakage, Recognized, Seconds, Spent, Summary, TestedRound, Traced
 from fl_privacy.victim_ids import VictimId
@@ -62,6 +63,7 @@ def summarize(
             total=total_seconds,
         ),
         upload_bytes=int(_total(rounds, "upload_bytes")),
+        inferred=tuple(finding_of(r) for r in records if r["kind"] == "inference"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ from fl_privacy.effects import Part
 from fl_privacy.files import write_whole
 from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.environment import describe_environment
-from fl_privacy.results.identity import repeat_hash, run_hash, training_hash
+from fl_privacy.results.findings import Finding
+from fl_privacy.results.identity import Identity, run_hash
 from fl_privacy.results.lock import Lock, hold, release
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
@@ -28,33 +29,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 """Of the folder; raised when a reader of the older one would misread it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Identity:
-    """``run.json``: what was run, as a value.
-
-    Attributes:
-        label: readable part of the folder's name.
-        hash: equal for equal configurations.
-        training: equal for runs whose training differs in the defense alone.
-        repeat: equal for runs that differ in the seed alone.
-        undefended: whether clients don't defend themselves.
-        config: the resolved configuration.
-    """
-
-    label: str
-    hash: str
-    training: str
-    repeat: str
-    undefended: bool
-    config: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, label: str, config: Mapping[str, Any], *, undefended: bool) -> Identity:
-        """The identity of the run that ``config`` describes."""
-        hashes = {"hash": run_hash(config), "training": training_hash(config), "repeat": repeat_hash(config)}
-        return cls(label=label, undefended=undefended, config=config, **hashes)
 
 
 class RunFolder:
@@ -231,6 +205,10 @@ class RunFolder:
             batch_norm=batch_norm,
             countermeasures=list(countermeasures),
         )
+
+    def add_finding(self, finding: Finding) -> None:
+        """What an inference attack found out."""
+        self._append(kind="inference", **finding.as_record())
 
     def save_reconstructions(
         self, round: int, scores: Sequence[VictimScore], *, attacker: Attacker = Attacker.PLAIN

@@ -1,8 +1,11 @@
 """Which runs are the same experiment: a hash of the settings that decide the numbers."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fl_privacy.config.keys import keys_of
@@ -41,3 +44,30 @@ def _without(config: Mapping[str, Any], dropped: Collection[str]) -> dict[str, A
         below = [name.removeprefix(f"{key}.") for name in dropped if name.startswith(f"{key}.")]
         kept[key] = _without(value, below) if below and isinstance(value, Mapping) else value
     return kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """``run.json``: what was run, as a value.
+
+    Attributes:
+        label: readable part of the folder's name.
+        hash: equal for equal configurations.
+        training: equal for runs whose training differs in the defense alone.
+        repeat: equal for runs that differ in the seed alone.
+        undefended: whether clients don't defend themselves.
+        config: the resolved configuration.
+    """
+
+    label: str
+    hash: str
+    training: str
+    repeat: str
+    undefended: bool
+    config: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, label: str, config: Mapping[str, Any], *, undefended: bool) -> Identity:
+        """The identity of the run that ``config`` describes."""
+        hashes = {"hash": run_hash(config), "training": training_hash(config), "repeat": repeat_hash(config)}
+        return cls(label=label, undefended=undefended, config=config, **hashes)

@@ -10,8 +10,8 @@ from fl_privacy.checks import fits
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.errors import UserError
 from fl_privacy.results.aggregation import summarize
-from fl_privacy.results.folder import FORMAT, Identity
-from fl_privacy.results.identity import training_hash
+from fl_privacy.results.folder import FORMAT
+from fl_privacy.results.identity import Identity, training_hash
 from fl_privacy.results.pictures import Pair, read_pairs
 from fl_privacy.results.records import Attacker, parse_json, read_records, records_of
 from fl_privacy.results.schema import ENVIRONMENT, PARTS, SENTENCES, wrong_field, wrong_identity, wrong_partition

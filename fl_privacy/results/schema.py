@@ -6,6 +6,7 @@ from typing import Any, Literal
 from fl_privacy.checks import fits, in_words
 from fl_privacy.config.keys import sections
 from fl_privacy.metrics import METRICS
+from fl_privacy.results.findings import FINDING
 from fl_privacy.victim_ids import VictimId
 
 Text = Mapping[str, str]
@@ -48,6 +49,7 @@ RECORDS: dict[str, dict[str, Any]] = {
     "attack": {"round": int, "victims": int, "seconds": float, "countermeasures": list[str]},
     "policy": {"policy": str, "privacy": Number, "accuracy": Number, "fsim": Number},
     "privacy": {"delta": float, "accountant": str, "missing": str | None},
+    "inference": FINDING,
 }
 """Kind -> its fields. Other kinds, and fields beside these, are plain values."""
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from fl_privacy.metrics import Statistic
+from fl_privacy.results.findings import Finding
 from fl_privacy.results.records import Attacker
 
 
@@ -118,6 +119,7 @@ class Summary:
         pmm: in percent.
         seconds: it took.
         upload_bytes: by all clients together.
+        inferred: what inference attacks found out beside images.
     """
 
     finished: bool
@@ -133,6 +135,7 @@ class Summary:
     pmm: float | None
     seconds: Seconds
     upload_bytes: int
+    inferred: tuple[Finding, ...] = ()
 
     def last_by(self, attacker: Attacker) -> Leakage | None:
         """What ``attacker`` achieved in the last round that it attacked; ``None`` if it attacked none."""

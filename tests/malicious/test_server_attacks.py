@@ -11,6 +11,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
+from fl_privacy.malicious.pixel_levels import images_of_brightness
 from fl_privacy.metrics import evaluate
 from fl_privacy.types import Batch, Certainty, LocalPlan, ModelState, Observation, Reconstruction, Upload
 
@@ -160,3 +161,17 @@ def test_a_model_that_an_attack_can_t_use_is_one_line(attack: ServerAttack) -> N
     model = rounds.build_model(rounds.LeNet, seed=0, in_channels=1, image_size=28, num_classes=10, activation="tanh")
     with pytest.raises(UserError, match="expected"):
         attack.craft(model, ModelState.of(model), 5)
+
+
+def test_what_is_rounded_coarsely_is_not_proven_to_be_one_image() -> None:
+    """A bin that caught little holds few steps of secure aggregation's whole numbers: on levels, whatever they are."""
+    step = 1e-9
+    rows = step * torch.randint(0, 2, (1, 300), generator=torch.Generator().manual_seed(0)).double()
+    low, high = torch.tensor([0.3]), torch.tensor([0.5])
+    _, blind = images_of_brightness(rows, low, high, smallest=0.0)
+    _, alone = images_of_brightness(rows, low, high, smallest=0.0, rounding=step / 2)
+    assert blind.all() and not alone.any()
+    image = torch.randint(0, 256, (1, 300), generator=torch.Generator().manual_seed(1)).double() / 255
+    bright = image.mean(1)
+    _, alone = images_of_brightness(1e3 * image, bright - 0.05, bright + 0.05, smallest=0.0, rounding=step / 2)
+    assert alone.all()

@@ -69,11 +69,13 @@ class Constraints:
         transform: what the client did to its images, done to the guessed ones too. Priors of natural images look at
             the guess without it, those of what the model is used to at the guess with it.
         smoothness: (V,) weight of the images' total variation, beside the attack's own priors.
+        any_contrast: whether that is of images brought to the same contrast.
         unknowns: of a hidden gradient, guessed with the images.
     """
 
     transform: AssumedTransform | None = None
     smoothness: Tensor | None = None
+    any_contrast: bool = False
     unknowns: Unknowns | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Constraints":
@@ -81,5 +83,6 @@ class Constraints:
         return Constraints(
             transform=self.transform and self.transform.map(change),
             smoothness=None if self.smoothness is None else change(self.smoothness),
+            any_contrast=self.any_contrast,
             unknowns=self.unknowns,
         )

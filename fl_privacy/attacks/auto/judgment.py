@@ -1,14 +1,16 @@
 """By what attempts with different losses are compared, without the truth: one rule for all."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
-from fl_privacy.attacks.gradient_inversion.priors import Guess, TotalVariation
+from fl_privacy.attacks.gradient_inversion.priors import Guess
 from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.gradient_inversion.statistics import LayerStatistics
 from fl_privacy.gradients import differentiable_twice
 
 ROUGHNESS = 3.0
@@ -19,38 +21,56 @@ where noise was added, all attempts fit alike and the smoothest is taken, which 
 EXACT = 1e-12
 """Of the mismatch: reproduced but for rounding in single precision."""
 
+_LEAST_VARIATION = 0.01
+"""Total variation of an image that has next to none."""
+
 
 @dataclass(frozen=True, eq=False)
 class Judgment:
     """Of V attempts.
 
     Attributes:
-        mismatch: (V,) half the squared distance of the guessed update's direction to the observed one's, which is
-            1 - cosine, in [0, 2]: the same for every member, whatever it minimizes itself; within what a known or
-            evident defense leaves open.
-        variation: (V,) total variation of the images.
-        score: (V,) ``log(mismatch) + ROUGHNESS * total variation``; the least wins. Infinite where it isn't a number.
+        mismatch: (V,) geometric mean, over the uploaded tensors, of half the squared distance of the guessed tensor's
+            direction to the observed one's, which is 1 - cosine, in [0, 2]: the same for every member, whatever it
+            minimizes itself; within what a known or evident defense leaves open. A tensor of noise alone multiplies
+            it by the same for every attempt, and one whose gradients are small counts like a large one.
+        balance: (V,) the weight of total variation at which it is as large as what the member's own objective leaves,
+            as a share of that of a zero gradient: with less, what fits is noise; with more, it holds the fit back.
+        score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, the latter of images of equal contrast where the
+            model normalizes by the batch; the least wins. Infinite where it isn't a number.
     """
 
     mismatch: Tensor
-    variation: Tensor
+    balance: Tensor
     score: Tensor
 
 
-_roughness = TotalVariation(weight=1.0)
-_common = Cosine()
+@dataclass(frozen=True, kw_only=True)
+class _OfAllLayers(Cosine):
+    """Geometric mean of what ``Cosine(per_layer=True)`` is the mean of."""
+
+    per_layer: bool = True
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        terms = [self._of_layer(s).clamp_min(EXACT).log() for s in statistics.values()]
+        return torch.stack(terms).mean(0).exp()
+
+
+_common = _OfAllLayers(epsilon=1e-12)
 
 
 @torch.no_grad()
 def judge(problem: Problem, variables: Tensor) -> Judgment:
     """The attempts ``variables`` (V, N) at ``problem``, with their images cut to [0, 1]."""
-    common = replace(problem, settings=replace(problem.settings, objective=_common, priors=()))
-    images = common.images(variables).clamp(0, 1)
-    transform = common.constraints.transform
+    images = problem.images(variables).clamp(0, 1)
+    transform = problem.constraints.transform
     seen = transform(images) if transform else images
+    given = seen, problem.guessed_labels(variables), problem.hidden_gradients(variables)
     with differentiable_twice(), torch.no_grad():
-        mismatch = common.mismatch(seen, common.guessed_labels(variables), common.hidden_gradients(variables))
-    rough = _roughness(Guess(images, 1, lambda: ()))
-    mismatch = mismatch.double() / len(problem.rounds)
-    score = (mismatch.clamp_min(EXACT)).log() + ROUGHNESS * rough.double()
-    return Judgment(mismatch, rough.double(), score.nan_to_num(math.inf, math.inf, math.inf))
+        common = replace(problem, settings=replace(problem.settings, objective=_common, priors=()))
+        mismatch = common.mismatch(*given).double() / len(problem.rounds)
+        misfit = (problem.mismatch(*given) / problem.zero_loss()).double()
+    rough = problem.roughness(Guess(images, 1, lambda: ())).double()
+    score = mismatch.clamp_min(EXACT).log() + ROUGHNESS * rough
+    balance = misfit / rough.clamp_min(_LEAST_VARIATION)
+    return Judgment(mismatch, balance, score.nan_to_num(math.inf, math.inf, math.inf))

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from fl_privacy.attacks.gradient_inversion import GradientInversion, LabelPolicy
 from fl_privacy.attacks.gradient_inversion.initialization import Blank, PublicMean
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.objectives import L2
-from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics
+from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
+from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.presets import inverting_gradients
 from fl_privacy.types import Observation
@@ -76,26 +76,30 @@ def entries(
         placed: an attack on the device and in the dtype that are asked for.
     """
     found = (replace(contender, attack=placed(contender.attack)) for contender in _contenders(observation))
-    curved, squared, signed, usual = found
+    curved, layered, squared, signed, usual = found
     smooth = _is_smooth(observation.model)
     if smooth:
-        chosen = [(curved, 0, 1e-3), (squared, 0, 1e-3), (curved, 1, 1e-2), (signed, 0, 4e-2), (squared, 1, 1e-3)]
-        chosen += [(curved, 2, 1e-3), (signed, 1, 4e-4)]
+        chosen = [(curved, 0, 1e-3), (layered, 0, 1e-3), (curved, 1, 1e-2), (squared, 0, 1e-3), (signed, 0, 4e-2)]
+        chosen += [(layered, 1, 1e-2), (curved, 2, 1e-3), (squared, 1, 1e-3), (signed, 1, 4e-4)]
     else:
-        chosen = [(signed, 0, 4e-1), (signed, 1, 1e-1), (signed, 2, 1e-2), (signed, 3, 4e-4), (curved, 0, 1e-2)]
+        chosen = [(signed, 0, 3e-1), (signed, 1, 1e-3), (signed, 2, 5e-2), (signed, 3, 1e-4), (curved, 0, 1e-2)]
         chosen += [(signed, 4, 4e-1), (squared, 0, 1e-2)]
     if _shares_statistics(observation):
         chosen[1:1] = [(usual, 0, 1e-1), (usual, 1, 1e-2)]
     start = 5
     while len(chosen) < most:
-        more = [(curved, 1e-3), (squared, 1e-3)] if smooth else [(signed, 4e-1), (signed, 1e-1)]
+        more = [(curved, 1e-3), (layered, 1e-3)] if smooth else [(signed, 4e-1), (signed, 1e-1)]
         chosen += [(contender, start, weight) for contender, weight in more]
         start += 1
     return chosen[:most]
 
 
 def _contenders(observation: Observation) -> Sequence[Contender]:
-    """L-BFGS on the angle and on the distance, signed Adam without and with batch-norm statistics."""
+    """L-BFGS on the angle, on that of each layer and on the distance; signed Adam without and with statistics.
+
+    Gradients in front of a saturating activation can be a thousand times smaller than those of the output layer, which
+    then decides the angle of all together alone, and of itself tells little of the image.
+    """
     base = replace(
         inverting_gradients(),
         priors=(),
@@ -104,11 +108,17 @@ def _contenders(observation: Observation) -> Sequence[Contender]:
         compile="off",
     )
     lbfgs = LBFGS(inner=_MOVES, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0)
-    searching = replace(base, optimizer=lbfgs, projection="none")
+    searching = replace(base, optimizer=lbfgs, projection="none", priors=(ColorRange(weight=1.0),))
     statistics = (BatchNormStatistics(weight=1e-3),)
     most = _MOVES * 5 // 4
     return (
         Contender(name="cosine by L-BFGS", attack=searching, evaluations=most, staged=True),
+        Contender(
+            name="cosine of each layer by L-BFGS",
+            attack=replace(searching, objective=Cosine(per_layer=True, epsilon=1e-12)),
+            evaluations=most,
+            staged=True,
+        ),
         Contender(
             name="L2 by L-BFGS", attack=replace(searching, objective=L2(relative=True)), evaluations=most, staged=True
         ),
@@ -127,6 +137,12 @@ def _labels(observation: Observation) -> LabelPolicy:
 def _is_smooth(model: nn.Module) -> bool:
     """Whether no layer has a kink and none is of a transformer: what quasi-Newton methods get far on."""
     return not any(isinstance(module, _ROUGH) for module in model.modules())
+
+
+def normalizes_by_batch(observation: Observation) -> bool:
+    """Whether the client's batch norm took mean and variance of its own batch."""
+    layers = (module for module in observation.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return observation.plan.batch_norm == "train" and any(True for _ in layers)
 
 
 def _shares_statistics(observation: Observation) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.auto.budget import Rung
 from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge
-from fl_privacy.attacks.auto.members import Entry
+from fl_privacy.attacks.auto.members import Entry, normalizes_by_batch
 from fl_privacy.attacks.auto.relabeling import other_labels, refined_labels
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
@@ -30,9 +30,6 @@ _SURE_OF_LABELS = 2
 
 _EASED = 10.0
 """By which factor total variation is eased from one rung to the next, at most."""
-
-_LEAST_VARIATION = 0.01
-"""Total variation of an image that has next to none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +92,7 @@ class Race:
         self.failures: Mapping[int, str] = first.failures
         self._victims = [{victim.position: victim for victim in one.members} for one in self._prepared]
         self._rough = entered[0][2]
+        self._any_contrast = normalizes_by_batch(group.first)
         entries = self._with_transforms(entered)
         blank = [Attempt(self._members.index(member), start, rough) for member, start, rough in entries]
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.members}
@@ -258,7 +256,8 @@ class Race:
         zero = problem.zero_loss()
         weights = torch.tensor([attempt.roughness for _, attempt in jobs]).to(zero)
         smoothness = weights.clamp_min(prepared.rounds[0].known.smoothness) * zero
-        return replace(problem, constraints=replace(problem.constraints, smoothness=smoothness))
+        known = replace(problem.constraints, smoothness=smoothness, any_contrast=self._any_contrast)
+        return replace(problem, constraints=known)
 
     def winner(self, position: int) -> Winner | None:
         """Of a victim; ``None`` where no attempt came to a number."""
@@ -290,11 +289,8 @@ def _relabeled(victim: PreparedVictim, attempt: Attempt) -> PreparedVictim:
 def _after(before: Attempt, variables: Tensor, judged: Judgment, row: int, losses: Tensor) -> Attempt:
     """What was found from ``before``, or that itself where it is no better."""
     history = (*before.history, *losses[losses.isfinite()].tolist())
-    mismatch, variation = float(judged.mismatch[row]), float(judged.variation[row])
-    # with less total variation than the misfit left over, what fits is noise; with more, it holds the fit back
-    balanced = mismatch / max(variation, _LEAST_VARIATION)
-    roughness = min(before.roughness, max(before.roughness / _EASED, balanced))
-    score = float(judged.score[row])
+    mismatch, score = float(judged.mismatch[row]), float(judged.score[row])
+    roughness = min(before.roughness, max(before.roughness / _EASED, float(judged.balance[row])))
     if before.variables is not None and not score < before.score:
         return replace(before, history=history, roughness=roughness)
     return replace(before, variables=variables, mismatch=mismatch, score=score, history=history, roughness=roughness)

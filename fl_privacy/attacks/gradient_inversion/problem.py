@@ -41,7 +41,7 @@ class _Zero:
         return self.target.value.abs().sum(1)
 
 
-_roughness = TotalVariation(weight=1.0)
+_plain_roughness, _relative_roughness = TotalVariation(weight=1.0), TotalVariation(weight=1.0, relative=True)
 
 _SMALL = 1 << 16
 """Elements of a tensor that is compared together with others, since starting an operation takes the time."""
@@ -197,7 +197,11 @@ class Problem:
             loss = loss + prior(guess)
         if self.settings.source is not None:
             loss = loss + self.settings.source.penalty(variables[:, : self.pixels], self.shape)
-        return loss if known.smoothness is None else loss + known.smoothness * _roughness(guess)
+        return loss if known.smoothness is None else loss + known.smoothness * self.roughness(guess)
+
+    def roughness(self, guess: Guess) -> Tensor:
+        """Total variation (V,), of equal contrast where that is nearly free."""
+        return (_relative_roughness if self.constraints.any_contrast else _plain_roughness)(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
         """The objective (V,), added up over the rounds, of images as the model is to see them."""

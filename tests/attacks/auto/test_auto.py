@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from fl_privacy.attacks import AutoAttack, inverting_gradients
 from fl_privacy.attacks.auto.budget import most_attempts, rungs
@@ -11,14 +12,15 @@ from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.gradient_inversion.evidence import evident_defense, usual_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group
+from fl_privacy.data import load_data
 from fl_privacy.defenses.compression import pruning, quantization, selective_sharing
 from fl_privacy.effects import MutedFeatures, Quantized, Sparse
 from fl_privacy.errors import UserError
 from fl_privacy.models import LeNet
-from fl_privacy.types import Batch, Certainty, Observation
+from fl_privacy.types import Batch, Certainty, LocalPlan, Observation
 from tests.attacks.exact.test_exact import mlp
 from tests.attacks.exact.test_exact import victims as images_behind
-from tests.attacks.victims import CLASSES, error, examples, observations, smooth_net
+from tests.attacks.victims import CLASSES, error, examples, observations, observe, smooth_net
 
 SHORT = AutoAttack(evaluations=200)
 
@@ -31,6 +33,40 @@ def test_reads_more_than_a_preset_of_the_same_length():
         own = type(truth)(truth.inputs[k : k + 1], truth.labels[k : k + 1])
         assert error(ours.batch, own) < error(theirs.batch, own)
         assert ours.member and torch.equal(ours.batch.labels, own.labels)
+
+
+def test_gradients_that_shrink_towards_the_input_are_read():
+    """Behind sigmoids with PyTorch's initialization, the first layer has a thousandth of the output layer's."""
+    digits = load_data("mnist_mini").train
+    torch.manual_seed(0)
+    model = LeNet(in_channels=1, image_size=digits.input_shape[-1], num_classes=10).eval()
+    truth = digits.batch(torch.arange(1))
+    (found,) = AutoAttack(evaluations=600)([replace(observe(model, truth), num_classes=10)], seed=0)
+    assert error(found.batch, truth) < 0.003
+    assert found.member == "cosine of each layer by L-BFGS"
+
+
+def test_contrast_is_read_behind_batch_norm_of_the_own_batch():
+    """Which is nearly nothing to the update, so that the smoothest image that fits would be gray."""
+    photos = smooth_picture()
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 5, stride=2, padding=2), nn.BatchNorm2d(16), nn.ELU(),
+        nn.Conv2d(16, 32, 5, stride=2, padding=2), nn.BatchNorm2d(32), nn.ELU(), nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 64), nn.ELU(), nn.Linear(64, CLASSES),
+    )  # fmt: skip
+    seen = observe(model, photos, plan=LocalPlan(batch_norm="train"))
+    (found,) = AutoAttack(evaluations=2400)([seen], seed=0)
+    assert found.batch is not None
+    assert 0.7 < float(found.batch.inputs.std() / photos.inputs.std()) < 1.4
+    assert error(found.batch, photos) < 0.01
+
+
+def smooth_picture() -> Batch:
+    """A smooth picture (1, 3, 28, 28) in [0, 1] of photographic contrast."""
+    rough = torch.rand(1, 3, 5, 5, generator=torch.Generator().manual_seed(3))
+    smooth = nn.functional.interpolate(rough, size=28, mode="bicubic", align_corners=True)
+    return Batch(smooth.clamp(0, 1), torch.tensor([2]))
 
 
 def test_what_is_proven_needs_no_descent():

@@ -1,0 +1,45 @@
+"""What an inference attack is: it is shown one round after the other, and answers in the end."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from fl_privacy.inference.kinds import About
+from fl_privacy.inference.read_round import ReadRound
+
+
+class Inference(Protocol):
+    """An attack by its settings; an object of a user's own that has these is one too."""
+
+    @property
+    def about(self) -> About:
+        """What it asks, by which its answers are judged."""
+        ...
+
+    def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "Watch":
+        """Before the first round.
+
+        Args:
+            candidates: C, how many examples are asked about.
+            clients: the ids of all N clients.
+            classes: K.
+        """
+        ...
+
+
+class Watch(Protocol):
+    """Looks at the rounds of a training as they come; what it keeps does not grow with them."""
+
+    def add(self, read: ReadRound) -> None:
+        """Take in what was read in a round, none of which may be kept."""
+        ...
+
+    def answers(self) -> Mapping[str, Tensor]:
+        """By the name of the method. About membership and source: (C, N) scores, higher where the answer is yes. About
+        a property: (N, K) shares."""
+        ...
+
+    def titles(self) -> Mapping[str, tuple[str, str]]:
+        """Title and source of each method, for pages."""
+        ...

@@ -1,0 +1,19 @@
+"""What can be inferred from updates beside images."""
+
+from enum import StrEnum
+
+
+class About(StrEnum):
+    """What an inference attack asks.
+
+    Attributes:
+        MEMBERSHIP: was this example among what that client trains on?
+        SOURCE: which client's is this example?
+        ATTRIBUTE: what is the example behind this update like, beside its class?
+        PROPERTY: which share of a client's examples is of each class?
+    """
+
+    MEMBERSHIP = "membership"
+    SOURCE = "source"
+    ATTRIBUTE = "attribute"
+    PROPERTY = "property"

@@ -1,0 +1,257 @@
+"""What was inferred beside images: tables, ROC curves, a sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+
+from fl_privacy.metrics.epsilon_bounds import tpr_bound
+from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
+from fl_privacy.report.numbers import MISSING, percent, ratio
+from fl_privacy.report.readings import Tone
+from fl_privacy.results import Finding, Measure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHOWN_FROM = 1e-3
+"""Smallest FPR on the axis of a ROC curve, unless there are more negatives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureTitle:
+    """A column of a table.
+
+    Attributes:
+        title: its head.
+        meaning: how to read it.
+        show: a value in words.
+        leaks: whether high or low values mean that more was inferred.
+    """
+
+    title: str
+    meaning: str
+    show: Callable[[float | None], str] = percent
+    leaks: str = "high"
+
+
+def _decimal(value: float | None) -> str:
+    return MISSING if value is None else f"{value:z.3f}"
+
+
+MEASURES: dict[str, MeasureTitle] = {
+    "tpr_at_0.1_percent": MeasureTitle(
+        title="TPR at 0.1 % FPR",
+        meaning="members found where one of a thousand others is taken for one; 0.1 % by chance",
+    ),
+    "tpr_at_1_percent": MeasureTitle(
+        title="TPR at 1 % FPR", meaning="likewise where one of a hundred is; 1 % by chance"
+    ),
+    "auc": MeasureTitle(title="AUC", meaning="area under the ROC curve; 0.5 by chance", show=_decimal),
+    "balanced_accuracy": MeasureTitle(
+        title="Balanced accuracy", meaning="mean of TPR and TNR at a threshold chosen on other examples; 50 % by chance"
+    ),
+    "asr": MeasureTitle(
+        title="ASR", meaning="attack success rate: share of right answers, beside that of the most frequent answer"
+    ),
+    "error": MeasureTitle(
+        title="Mean error",
+        meaning="of a client's share of a class, beside that of guessing the mean over clients",
+        show=_decimal,
+        leaks="low",
+    ),
+    "correlation": MeasureTitle(title="Correlation", meaning="of guessed and true shares; 0 by chance", show=_decimal),
+}
+
+HEADINGS = {
+    "membership": (
+        "Who took part",
+        "Was an example among what a client trains on? Asked about its own client, and for others about one that has"
+        " members of their class.",
+    ),
+    "source": ("Whose it is", "Which of the clients has an example that one of them is known to have?"),
+    "attribute": ("What they are like", "What is the example behind an update like, beside its class?"),
+    "property": ("What a client has", "Which share of a client's examples is of each class?"),
+}
+"""What was asked -> a heading and the question."""
+
+HEADLINE = {"membership": "tpr_at_1_percent", "source": "asr", "attribute": "asr", "property": "correlation"}
+"""What was asked -> the measure by which methods are compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A measure in a table: value, interval, what guessing gives, and the bound of differential privacy."""
+
+    title: str
+    value: str
+    interval: str
+    chance: str
+    bound: str
+    tone: Tone
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRow:
+    """A method in a table."""
+
+    finding: Finding
+    cells: Sequence[Cell | None]
+    epsilon: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferredView:
+    """One question: what methods answered, the strongest first.
+
+    Attributes:
+        heading: of the section.
+        question: in words.
+        told: what came of it, in a sentence or two.
+        columns: of the table.
+        rows: of the table.
+        chart: ROC curves, where there are any.
+        notes: on how to read it.
+        proves: whether an empirical epsilon is told.
+    """
+
+    heading: str
+    question: str
+    told: str
+    columns: Sequence[MeasureTitle]
+    rows: Sequence[MethodRow]
+    chart: Markup | None
+    notes: Sequence[str]
+    proves: bool
+
+
+def views_of(findings: Sequence[Finding]) -> list[InferredView]:
+    """One for each question that was asked."""
+    return [
+        _view(about, [f for f in findings if f.about == about]) for about in dict.fromkeys(f.about for f in findings)
+    ]
+
+
+def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure] | None:
+    """The method that came farthest above chance by the measure of the question; ``None`` where none has it."""
+    name = HEADLINE.get(about, "")
+    known = [(f, f.measures[name]) for f in findings if f.about == about and name in f.measures]
+    return max(known, key=lambda pair: (pair[1].value, pair[1].low), default=None)
+
+
+def tone_of_measure(name: str, measure: Measure) -> Tone:
+    """A leak where chance is outside of the interval; never private: another attack may do better."""
+    if name in MEASURES and MEASURES[name].leaks == "low":
+        return "leak" if measure.high < measure.chance else "open"
+    return "leak" if measure.low > measure.chance else "open"
+
+
+TOLD = {
+    "membership": "who took part",
+    "source": "whose an example is",
+    "attribute": "what the examples are like",
+    "property": "what a client has",
+}
+"""What was asked -> what the server can tell, in a headline."""
+
+
+def told_apart(findings: Sequence[Finding]) -> list[str]:
+    """What the server can tell, of all that was asked: where any measure of any method is off chance."""
+    leaks = {f.about for f in findings if any(tone_of_measure(n, m) == "leak" for n, m in f.measures.items())}
+    return [TOLD.get(about, about) for about in dict.fromkeys(f.about for f in findings) if about in leaks]
+
+
+def sentence(findings: Sequence[Finding], about: str) -> str:
+    """What the strongest method answered, in words; empty where nothing was asked."""
+    own = [f for f in findings if f.about == about]
+    best = strongest(own, about)
+    if best is None:
+        reasons = dict.fromkeys(f.failure for f in own if f.failure)
+        if reasons:
+            return f"The attack failed: {'; '.join(map(str, reasons))}."
+        best = max(((f, f.measures["auc"]) for f in own if "auc" in f.measures), key=lambda p: p[1].value, default=None)
+        if best is None:
+            return ""
+        return _in_words(best[0], "auc", best[1]) + " There are too few examples for a rate at 1 % FPR."
+    return _in_words(best[0], HEADLINE[about], best[1])
+
+
+def _in_words(finding: Finding, name: str, measure: Measure) -> str:
+    shown = MEASURES[name]
+    value, chance = shown.show(measure.value), shown.show(measure.chance)
+    interval = f"[{shown.show(measure.low)}, {shown.show(measure.high)}]"
+    bound = f", {shown.show(measure.bound)} allowed by (epsilon, delta)" if measure.bound is not None else ""
+    clear = "" if tone_of_measure(name, measure) == "leak" else " It is not told from chance."
+    return f"{finding.title} has {shown.title} {value} {interval} where guessing has {chance}{bound}.{clear}"
+
+
+def _view(about: str, findings: Sequence[Finding]) -> InferredView:
+    heading, question = HEADINGS.get(about, (about.capitalize(), ""))
+    name = HEADLINE.get(about, "")
+    ordered = sorted(findings, key=lambda f: -f.measures[name].value if name in f.measures else math.inf)
+    names = [n for n in MEASURES if any(n in f.measures for f in ordered)]
+    curves = [f for f in ordered if f.fpr]
+    return InferredView(
+        heading=heading,
+        question=question,
+        told=sentence(findings, about),
+        columns=[MEASURES[n] for n in names],
+        rows=[
+            MethodRow(finding=f, cells=[_cell(n, f.measures.get(n)) for n in names], epsilon=_epsilon(f))
+            for f in ordered
+        ],
+        chart=roc_chart(curves) if curves else None,
+        notes=list(dict.fromkeys(note for f in findings for note in f.notes)),
+        proves=any(f.proven_epsilon is not None for f in ordered),
+    )
+
+
+def _cell(name: str, measure: Measure | None) -> Cell | None:
+    if measure is None:
+        return None
+    shown = MEASURES[name]
+    return Cell(
+        title=shown.title,
+        value=shown.show(measure.value),
+        interval=f"[{shown.show(measure.low)}, {shown.show(measure.high)}]",
+        chance=shown.show(measure.chance),
+        bound="" if measure.bound is None else shown.show(measure.bound),
+        tone=tone_of_measure(name, measure),
+    )
+
+
+def _epsilon(finding: Finding) -> str:
+    return MISSING if finding.proven_epsilon is None else ratio(finding.proven_epsilon)
+
+
+def roc_chart(findings: Sequence[Finding]) -> Markup:
+    """ROC curves on logarithmic axes, with chance and the bound of differential privacy where there is one."""
+    first = findings[0]
+    smallest = min(SHOWN_FROM, 1 / max(1, first.negatives))
+
+    def draw(axes: Axes) -> None:
+        x = np.geomspace(smallest, 1.0, 200)
+        axes.plot(x, x, "--", color=MUTED, linewidth=1.0, label="chance")
+        if first.epsilon is not None and first.delta is not None and math.isfinite(first.epsilon):
+            allowed = tpr_bound(x, epsilon=first.epsilon, delta=first.delta)
+            axes.plot(x, allowed, ":", color=INK, linewidth=1.4, label=f"allowed by epsilon {first.epsilon:.3g}")
+        for number, finding in enumerate(findings):
+            points = [(max(f, smallest), t) for f, t in zip(finding.fpr, finding.tpr, strict=True) if t > 0]
+            steps: dict[str, Any] = {"drawstyle": "steps-post", "color": SERIES[number % len(SERIES)], "linewidth": 1.6}
+            axes.plot([f for f, _ in points], [t for _, t in points], label=finding.title, **steps)
+        axes.set(xscale="log", yscale="log", xlim=(smallest, 1), ylim=(smallest, 1.1))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+            axis.set_minor_formatter("")
+        axes.set(xlabel="False positive rate", ylabel="True positive rate")
+        axes.legend(fontsize=8.5, loc="lower right")
+
+    alt = "ROC curves on logarithmic axes: " + "; ".join(
+        f"{f.title} with AUC {f.measures['auc'].value:.3f}" for f in findings if "auc" in f.measures
+    )
+    return draw_svg(draw, alt)

@@ -1,0 +1,108 @@
+"""Inference beside the training: what a run asks, records and says."""
+
+import json
+
+import pytest
+
+from fl_privacy.config import compose_run
+from fl_privacy.errors import UserError
+from fl_privacy.results import read_run
+from tests.experiment.runs import Run, run
+
+ASKED = (
+    "federation=fedavg",
+    "federation.clients=3",
+    "federation.rounds=2",
+    "federation.plan.lr=0.02",
+    "federation.plan.batch_size=8",
+    "evaluate_every=2",
+    "holdout=3850",
+    "intercept.rounds=all",
+    "inference=membership",
+    "inference.membership.members=100",
+    "inference.membership.others=120",
+)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run("run", *ASKED, "attack=none", out=tmp_path_factory.mktemp("asked"))
+
+
+def test_every_method_has_a_finding_with_its_baseline(asked: Run) -> None:
+    assert asked.status == 0
+    found = asked.records("inference")
+    assert [f["method"] for f in found] == list(compose_run(ASKED).inference.membership.methods)
+    for finding in found:
+        assert finding["failure"] is None and finding["rounds"] == finding["last_round"] == 2
+        assert (finding["positives"], finding["negatives"]) == (100, 120)
+        assert {"auc", "balanced_accuracy", "asr", "tpr_at_1_percent"} <= finding["measures"].keys()
+        for value, low, high, chance, bound in finding["measures"].values():
+            assert low <= value <= high and 0 < chance < 1 and bound is None
+        assert finding["measures"]["asr"][3] == pytest.approx(120 / 220)
+        assert finding["epsilon"] is None and finding["proven_epsilon"] >= 0
+    assert asked.json("summary.json")["inferred"][0]["measures"]["auc"]["chance"] == 0.5
+    assert "-membership-" in asked.path.name
+
+
+def test_the_page_shows_them(asked: Run) -> None:
+    page = (asked.path / "report.html").read_text()
+    assert "Who took part" in page and "ROC curves on logarithmic axes" in page and "FedMIA" in page
+    assert "are read for what they tell beside images" in page and "0 extra batches" not in page
+
+
+def test_training_is_the_same_and_so_is_the_backend(asked: Run, tmp_path) -> None:
+    flower = run("run", *ASKED, "attack=none", "backend=flower", out=tmp_path)
+    assert flower.records("inference") == asked.records("inference")
+    plain = run("run", *ASKED[:-3], "attack=none", "inference=none", out=tmp_path)
+    assert [r["train_loss"] for r in plain.records("round")] == [r["train_loss"] for r in asked.records("round")]
+
+
+def test_beside_an_attack_and_with_a_budget(tmp_path) -> None:
+    """Both read the same run; with differential privacy the bound stands beside every figure."""
+    both = run(
+        "run", *ASKED, "victims=1", "intercept.rounds=first", "attack=inverting_gradients", "attack.iterations=2",
+        "defense=dp_sgd", "privacy.epsilon=1", "baseline=false", out=tmp_path,
+    )  # fmt: skip
+    assert both.status == 0
+    assert len(both.records("image")) == 1
+    for finding in both.records("inference"):
+        assert finding["rounds"] == 1 and 0 < finding["epsilon"] < 1
+        for name in ("auc", "tpr_at_1_percent", "balanced_accuracy"):
+            _, low, _, chance, bound = finding["measures"][name]
+            assert chance < bound < 1 and low <= bound
+        assert finding["proven_epsilon"] <= finding["epsilon"]
+    summary = read_run(both.path).summary
+    assert summary.inferred[0].measures["auc"].bound is not None
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        (["inference=membrship"], "did you mean membership"),
+        (["inference=[membership,sorce]"], "no option 'sorce'"),
+        (["inference=membership", "inference.membership.member=3"], "did you mean members"),
+        (["inference=membership", "inference.membership.members=x"], "whole number"),
+        (["inference=membership", "inference.membership.methods=[lose]"], "methods is expected to be one of"),
+        (["inference=membership", "inference.membership.members=4001"], "at most 4000"),
+        (["inference=membership", "inference.membership.others=500", "holdout=100"], "raise holdout"),
+        (["holdout=4000"], "below 4000"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_one_line(settings: list[str], told: str, tmp_path, capsys) -> None:
+    failed = run("run", "attack=none", *settings, out=tmp_path)
+    error = capsys.readouterr().err
+    assert failed.status == 2 and told in " ".join(error.split()) and "Traceback" not in error
+
+
+def test_several_are_chosen_at_once_and_their_settings_complete() -> None:
+    config = compose_run(["inference=[none,membership]", "inference.membership.members=7"])
+    assert config.choices.inference == "membership"
+    assert config.inference.membership.members == 7 and config.inference.membership.others == 1000
+    with pytest.raises(UserError, match="others"):
+        compose_run(["inference=membership", "inference.membership.others=many"])
+
+
+def test_the_record_is_read_back(asked: Run) -> None:
+    found = read_run(asked.path).summary
+    assert json.loads(json.dumps(found.as_json()["inferred"]))[0]["title"] == found.inferred[0].title

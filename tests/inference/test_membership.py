@@ -1,0 +1,118 @@
+"""What holds for every membership method. A new one is one row of ``METHODS``."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.inference import Membership, ReadRound
+from fl_privacy.inference.membership import METHODS
+from fl_privacy.inference.membership.fedmia import share_below_others
+from fl_privacy.inference.read_round import example_margins, mean_gradient, model_after
+from fl_privacy.metrics.roc import Separation, auc
+from fl_privacy.types import Batch, ModelState
+from tests.inference.rounds import CLASSES, CLIENTS, OWN, asked, network, rounds
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def scores(name: str, reads: list[ReadRound], clients: tuple[int, ...] = CLIENTS) -> torch.Tensor:
+    watch = Membership(methods=(name,)).begin(len(reads[0].candidates), clients, CLASSES)
+    for read in reads:
+        watch.add(read)
+    return watch.answers()[name]
+
+
+@every_method
+def test_members_are_told_from_others(name: str) -> None:
+    """Of each client's own examples and of examples that nobody has; the network fits 16 of 64 random labels."""
+    found = scores(name, rounds(4))
+    assert found.shape == (len(asked()), len(CLIENTS)) and bool(found.isfinite().all())
+    members = torch.cat([found[k * OWN : (k + 1) * OWN, k] for k in range(len(CLIENTS))])
+    others = found[len(CLIENTS) * OWN :].flatten()
+    assert auc(Separation(positives=members.numpy(), negatives=others.numpy())).low > 0.5
+
+
+@every_method
+def test_what_is_kept_does_not_grow_with_the_rounds(name: str) -> None:
+    def held(number: int) -> int:
+        watch = Membership(methods=(name,)).begin(len(asked()), CLIENTS, CLASSES)
+        for read in rounds(number):
+            watch.add(read)
+        return sum(t.numel() for t in vars(watch.methods[name]).values() if isinstance(t, torch.Tensor))
+
+    assert held(1) == held(3) <= 2 * len(asked()) * len(CLIENTS)
+
+
+@every_method
+def test_the_order_of_clients_means_nothing_and_seeds_repeat(name: str) -> None:
+    reads = rounds(2)
+    turned = [replace(read, observations=read.observations[::-1]) for read in reads]
+    torch.testing.assert_close(scores(name, reads), scores(name, turned), rtol=1e-4, atol=1e-4)
+    assert torch.equal(scores(name, reads), scores(name, reads))
+
+
+@every_method
+def test_clients_that_were_never_read_have_no_score_and_broken_uploads_no_say(name: str) -> None:
+    reads = rounds(2)
+    absent = scores(name, reads, (*CLIENTS, 9))
+    assert bool(absent[:, -1].isnan().all()) and torch.equal(absent[:, :-1], scores(name, reads))
+    first = reads[0].observations[0]
+    broken = replace(first.upload, tensors={n: t * torch.nan for n, t in first.upload.tensors.items()})
+    spoiled = replace(reads[0], observations=(replace(first, upload=broken), *reads[0].observations[1:]))
+    found = scores(name, [spoiled, reads[1]])
+    assert bool(found.isfinite().all())
+
+
+def test_wrong_settings_are_told() -> None:
+    with pytest.raises(UserError, match="methods is expected to be one of"):
+        Membership(methods=("los",))
+    with pytest.raises(UserError, match="members"):
+        Membership(members=0)
+
+
+def test_the_share_below_the_others_is_the_normal_one() -> None:
+    values = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+    values[0, 2] = torch.nan
+    found = share_below_others(values)
+    for row in range(1, 5):
+        for column in range(6):
+            others = torch.cat([values[row, :column], values[row, column + 1 :]]).double()
+            expected = torch.distributions.Normal(others.mean(), others.std()).cdf(values[row, column].double())
+            torch.testing.assert_close(found[row, column], expected)
+    assert bool(found[0, 2].isnan()) and bool(found[0, 0].isfinite())
+    assert bool(share_below_others(values[:, :2]).isnan().all()), "one other has no spread"
+
+
+def test_a_change_of_weights_becomes_the_mean_gradient_of_its_steps() -> None:
+    read = rounds(1)[0]
+    observation = read.observations[0]
+    assert observation.plan.shares == "delta"
+    after, sent = model_after(observation), observation.sent.parameters
+    for name, delta in observation.upload.tensors.items():
+        torch.testing.assert_close(after.parameters[name], sent[name] + delta)
+        steps = 4 * -(-OWN // 8)
+        torch.testing.assert_close(mean_gradient(observation)[name], -delta / (observation.plan.lr * steps))
+
+
+def test_margins_are_logits_of_the_own_class() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    batch = Batch(torch.rand(5, 3, 2, 2), torch.tensor([0, 1, 2, 1, 0]))
+    p = model(batch.inputs).softmax(1).gather(1, batch.labels[:, None])[:, 0]
+    torch.testing.assert_close(example_margins(model, ModelState.of(model), batch), (p / (1 - p)).log())
+
+
+def test_products_are_those_of_gradients_one_by_one() -> None:
+    read = rounds(1)[0]
+    model, state = network(), read.observations[0].sent
+    for index in (0, 20):
+        one = Batch(read.candidates.inputs[index : index + 1], read.candidates.labels[index : index + 1])
+        gradients = loss_gradients(model, state, one).gradients
+        for column, observation in enumerate(read.observations):
+            direction = mean_gradient(observation)
+            expected = sum((gradients[n] * direction[n]).sum() for n in gradients)
+            torch.testing.assert_close(read.products[index, column], expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(read.squares[index, 0], sum(g.square().sum() for g in gradients.values()))
