@@ -14,7 +14,7 @@ from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.targets import check_arguments, instantiate, plain_settings
-from fl_privacy.data import Dataset
+from fl_privacy.data import Dataset, TextExamples
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.audited import audit_of
@@ -137,7 +137,15 @@ def build_defense(config: RunSettings) -> Defense:
 
 
 def prepare_defense(defense: Defense, dataset: Dataset) -> None:
-    """Let ``defense`` get what it needs for the images of ``dataset``; ``UserError`` if it can't."""
+    """Let ``defense`` get what it needs for the images of ``dataset``; ``UserError`` if it can't, or if that are texts,
+    which it can't change."""
+    if isinstance(dataset.train, TextExamples) and (
+        defense.prepare or defense.data or defense.examples or defense.model
+    ):
+        raise UserError(
+            f"Defense {defense.name} is of images, but the data are text; take dp_noise, dp_sgd, local_dp, pruning,"
+            " quantization, selective_sharing or ppdl."
+        )
     for prepare in defense.prepare:
         with blamed_on(f"Defense {defense.name}, preparing for images,"):
             prepare(dataset.train.input_shape)

@@ -109,12 +109,8 @@ def local_update(
         rng=rng,
         timed=timed,
     )
-    parameters, buffers = steps.values.parameters, steps.values.buffers
-    if shares_gradient:
-        update: Tensors = {name: steps.gradients[name] for name in sent.parameters if name in steps.gradients}
-    else:
-        update = {name: parameters[name] - p for name, p in sent.parameters.items()}
-    update = {name: value for name, value in update.items() if name not in held}
+    buffers = steps.values.buffers
+    update = _update(steps, sent, shares_gradient, held)
     for upload_hook in defense.upload:
         update = timed(upload_hook, update, state, rng)
     if plan.shares == "weights":
@@ -127,6 +123,16 @@ def local_update(
         seconds=time.perf_counter() - started,
         defense_seconds=timed.seconds,
     )
+
+
+def _update(steps: Steps, sent: ModelState, shares_gradient: bool, held: Collection[str]) -> Tensors:
+    """The gradient of the last step, or the change of the parameters sent; without those ``held``."""
+    after = steps.values.parameters
+    if shares_gradient:
+        return {
+            name: g for name in sent.parameters if name not in held and (g := steps.gradients.get(name)) is not None
+        }
+    return {name: after[name] - p for name, p in sent.parameters.items() if name not in held}
 
 
 def take_steps(

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fl_privacy.attacks import ReconstructionAttack, dlg, idlg, inverting_gradients, sapag, tag
+from fl_privacy.attacks import AutoAttack, ReconstructionAttack, dlg, idlg, inverting_gradients, sapag, tag
 from fl_privacy.attacks.gradient_inversion.embeddings import known_lengths
 from fl_privacy.models import TextModel
 from fl_privacy.models.text.bert import Bert
-from fl_privacy.types import Knowledge, Observation, VictimId
+from fl_privacy.types import Certainty, Knowledge, Observation, VictimId
 from tests.attacks.text.test_dager import LONGEST, VOCABULARY, language_model, observed, texts
 
 OURS = {"iterations": 80, "compile": "off"}
@@ -83,3 +83,13 @@ def test_labels_of_a_language_model_are_not_inferred() -> None:
     labels = torch.cat([tokens[:, 1:], tokens.new_full((1, 1), -100)], 1)
     (found,) = tag(iterations=3, compile="off")([told.told(labels=labels)], seed=0)
     assert found.batch is not None and found.batch.inputs.shape == (1, 6)
+
+
+def test_auto_reads_texts_exactly_and_else_by_descent() -> None:
+    (one,) = victims([5])
+    hidden = {n: t for n, t in one.upload.tensors.items() if "attention" not in n}
+    withheld = replace(one, id=VictimId(0, 0, 1), upload=replace(one.upload, tensors=hidden))
+    exact, searched = AutoAttack(evaluations=60)([one, withheld], seed=0)
+    assert (exact.member, exact.certainty) == ("dager", Certainty.PROVEN)
+    assert searched.batch is not None and searched.member in ("tag", "inverting gradients")
+    assert searched.batch.inputs.shape == (1, 5)
