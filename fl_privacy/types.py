@@ -46,6 +46,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def first(self, number: int) -> "Batch":
+        """The first ``number`` of them."""
+        return Batch(self.inputs[:number], self.labels[:number])
+
 
 @dataclass(frozen=True, eq=False)
 class ModelState:

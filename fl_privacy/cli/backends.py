@@ -7,6 +7,7 @@ from typing import Any
 from fl_privacy.config import RunSettings
 from fl_privacy.config.targets import check_arguments, plain_settings
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.inferences import build_inferences
 from fl_privacy.experiment.protocols import Backend, plain_loop
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.extras import expect_package
@@ -57,10 +58,11 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
         )
     attack = build_server_attack(config)
     reads_sum = name == "secagg" and attack is not None and attack.reads_sum
-    if not reads_sum and ("_target_" in config.attack or config.intercept.save):
+    if not reads_sum and ("_target_" in config.attack or config.intercept.save or build_inferences(config)):
         raise UserError(
             f"With secure_aggregation={name} the server sees no single update that could be attacked;"
-            " use attack=none and intercept.save=false, or server=loki or inconsistent with secure_aggregation=secagg."
+            " use attack=none, inference=none and intercept.save=false, or server=loki or inconsistent with"
+            " secure_aggregation=secagg."
         )
     run: Any
     if name == "secagg":

@@ -206,6 +206,7 @@ def _expect_nothing_known(config: RunSettings, context: Context) -> None:
     """Refuse what needs the data of clients that hold their own."""
     asked = {
         f"attack={config.choices.attack}": "_target_" in config.attack,
+        f"inference={config.choices.inference}": config.choices.inference != "none",
         "intercept.save=true": config.intercept.save,
         "baseline=true": config.baseline and config.choices.defense != "none",
         "privacy.epsilon": "privacy.epsilon" in str(context.run_config["overrides"]),

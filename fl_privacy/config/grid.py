@@ -77,7 +77,8 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
 
     Args:
         name: of a file in ``fl_privacy/grids``, or the path of another one.
-        overrides: put last, hence winning; those of ``attack.*`` go to the attacks alone.
+        overrides: put last, hence winning; those of ``attack.*`` go to the attacks alone, those of
+            ``inference`` to the trainings.
 
     Raises:
         UserError: there is no such grid, or it is not one.
@@ -94,10 +95,11 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
     for own in (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values()):
         expect_plain(own, trust, where=f"The grid {name}")
     to_attacks = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("attack.")]
-    to_all = [o for o in overrides if o not in to_attacks]
+    to_train = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("inference")]
+    to_all = [o for o in overrides if o not in (*to_attacks, *to_train)]
     return Grid(
         settings=tuple(raw["settings"]),
-        train=(*raw["train"], *to_all),
+        train=(*raw["train"], *to_all, *to_train),
         attack=tuple(raw["attack"]),
         attacks={attack: (*own, *to_all, *to_attacks) for attack, own in raw["attacks"].items()},
         weights=raw["weights"],

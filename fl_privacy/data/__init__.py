@@ -1,5 +1,6 @@
 """Data: loading any set of images or texts into memory, and sharing it out between clients."""
 
+from fl_privacy.data.attributes import load_with_attribute
 from fl_privacy.data.examples import Examples, LabelledExamples, TextExamples, expect_images
 from fl_privacy.data.loader import Dataset, load_data
 from fl_privacy.data.partition import (
@@ -27,5 +28,6 @@ __all__ = [
     "expect_images",
     "load_data",
     "load_text",
+    "load_with_attribute",
     "partition_table",
 ]

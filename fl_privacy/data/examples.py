@@ -14,7 +14,6 @@ from fl_privacy.errors import UserError
 from fl_privacy.types import Batch
 
 
-@dataclass(frozen=True, eq=False)
 class LabelledExamples(ABC):
     """What every kind of examples has.
 
@@ -22,11 +21,15 @@ class LabelledExamples(ABC):
         labels: (N,) int64 in [0, number of names).
         class_names: in label order.
         groups: (N,) int64, whose example it is (a writer, a person); ``None`` where the data do not say.
+        attributes: (N,) int64 in [0, A), what it is beside its class; ``None`` where the data do not say.
+        attribute_names: A names.
     """
 
     labels: Tensor
     class_names: tuple[str, ...]
     groups: Tensor | None
+    attributes: Tensor | None
+    attribute_names: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -54,11 +57,13 @@ class LabelledExamples(ABC):
     def subset(self, indices: Tensor) -> Self:
         """The examples at ``indices``."""
 
-    def _groups(self, indices: Tensor) -> Tensor | None:
-        return None if self.groups is None else self.groups[indices]
+    def _owned(self, indices: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Groups and attributes at ``indices``."""
+        groups = None if self.groups is None else self.groups[indices]
+        return groups, None if self.attributes is None else self.attributes[indices]
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False)
 class Examples(LabelledExamples):
     """Images kept as bytes; batches come out as floats.
 
@@ -67,12 +72,11 @@ class Examples(LabelledExamples):
     """
 
     images: Tensor
-
-    def __init__(
-        self, images: Tensor, labels: Tensor, class_names: tuple[str, ...], groups: Tensor | None = None
-    ) -> None:
-        for name, value in (("images", images), ("labels", labels), ("class_names", class_names), ("groups", groups)):
-            object.__setattr__(self, name, value)
+    labels: Tensor
+    class_names: tuple[str, ...]
+    groups: Tensor | None = None
+    attributes: Tensor | None = None
+    attribute_names: tuple[str, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -92,7 +96,8 @@ class Examples(LabelledExamples):
 
     def subset(self, indices: Tensor) -> "Examples":
         """The examples at ``indices``."""
-        return Examples(self.images[indices], self.labels[indices], self.class_names, self._groups(indices))
+        images, labels, names = self.images[indices], self.labels[indices], self.attribute_names
+        return Examples(images, labels, self.class_names, *self._owned(indices), names)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -106,9 +111,13 @@ class TextExamples(LabelledExamples):
     """
 
     tokens: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
     vocabulary: Vocabulary
     next_token: bool = False
     groups: Tensor | None = None
+    attributes: Tensor | None = None
+    attribute_names: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:
@@ -147,7 +156,9 @@ class TextExamples(LabelledExamples):
 
     def subset(self, indices: Tensor) -> "TextExamples":
         """The texts at ``indices``."""
-        return replace(self, tokens=self.tokens[indices], labels=self.labels[indices], groups=self._groups(indices))
+        groups, attributes = self._owned(indices)
+        tokens, labels = self.tokens[indices], self.labels[indices]
+        return replace(self, tokens=tokens, labels=labels, groups=groups, attributes=attributes)
 
 
 def expect_images(examples: LabelledExamples, what: str) -> Examples:

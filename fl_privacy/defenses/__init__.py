@@ -4,7 +4,7 @@ from fl_privacy.defenses.compression import ppdl, pruning, quantization, selecti
 from fl_privacy.defenses.condensation import dc, dm, dp_merf, dsa, gs_wgan
 from fl_privacy.defenses.data import ats, instahide, refiner
 from fl_privacy.defenses.defense import ClientState, Defense, LocalData, LocalStep, compose, none
-from fl_privacy.defenses.noise import dp_noise, dp_sgd, local_dp, soteria_mixing
+from fl_privacy.defenses.noise import dp_noise, dp_sgd, local_dp, recup_fl, soteria_mixing
 from fl_privacy.defenses.private_layers import fdl_pp, split_fed, spn
 from fl_privacy.defenses.representation import soteria
 
@@ -29,6 +29,7 @@ __all__ = [
     "ppdl",
     "pruning",
     "quantization",
+    "recup_fl",
     "refiner",
     "selective_sharing",
     "soteria",

@@ -67,6 +67,7 @@ class LocalData:
     rng: torch.Generator
 
 
+Inform = Callable[[Batch, Tensor], None]
 Prepare = Callable[[tuple[int, ...]], None]
 PrivateHook = Callable[[nn.Module], Collection[str]]
 ModelHook = Callable[[nn.Module, ClientState, torch.Generator], nn.Module]
@@ -106,6 +107,8 @@ class Defense:
         private_passes: over its examples, in which a client trains its private parameters alone on each new model.
         prepare: (C, H, W) -> None, once before anything is trained: gets what the defense needs, or says in a
             ``UserError`` why it can't.
+        informed: (Batch, attributes (N,)) -> None, likewise: public examples that are no client's, and what they are
+            beside their class.
     """
 
     parts: Description = ()
@@ -119,6 +122,7 @@ class Defense:
     private: tuple[PrivateHook, ...] = ()
     private_passes: int = 0
     prepare: tuple[Prepare, ...] = ()
+    informed: tuple[Inform, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.parts and any(getattr(self, f.name) for f in fields(self)):

@@ -3,6 +3,7 @@
 from fl_privacy.effects.description import Description, Part, from_plain, settings_in_words, to_plain
 from fl_privacy.effects.kinds import (
     UNDECLARED,
+    AdversarialPerturbation,
     Clipped,
     ClippedExamples,
     Effect,
@@ -28,6 +29,7 @@ from fl_privacy.effects.kinds import (
 
 __all__ = [
     "UNDECLARED",
+    "AdversarialPerturbation",
     "Clipped",
     "ClippedExamples",
     "Description",

@@ -193,6 +193,17 @@ class SlicedNoise(Heuristic):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdversarialPerturbation(Heuristic):
+    """Something is added to the gradient that misleads classifiers of an attribute.
+
+    Attributes:
+        budget: its norm at most, in units of that of the gradient.
+    """
+
+    budget: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrivateLoss(Heuristic):
     """A private head on the features is trained to secret codes beside the public one.
 

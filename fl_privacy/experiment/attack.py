@@ -27,14 +27,19 @@ from fl_privacy.experiment.captured_app import AppReport, report_app
 from fl_privacy.experiment.composition import Experiment
 from fl_privacy.experiment.foreign_captures import app_captures, load_app
 from fl_privacy.experiment.image_prior import LOOKED_AT, describe_image_prior
+from fl_privacy.experiment.inference_judge import Spending
+from fl_privacy.experiment.inference_stage import InferenceStage
+from fl_privacy.experiment.inferences import build_inferences
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.run_folder import finished_before, open_folder
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.experiment.weights import load_weights
 from fl_privacy.federation import Audit, Client, Probe, public_state
+from fl_privacy.inference import About
 from fl_privacy.interception import load_observations
 from fl_privacy.report import write_report
+from fl_privacy.results import RunFolder
 from fl_privacy.types import ModelState, Observation
 
 VICTIM = 0
@@ -62,8 +67,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     if (done := finished_before(config, "attack", monitor)) is not None:
         return done
     attack = build_attack(config)
-    if attack is None:
-        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
+    expect_questions(config, attack)
     if config.captured:
         monitor.say(f"Preparing what {config.captured} holds")
         experiment, observations = captured_updates(config)
@@ -76,7 +80,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         weights = "as trained elsewhere" if config.weights else "untrained"
         threats = [*experiment.threat_model(), f"The model is {weights}."]
     attacked = next(iter(experiment.clients.values())).examples
-    if isinstance(attacked, Examples):
+    if attack is not None and isinstance(attacked, Examples):
         threats += describe_image_prior(attack, attacked.input_shape, attacked.images)
     with open_folder(config, "attack") as folder:
         if folder.finished:
@@ -85,10 +89,45 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             folder.write_environment(seed=config.seed)
             folder.write_threat_model(threats)
             folder.write_defense(experiment.defense.parts)
-            experiment.stage(attack, folder, monitor).run(observations)
+            attack_and_infer(experiment, attack, observations, folder, monitor)
             folder.finish()
         write_report([folder.path])
     return folder.path
+
+
+def expect_questions(config: RunSettings, attack: ReconstructionAttack | None) -> None:
+    """Refuse where nothing is asked of updates, or what only a training shows.
+
+    Raises:
+        UserError: so it is.
+    """
+    inferences = build_inferences(config)
+    if attack is None and not inferences:
+        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
+    of_training = [name for name, inference in inferences.items() if inference.about is not About.ATTRIBUTE]
+    if of_training and not config.captured:
+        raise UserError(
+            f"inference={of_training[0]} is expected with `fl-privacy run`, or with captured=DIR of a run with"
+            " intercept.save=true: it asks about what clients train on, and here nobody trains."
+        )
+
+
+def attack_and_infer(
+    experiment: Experiment,
+    attack: ReconstructionAttack | None,
+    observations: Sequence[Observation],
+    folder: RunFolder,
+    monitor: Monitor,
+) -> None:
+    """Run ``attack`` on what it is for among ``observations``, and ask what else they tell; both are recorded."""
+    if attack is not None:
+        trains = experiment.config.intercept.uploads == "update"
+        attacked = [observation for observation in observations if (observation.id.probe is None) == trains]
+        experiment.stage(attack, folder, monitor).run(attacked)
+    if inference := InferenceStage.of(experiment, folder, monitor):
+        for observation in observations:
+            inference.see(observation)
+        inference.finish(Spending(epsilon=lambda round: None, delta=experiment.config.privacy.delta))
 
 
 def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:

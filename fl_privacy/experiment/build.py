@@ -19,7 +19,7 @@ from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.audited import audit_of
 from fl_privacy.experiment.network import build_network
-from fl_privacy.experiment.partitions import expect_parts, held_out
+from fl_privacy.experiment.partitions import defenders_examples, expect_parts, held_out
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.federation import (
     Audit,
@@ -149,6 +149,16 @@ def prepare_defense(defense: Defense, dataset: Dataset) -> None:
     for prepare in defense.prepare:
         with blamed_on(f"Defense {defense.name}, preparing for images,"):
             prepare(dataset.train.input_shape)
+    for inform in defense.informed:
+        public = dataset.test
+        if public.attributes is None:
+            raise UserError(
+                f"defense={defense.name} is expected with data that have an attribute beside the class, but"
+                f" {dataset.name} has none; use data=cifar10_animals or mnist_parity, or load_with_attribute."
+            )
+        rows = defenders_examples(public)
+        with blamed_on(f"Defense {defense.name}, learning from public examples,"):
+            inform(public.batch(rows), public.attributes[rows])
 
 
 def build_metrics(config: RunSettings, dataset: Dataset) -> dict[str, MetricFunction]:

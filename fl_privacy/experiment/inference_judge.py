@@ -8,14 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_privacy.experiment.inferences import Asked
+from fl_privacy.experiment.inference_questions import Asked
 from fl_privacy.inference import About
+from fl_privacy.metrics import aggregate
 from fl_privacy.metrics.epsilon_bounds import auc_bound, balanced_accuracy_bound, proven_epsilon, tpr_bound
 from fl_privacy.metrics.roc import (
     Estimate,
     Separation,
+    answer_success,
     auc,
     balanced_accuracy,
+    correlation,
     thinned_curve,
     threshold_success,
     tpr_at,
@@ -54,11 +57,13 @@ class InferenceJudge:
 
     Attributes:
         asked: the examples asked about.
+        attributes: (V,) of the victims, -1 where it is not known.
         spending: of the clients.
         seed: of resampling.
     """
 
     asked: Asked
+    attributes: Tensor
     spending: Spending
     seed: int
 
@@ -66,7 +71,12 @@ class InferenceJudge:
         self, about: About, answers: Mapping[str, Tensor], titles: Mapping[str, tuple[str, str]], watched: Watched
     ) -> list[Finding]:
         """One for each method."""
-        judges = {About.MEMBERSHIP: self._membership}
+        judges = {
+            About.MEMBERSHIP: self._membership,
+            About.SOURCE: self._source,
+            About.ATTRIBUTE: self._attribute,
+            About.PROPERTY: self._property,
+        }
         return [
             judges[about](
                 answer,
@@ -111,6 +121,48 @@ class InferenceJudge:
             proven_epsilon=proven_epsilon(found, delta=self.spending.delta if epsilon is not None else 0.0),
             notes=notes,
         )
+
+    def _source(self, scores: Tensor, finding: Finding, watched: Watched) -> Finding:
+        owners = _columns(watched.clients, self.asked.clients[: self.asked.members])
+        own = scores[: len(owners)]
+        answered = own.isfinite().any(1)
+        own, owners = own[answered].nan_to_num(nan=-math.inf), owners[answered]
+        if not len(own):
+            return replace(finding, failure="no client was read")
+        right = int((own.argmax(1) == owners).sum())
+        majority = float(owners.bincount().max()) / len(owners)
+        success = answer_success(right, len(owners), majority=majority)
+        return replace(finding, positives=len(owners), measures={"asr": _measure(success, None)})
+
+    def _attribute(self, scores: Tensor, finding: Finding, watched: Watched) -> Finding:
+        answered = scores.isfinite().all(1) & (self.attributes >= 0)
+        guessed, true = scores[answered].argmax(1), self.attributes[answered]
+        if not len(true):
+            return replace(finding, failure="no victim was read whose attribute is known")
+        majority = float(true.bincount().max()) / len(true)
+        success = answer_success(int((guessed == true).sum()), len(true), majority=majority)
+        return replace(finding, positives=len(true), measures={"asr": _measure(success, None)})
+
+    def _property(self, guessed: Tensor, finding: Finding, watched: Watched) -> Finding:
+        answered = guessed.isfinite().all(1)
+        guessed, shares = guessed[answered].double(), self.asked.shares[answered].double()
+        if len(guessed) < 2:
+            return replace(finding, failure="fewer than two clients were read")
+        errors = (guessed - shares).abs().mean(1).tolist()
+        by_mean = float((self.asked.shares.double().mean(0) - shares).abs().mean())
+        found = aggregate(errors, within=(0.0, 1.0))
+        assert found is not None
+        low, high = found.ci95 or (0.0, 1.0)
+        measures = {"error": Measure(value=found.mean, low=low, high=high, chance=by_mean)}
+        deviations = shares - shares.mean(0)
+        if deviations.abs().max() > 0:
+            measures["correlation"] = _measure(
+                correlation((guessed - guessed.mean(0)).numpy(), deviations.numpy(), seed=self.seed), None
+            )
+        largest, wanted = guessed.argmax(1), shares.argmax(1)
+        majority = float(wanted.bincount().max()) / len(wanted)
+        success = answer_success(int((largest == wanted).sum()), len(wanted), majority=majority)
+        return replace(finding, positives=len(guessed), measures={**measures, "asr": _measure(success, None)})
 
     def _measures(self, found: Separation, epsilon: float | None) -> dict[str, Measure]:
         measures = {}

@@ -8,13 +8,14 @@ from functools import partial
 
 import torch
 
-from fl_privacy.experiment.build import Federation
+from fl_privacy.experiment.composition import Experiment
 from fl_privacy.experiment.inference_judge import InferenceJudge, Spending, Watched
-from fl_privacy.experiment.inferences import Asked, ask, build_inferences, pool_size
+from fl_privacy.experiment.inference_questions import Asked, ask, attributes_of, expect_attributes
+from fl_privacy.experiment.inferences import build_inferences, pool_size
 from fl_privacy.experiment.protocols import Monitor
-from fl_privacy.federation import Failure
+from fl_privacy.federation import Failure, Probe
 from fl_privacy.federation.guard import attempt
-from fl_privacy.inference import Inference, ReadRound, Watch
+from fl_privacy.inference import About, Inference, ReadRound, Watch
 from fl_privacy.results import Finding, RunFolder
 from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Batch, Observation
@@ -31,17 +32,24 @@ class InferenceStage:
         asked: what they are asked about.
         clients: ids of all.
         classes: K.
+        victims: row of the answer about each probe, where attributes are asked for.
+        attributes: of these victims.
+        attribute_count: A.
         seed: of the attackers' draws.
         threads: of the CPU that they take.
         device: where they compute.
         folder: where findings go.
         monitor: told of the progress.
+        expected: how many rounds will be read.
     """
 
     inferences: Mapping[str, Inference]
     asked: Asked
     clients: tuple[int, ...]
     classes: int
+    victims: Mapping[Probe, int]
+    attributes: torch.Tensor
+    attribute_count: int
     seed: int
     threads: int
     device: torch.device
@@ -51,40 +59,52 @@ class InferenceStage:
     _failures: dict[str, str] = field(default_factory=dict, init=False)
     _seconds: dict[str, float] = field(default_factory=dict, init=False)
     _waiting: list[Observation] = field(default_factory=list, init=False)
+    expected: int = 1
     _rounds: int = field(default=0, init=False)
     _last_round: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         for name, inference in self.inferences.items():
-            self._watches[name] = inference.begin(len(self.asked.examples), self.clients, self.classes)
+            size = len(self.asked.examples), self.classes
+            if inference.about is About.ATTRIBUTE:
+                size = len(self.victims), self.attribute_count
+            self._watches[name] = inference.begin(size[0], self.clients, size[1])
             self._seconds[name] = 0.0
 
     @classmethod
-    def of(cls, federation: Federation, folder: RunFolder, monitor: Monitor) -> "InferenceStage | None":
-        """That of ``federation``; ``None`` where nothing is asked.
+    def of(cls, experiment: Experiment, folder: RunFolder, monitor: Monitor) -> "InferenceStage | None":
+        """That of ``experiment``; ``None`` where nothing is asked.
 
         Raises:
-            UserError: there are too few examples.
+            UserError: there are too few examples, or nothing is known that could be asked for.
         """
-        config, dataset, clients = federation.config, federation.dataset, federation.clients
+        config, clients = experiment.config, experiment.clients
         inferences = build_inferences(config)
         if not inferences:
             return None
+        examples = next(iter(clients.values())).examples
+        asks_for_attribute = any(i.about is About.ATTRIBUTE for i in inferences.values())
+        if asks_for_attribute:
+            expect_attributes(experiment)
         members, others = pool_size(list(inferences.values()))
         return cls(
             inferences=inferences,
-            asked=ask(config, dataset, clients, members, others),
+            asked=ask(experiment, members, others),
             clients=tuple(sorted(clients)),
-            classes=dataset.train.num_classes,
+            classes=examples.num_classes,
+            victims={probe: row for row, probe in enumerate(experiment.audit.probes)} if asks_for_attribute else {},
+            attributes=attributes_of(experiment) if asks_for_attribute else torch.empty(0, dtype=torch.int64),
+            attribute_count=len(examples.attribute_names),
             seed=config.seed,
             threads=config.attack_threads,
-            device=federation.device,
+            device=torch.device(next(iter(clients.values())).device),
             folder=folder,
             monitor=monitor,
+            expected=len(experiment.audit.rounds),
         )
 
     def see(self, observation: Observation) -> None:
-        """An update of the training; those of the round before are read and forgotten."""
+        """An update of the training or a probed one; those of the round before are read and forgotten."""
         if self._waiting and self._waiting[0].id.round != observation.id.round:
             self.read()
         self._waiting.append(observation)
@@ -93,10 +113,15 @@ class InferenceStage:
         """Show the attacks what was seen of the round that is over."""
         if not self._waiting:
             return
+        probed = [o for o in self._waiting if o.id.probe is not None]
+        rows = [self.victims.get(Probe(o.id.client, o.id.probe or 0)) for o in probed]
         read = ReadRound(
-            observations=tuple(self._waiting),
+            observations=tuple(o for o in self._waiting if o.id.probe is None),
             candidates=self._on_device(self.asked.examples),
             public=self._on_device(self.asked.public) if self.asked.public else None,
+            public_attributes=self.asked.public_attributes,
+            victims=tuple((row, o) for row, o in zip(rows, probed, strict=True) if row is not None),
+            remaining=max(0, self.expected - self._rounds - 1),
             seed=self.seed,
             device=self.device,
         )
@@ -117,7 +142,7 @@ class InferenceStage:
     def finish(self, spending: Spending) -> None:
         """Judge what the attacks answer and record it."""
         self.read()
-        judge = InferenceJudge(asked=self.asked, spending=spending, seed=self.seed)
+        judge = InferenceJudge(asked=self.asked, attributes=self.attributes, spending=spending, seed=self.seed)
         watched = Watched(rounds=self._rounds, last_round=self._last_round, clients=self.clients)
         for name, inference in self.inferences.items():
             for finding in self._findings(judge, name, inference, watched):

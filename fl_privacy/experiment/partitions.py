@@ -7,8 +7,12 @@ import torch
 from omegaconf import DictConfig
 
 from fl_privacy.config import RunSettings
+from fl_privacy.data import LabelledExamples
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
+
+DEFENDERS = 1000
+"""Public examples that clients hold, at most."""
 
 
 def expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) -> None:
@@ -45,3 +49,8 @@ def held_out(config: RunSettings, examples: int) -> torch.Tensor:
         order = torch.randperm(examples, generator=derive_generator(config.seed, "holdout"))
         chosen[order[: config.holdout]] = True
     return chosen
+
+
+def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
+    """Which of the public examples clients hold that train a defense on some: every fourth; attackers hold others."""
+    return torch.arange(3, len(unattacked), 4)[:DEFENDERS]

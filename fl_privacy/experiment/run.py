@@ -152,7 +152,7 @@ class _Run:
             clients=clients,
             privacy=UNKNOWN if clients.own_data else privacy_of(federation, delta=delta, accountant=accountant),
             stage=experiment.stage(attack, folder, monitor) if attack else None,
-            inference=InferenceStage.of(federation, folder, monitor),
+            inference=InferenceStage.of(experiment, folder, monitor),
             capture=CaptureWriter(folder.path / CAPTURES) if config.intercept.save else None,
             folder=folder,
             monitor=monitor,
@@ -200,7 +200,7 @@ class _Run:
         trains = observation.id.probe is None
         if self.stage and trains == (self.experiment.config.intercept.uploads == "update"):
             self.waiting.append(observation)
-        if self.inference and trains:
+        if self.inference:
             self.inference.see(observation)
 
     def _attack_waiting(self) -> None:

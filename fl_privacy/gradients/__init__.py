@@ -13,16 +13,21 @@ from fl_privacy.gradients.fastest import victim_gradients
 from fl_privacy.gradients.frozen import differentiable_twice, frozen_copy
 from fl_privacy.gradients.layer_rules import LayerCall, register_layer_rule
 from fl_privacy.gradients.layered import Layered
-from fl_privacy.gradients.products import gradient_products
+from fl_privacy.gradients.many_models import ManyModels, local_orders, models_at_once
+from fl_privacy.gradients.products import gradient_products, sketched_examples
+from fl_privacy.gradients.sketch import GradientClassifier, GradientSketch
 from fl_privacy.gradients.unrolled import Unrolled, step_slices
 from fl_privacy.gradients.victims import OneByOne, Vectorized, VictimGradients, VictimModel
 
 __all__ = [
+    "GradientClassifier",
     "GradientResult",
+    "GradientSketch",
     "LayerCall",
     "Layered",
     "LossChange",
     "LossFunction",
+    "ManyModels",
     "OneByOne",
     "Unrolled",
     "Vectorized",
@@ -34,9 +39,12 @@ __all__ = [
     "example_gradients",
     "frozen_copy",
     "gradient_products",
+    "local_orders",
     "loss_gradients",
+    "models_at_once",
     "register_layer_rule",
     "set_mode",
+    "sketched_examples",
     "step_slices",
     "victim_gradients",
 ]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.gradients.examples import example_gradients
+from fl_privacy.gradients.sketch import GradientSketch
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 _ELEMENTS = 1 << 25
@@ -44,6 +45,20 @@ def gradient_products(
         products.append(torch.stack([flat[name] @ stacked[name] for name in names]).sum(0))
         squares.append(torch.stack([flat[name].square().sum(1) for name in names]).sum(0))
     return torch.cat(products), torch.cat(squares)
+
+
+def sketched_examples(
+    model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan, sketch: GradientSketch
+) -> Tensor:
+    """(B, size) sketches of each example's gradient, batch norm in evaluation mode."""
+    plan = replace(plan, batch_norm="eval", loss_scale=1.0)
+    elements = sum(p.numel() for p in state.parameters.values())
+    at_once, found = max(1, _ELEMENTS // elements), []
+    with torch.no_grad():
+        for inputs, labels in zip(torch.split(batch.inputs, at_once), torch.split(batch.labels, at_once), strict=True):
+            gradients = example_gradients(model, state, Batch(inputs, labels), plan=plan)
+            found.append(sketch({name: gradients[name] for name in sketch.names}))
+    return torch.cat(found)
 
 
 def _stacked(name: str, like: Tensor, directions: Sequence[Tensors]) -> Tensor:

@@ -43,14 +43,14 @@ class Unrolled(VictimGradients):
             gradients: Tensors = grad(self._loss)(parameters, inputs[batch], labels[batch])
             if plan.weight_decay and plan.optimizer != "adamw":
                 gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
-            step, moments = _direction(gradients, moments, plan, number)
+            step, moments = step_direction(gradients, moments, plan, number)
             if plan.optimizer == "adamw":
                 step = {name: s + plan.weight_decay * parameters[name] for name, s in step.items()}
             moved = {name: m + step[name] for name, m in moved.items()}
         return {name: moved[name] for name in self._victim_model.names}
 
 
-def _direction(
+def step_direction(
     gradients: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
     """What ``torch.optim.SGD`` or ``torch.optim.Adam`` multiply by the learning rate in step ``number`` (from 1)."""

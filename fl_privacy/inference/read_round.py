@@ -24,6 +24,9 @@ class ReadRound:
         observations: one of each client that replied; K of them.
         candidates: C examples.
         public: examples that the attacker holds and no client does; ``None`` where it has none.
+        public_attributes: (N,) what these are beside their class, where the data say so.
+        victims: uploads of single examples that were probed, each with the row of its answer.
+        remaining: how many rounds will be read after this one.
         seed: of the attacker's own draws.
         device: where it computes.
     """
@@ -31,13 +34,17 @@ class ReadRound:
     observations: tuple[Observation, ...]
     candidates: Batch
     public: Batch | None = None
+    public_attributes: Tensor | None = None
+    victims: tuple[tuple[int, Observation], ...] = ()
+    remaining: int = 0
     seed: int = 0
     device: torch.device | str = "cpu"
 
     @property
     def round(self) -> int:
         """From 1."""
-        return self.observations[0].id.round
+        read = self.observations[0] if self.observations else self.victims[0][1]
+        return read.id.round
 
     @property
     def clients(self) -> list[int]:
@@ -67,6 +74,15 @@ class ReadRound:
         return torch.stack(found, 1)
 
     @cached_property
+    def margins_after(self) -> Tensor:
+        """(C, K) of each candidate's class at the model that each upload leads to, see ``logit_margins``."""
+        found = [
+            example_margins(observation.model.to(self.device), state, self.candidates).cpu()
+            for observation, state in zip(self.observations, self.after, strict=True)
+        ]
+        return torch.stack(found, 1)
+
+    @cached_property
     def products(self) -> Tensor:
         """(C, K) inner products of each candidate's gradient at what was sent and each client's mean gradient."""
         return self._products[0]
@@ -83,9 +99,17 @@ class ReadRound:
 
     @cached_property
     def same_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
-        """Models sent, and which clients got each of them: an honest server sends all the same."""
+        """Models sent, and which of ``observations`` are of each of them: an honest server sends all the same."""
+        return self._grouped(self.observations)
+
+    @cached_property
+    def victims_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
+        """Likewise, of ``victims``."""
+        return self._grouped([observation for _, observation in self.victims])
+
+    def _grouped(self, observations: Sequence[Observation]) -> list[tuple[nn.Module, ModelState, list[int]]]:
         groups: list[tuple[nn.Module, ModelState, list[int]]] = []
-        for column, observation in enumerate(self.observations):
+        for column, observation in enumerate(observations):
             sent = observation.assumed()
             known = next(
                 (own for model, state, own in groups if model is observation.model and _same(state, sent)), None

@@ -147,6 +147,21 @@ def answer_success(right: int, number: int, *, majority: float) -> Estimate:
     return Estimate(value=right / number, low=low, high=high, chance=majority)
 
 
+def correlation(guessed: Scores, true: Scores, *, seed: int) -> Estimate:
+    """Of two tables (N, K), with the bootstrap interval over the rows, which are independent."""
+
+    def of(rows: NDArray[np.int64]) -> Scores:
+        one, other = guessed[rows].reshape(len(rows), -1), true[rows].reshape(len(rows), -1)
+        one, other = one - one.mean(1, keepdims=True), other - other.mean(1, keepdims=True)
+        norms = np.sqrt(np.square(one).sum(1) * np.square(other).sum(1))
+        return np.asarray((one * other).sum(1) / np.where(norms > 0, norms, np.inf))
+
+    everything = np.arange(len(true))[None]
+    drawn = np.random.default_rng(seed).integers(len(true), size=(RESAMPLES, len(true)))
+    value, (low, high) = float(of(everything)[0]), np.quantile(of(drawn), [0.025, 0.975])
+    return Estimate(value=value, low=min(value, float(low)), high=max(value, float(high)), chance=0.0)
+
+
 def _cross_fitted(found: Separation, gain: Gain) -> tuple[float, float]:
     first, second = found.halves()
     true = false = 0.0

@@ -10,11 +10,12 @@ from markupsafe import Markup
 from fl_privacy.metrics import METRICS, Statistic, aggregate, pmm
 from fl_privacy.report.charts import ChartPoint, Curve, line_chart, scatter_chart
 from fl_privacy.report.cost import figures_of
+from fl_privacy.report.inferred import AXES, strongest
 from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc_view import PpcView
 from fl_privacy.report.readings import Reading, Tone, most_recognized, readings_of, tone_of, worst_by
-from fl_privacy.report.recommendation import Candidate, answer, candidate_of
+from fl_privacy.report.recommendation import Candidate, answer, asked_of, candidate_of
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
 from fl_privacy.results import Attacker, Run, Summary
 from fl_privacy.results.identity import attacked_hash
@@ -121,6 +122,9 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
         unfinished=[row.letter for row in rows if not row.run.finished],
         has_epsilon=any(row.epsilon is not None for row in rows),
         has_bound=any(row.recognized for row in rows),
+        inferred=[about for about in AXES if any(strongest(row.summary.inferred, about) for row in rows)],
+        strongest=strongest,
+        axes=AXES,
         has_adaptive=any(reading.attacker is Attacker.ADAPTIVE for row in rows for reading in row.readings),
         has_rounds=any(len({reading.round for reading in row.readings}) > 1 for row in rows),
         unaware=[row.letter for row in rows if row.unaware],
@@ -171,7 +175,26 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
             alt=f"{shown.title} against accuracy: "
             + ", ".join(f"{p.label} at {p.x:.1f} %, {metric(p.y, name)}" for p in points),
         )
+    for about, axis in AXES.items():
+        if told := _inferred_points(tested, about, use_pmm=use_pmm):
+            charts[f"{axis} beside accuracy"] = scatter_chart(
+                told,
+                x="PMM, percent" if use_pmm else "Test accuracy, percent",
+                y=f"{axis}, percent (high leaks)",
+                alt=f"{axis} against accuracy: " + ", ".join(f"{p.label} at {p.x:.1f} %, {p.y:.1f} %" for p in told),
+            )
     return charts
+
+
+def _inferred_points(rows: Sequence[RunRow], about: str, *, use_pmm: bool) -> list[ChartPoint]:
+    """A point for each run that was asked, by the attack that told most."""
+    points = []
+    for row in rows:
+        if found := strongest(row.summary.inferred, about):
+            measure, x = found[1], _utility(row, use_pmm=use_pmm)
+            interval = 100 * measure.low, 100 * measure.high
+            points.append(ChartPoint(x=x, y=100 * measure.value, label=row.letter, y_range=interval))
+    return points
 
 
 def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
@@ -241,6 +264,7 @@ def _leaks(row: RunRow) -> tuple[float, int, float, float]:
 def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
     """One for each training: runs that differ in the attack alone are judged by all of them together."""
     groups: dict[str, list[RunRow]] = {}
+    asked = asked_of([finding for row in rows for finding in row.summary.inferred])
     for row in rows:
         groups.setdefault(attacked_hash(row.run.identity.config), []).append(row)
     found = []
@@ -250,7 +274,10 @@ def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
         first = next((row for row in group if row.summary.final_accuracy is not None), group[0])
         name = f"{', '.join(row.letter for row in group)}, {first.name}"
         accuracy = first.summary.final_accuracy
-        found.append(candidate_of(all_readings, name=name, accuracy=accuracy, pmm=first.pmm))
+        told = [finding for row in group for finding in row.summary.inferred]
+        found.append(
+            candidate_of(all_readings, name=name, accuracy=accuracy, pmm=first.pmm, findings=told, asked=asked)
+        )
     return [candidate for candidate in found if candidate is not None]
 
 

@@ -80,7 +80,10 @@ HEADINGS = {
 }
 """What was asked -> a heading and the question."""
 
-HEADLINE = {"membership": "tpr_at_1_percent", "source": "asr", "attribute": "asr", "property": "correlation"}
+AXES = {"membership": "Membership, TPR at 1 % FPR", "attribute": "Attribute, ASR"}
+"""What stands beside PSNR where defenses are compared."""
+
+HEADLINE = {"membership": "tpr_at_1_percent", "source": "asr", "attribute": "asr", "property": "error"}
 """What was asked -> the measure by which methods are compared."""
 
 
@@ -141,7 +144,8 @@ def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure
     """The method that came farthest above chance by the measure of the question; ``None`` where none has it."""
     name = HEADLINE.get(about, "")
     known = [(f, f.measures[name]) for f in findings if f.about == about and name in f.measures]
-    return max(known, key=lambda pair: (pair[1].value, pair[1].low), default=None)
+    sign = -1 if name in MEASURES and MEASURES[name].leaks == "low" else 1
+    return max(known, key=lambda pair: (sign * pair[1].value, sign * pair[1].low), default=None)
 
 
 def tone_of_measure(name: str, measure: Measure) -> Tone:
@@ -193,7 +197,8 @@ def _in_words(finding: Finding, name: str, measure: Measure) -> str:
 def _view(about: str, findings: Sequence[Finding]) -> InferredView:
     heading, question = HEADINGS.get(about, (about.capitalize(), ""))
     name = HEADLINE.get(about, "")
-    ordered = sorted(findings, key=lambda f: -f.measures[name].value if name in f.measures else math.inf)
+    sign = -1 if name in MEASURES and MEASURES[name].leaks == "low" else 1
+    ordered = sorted(findings, key=lambda f: -sign * f.measures[name].value if name in f.measures else math.inf)
     names = [n for n in MEASURES if any(n in f.measures for f in ordered)]
     curves = [f for f in ordered if f.fpr]
     return InferredView(

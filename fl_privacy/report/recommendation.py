@@ -1,12 +1,21 @@
 """Which defense keeps leakage below a bound at the highest accuracy, in a sentence."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from fl_privacy.inference.kinds import About
 from fl_privacy.metrics import FEW, METRICS
+from fl_privacy.report.inferred import strongest
 from fl_privacy.report.numbers import metric, percent, points
 from fl_privacy.report.readings import Reading, most_recognized, worst_by
+from fl_privacy.results import Finding, Measure
+
+MEMBERSHIP_AT_MOST = 0.05
+"""TPR at 1 % FPR, five times that of guessing: beyond, members count as told from others."""
+
+ATTRIBUTE_AT_MOST = 0.1
+"""Success above that of the most frequent answer: beyond, an attribute counts as told."""
 
 RECOGNIZABLE = METRICS["psnr"].bound or math.nan
 """Decibel."""
@@ -28,6 +37,8 @@ class Candidate:
         groups: the smallest number of independent images behind an interval.
         failures: images on which an attack failed, of the attack that failed most.
         by: who had the largest mean, in words; empty where only one attacked.
+        inferred: what was asked beside images -> the measure by which the strongest attack came farthest; ``None``
+            where it was asked of others and not of this one, or the attack failed.
     """
 
     name: str
@@ -41,21 +52,54 @@ class Candidate:
     groups: int
     failures: int = 0
     by: str = ""
+    inferred: Mapping[str, Measure | None] = field(default_factory=dict)
+
+    @property
+    def tells(self) -> list[str]:
+        """What may be told of clients beside images, by upper ends of intervals; what is not known may be."""
+        limits = {
+            About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
+            About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
+        }
+        return [
+            about for about, kept in limits.items() if about in self.inferred and not _holds(kept, self.inferred[about])
+        ]
 
     def keeps_all_below(self, bound: float) -> bool:
         """Whether no attacked image came to ``bound`` dB, as far as attacks did not fail, which none may have.
 
-        The mean has to stay below with 95 % confidence as well.
+        The mean has to stay below with 95 % confidence as well, and nothing else may be told of the clients.
         """
-        return not self.failures and self.largest < bound and self.keeps_mean_below(bound)
+        return not self.tells and not self.failures and self.largest < bound and self.keeps_mean_below(bound)
 
     def keeps_mean_below(self, bound: float) -> bool:
         """Whether the mean PSNR stays below ``bound`` dB with 95 % confidence."""
         return self.upper < bound
 
 
-def candidate_of(found: Sequence[Reading], *, name: str, accuracy: float | None, pmm: float | None) -> Candidate | None:
-    """From all attacks on one training; ``None`` where it has no accuracy, or no attack gave images."""
+def _holds(kept: Callable[[Measure], bool], measure: Measure | None) -> bool:
+    return measure is not None and kept(measure)
+
+
+def candidate_of(
+    found: Sequence[Reading],
+    *,
+    name: str,
+    accuracy: float | None,
+    pmm: float | None,
+    findings: Sequence[Finding] = (),
+    asked: Collection[str] = (),
+) -> Candidate | None:
+    """From all attacks on one training; ``None`` where it has no accuracy, or no attack gave images.
+
+    Args:
+        found: what was read of images.
+        name: in words.
+        accuracy: in [0, 1].
+        pmm: in percent.
+        findings: what was asked beside.
+        asked: what was asked of any of those compared.
+    """
     worst, recognized = worst_by("psnr", found), most_recognized(found)
     if accuracy is None or worst is None or recognized is None:
         return None
@@ -74,7 +118,13 @@ def candidate_of(found: Sequence[Reading], *, name: str, accuracy: float | None,
         groups=min(s.groups for s in statistics),
         failures=max(reading.failures for reading in found),
         by=worst.among(found),
+        inferred={about: (told[1] if (told := strongest(findings, about)) else None) for about in asked},
     )
+
+
+def asked_of(findings: Sequence[Finding]) -> set[str]:
+    """What of ``findings`` counts for the choice of a defense."""
+    return {finding.about for finding in findings} & {About.MEMBERSHIP, About.ATTRIBUTE}
 
 
 def best_below(candidates: Sequence[Candidate], psnr_below: float) -> Candidate | None:
@@ -86,10 +136,10 @@ def answer(candidates: Sequence[Candidate], psnr_below: float) -> str:
     """A few sentences; empty where nothing was both trained and attacked."""
     if not candidates:
         return ""
-    bound, best = metric(psnr_below, "psnr"), best_below(candidates, psnr_below)
+    bound, best = metric(psnr_below, "psnr") + _limits(candidates), best_below(candidates, psnr_below)
     on_average = _most_accurate([c for c in candidates if c.keeps_mean_below(psnr_below) and c != best])
     if best is None:
-        least = min(candidates, key=lambda c: (c.recognizable / c.images, c.upper, c.psnr))
+        least = min(candidates, key=lambda c: (len(c.tells), c.recognizable / c.images, c.upper, c.psnr))
         sentences = [f"None is sure to keep every attacked image below {bound}; {least.name} comes closest"]
         sentences[0] += f" ({_leakage(least)})."
     else:
@@ -121,4 +171,24 @@ def _leakage(candidate: Candidate) -> str:
     share = f"{candidate.recognizable} of {candidate.images} images recognizable"
     mean, best = metric(candidate.psnr, "psnr"), metric(candidate.largest, "psnr")
     failed = f", while an attack failed on {candidate.failures}" if candidate.failures else ""
-    return f"mean PSNR {mean}{at_most}{by}, {share}, the best at {best}{failed}"
+    return f"mean PSNR {mean}{at_most}{by}, {share}, the best at {best}{failed}{_told(candidate)}"
+
+
+def _limits(candidates: Sequence[Candidate]) -> str:
+    """What else is wanted of a defense, as far as it was asked."""
+    asked = {about for candidate in candidates for about in candidate.inferred}
+    limits = {
+        About.MEMBERSHIP: f"with at most {percent(MEMBERSHIP_AT_MOST)} of the members found at 1 % FPR",
+        About.ATTRIBUTE: f"and an attribute told at most {100 * ATTRIBUTE_AT_MOST:.0f} points above guessing",
+    }
+    return "".join(f", {words}" for about, words in limits.items() if about in asked)
+
+
+def _told(candidate: Candidate) -> str:
+    words = {About.MEMBERSHIP: "TPR at 1 % FPR", About.ATTRIBUTE: "attribute"}
+    told = []
+    for about, measure in sorted(candidate.inferred.items()):
+        shown = "not known" if measure is None else f"{percent(measure.value)}, at most {percent(measure.high)}"
+        chance = "" if measure is None else f", guessing {percent(measure.chance)}"
+        told.append(f"; {words[About(about)]} {shown}{chance}")
+    return "".join(told)

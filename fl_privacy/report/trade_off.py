@@ -1,6 +1,6 @@
 """What a sweep over defenses showed: leakage beside utility, a row for each defense at each strength."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from fl_privacy.metrics import Statistic, pmm
 from fl_privacy.report.cost import Cost
 from fl_privacy.report.readings import Reading, readings_of
 from fl_privacy.report.recommendation import Candidate, candidate_of
-from fl_privacy.results import Attacker, Leakage, Summary, read_summary
+from fl_privacy.results import Attacker, Finding, Leakage, Summary, read_summary
 
 SHOWN = ("psnr", "ssim", "lpips")
 
@@ -51,6 +51,7 @@ class DefenseRow:
         readings: in all rounds, over all attacks.
         update_distortion: of the attacked updates, as in a run's summary.
         attacks: summaries of the attacks that finished, by the attack's name.
+        findings: what was inferred beside images, from the training and from the attacks.
     """
 
     outcome: Outcome
@@ -60,6 +61,7 @@ class DefenseRow:
     readings: Sequence[Reading]
     update_distortion: Mapping[str, Statistic]
     attacks: Mapping[str, Summary] = field(default_factory=dict)
+    findings: Sequence[Finding] = ()
 
     @property
     def name(self) -> str:
@@ -91,11 +93,17 @@ class DefenseRow:
         leakage = self.leakage.get(versus)
         return leakage.metrics.get(metric) if leakage else None
 
-    def candidate(self) -> Candidate | None:
-        """For the choice of a defense; ``None`` unless it is complete and an attack gave images."""
+    def candidate(self, asked: Collection[str] = ()) -> Candidate | None:
+        """For the choice of a defense; ``None`` unless it is complete and an attack gave images.
+
+        Args:
+            asked: what was asked beside images, of any row.
+        """
         if not self.complete:
             return None
-        return candidate_of(self.readings, name=self.name, accuracy=self.accuracy, pmm=self.pmm)
+        return candidate_of(
+            self.readings, name=self.name, accuracy=self.accuracy, pmm=self.pmm, findings=self.findings, asked=asked
+        )
 
 
 def read_rows(outcomes: Sequence[Outcome]) -> list[DefenseRow]:
@@ -115,6 +123,7 @@ def row_as_plain(row: DefenseRow) -> dict[str, Any]:
         "pmm": row.pmm,
         "update_distortion": {name: asdict(statistic) for name, statistic in row.update_distortion.items()},
         "bytes_per_upload": row.training.upload["upload_bytes"].mean if row.training else None,
+        "inferred": [finding.as_record() | {"seconds": None, "fpr": [], "tpr": []} for finding in row.findings],
         "leakage": [{"attack": v.attack, "attacker": v.attacker} | _figures(of) for v, of in row.leakage.items()],
     }
 
@@ -141,4 +150,5 @@ def _row(outcome: Outcome, training: Summary | None, undefended: float | None) -
         readings=[reading for name, found in attacks.items() for reading in readings_of(found, name)],
         update_distortion=next((found.update_distortion for found in attacks.values() if found.update_distortion), {}),
         attacks=attacks,
+        findings=[f for found in (training, *attacks.values()) if found for f in found.inferred],
     )

@@ -13,12 +13,13 @@ from markupsafe import Markup
 from fl_privacy.metrics import METRICS
 from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of
 from fl_privacy.report.cost import figures_of
-from fl_privacy.report.numbers import metric
+from fl_privacy.report.inferred import AXES, strongest
+from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view_of
 from fl_privacy.report.readings import worst_by
-from fl_privacy.report.recommendation import answer, best_below
+from fl_privacy.report.recommendation import answer, asked_of, best_below
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import SHOWN, DefenseRow, Versus
 from fl_privacy.results import Attacker
@@ -53,7 +54,8 @@ class FamilyCurve:
 
 def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float) -> str:
     """The HTML over ``rows``, with links relative to the file ``out``."""
-    candidates = [candidate for row in rows if (candidate := row.candidate())]
+    asked = asked_of([finding for row in rows for finding in row.findings])
+    candidates = [candidate for row in rows if (candidate := row.candidate(asked))]
     best = best_below(candidates, psnr_below)
     versus = list(dict.fromkeys(v for row in rows for v in row.leakage))
     attacks = list(dict.fromkeys(v.attack for v in versus))
@@ -69,6 +71,10 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
         figures=figures_of(*(row.cost for row in rows)),
         series=_series(rows),
         charts={attack: _charts(rows, attack, chosen) for attack in attacks},
+        inferred_charts=inferred_charts(rows, chosen),
+        inferred=[about for about in AXES if about in asked],
+        strongest=strongest,
+        axes=AXES,
         has_adaptive=any(v.attacker is Attacker.ADAPTIVE for v in versus),
         ppc=ppc_view_of(samples_of_rows(rows)),
         missing=[row.name for row in rows if not row.complete],
@@ -86,6 +92,36 @@ def _series(rows: Sequence[DefenseRow]) -> dict[str, int]:
 def _charts(rows: Sequence[DefenseRow], attack: str, best: DefenseRow | None) -> dict[str, Markup]:
     """A chart for each metric of the attack called ``attack``; the choice is ringed in that of PSNR."""
     return {METRICS[name].title: chart for name in SHOWN if (chart := _chart(rows, attack, name, best)) is not None}
+
+
+def inferred_charts(rows: Sequence[DefenseRow], best: DefenseRow | None) -> dict[str, Markup]:
+    """A chart for membership and for an attribute, as far as they were asked; a dashed line is what guessing has."""
+    use_pmm, series = all(row.pmm is not None for row in rows if row.accuracy is not None), _series(rows)
+    charts = {}
+    for about, axis in AXES.items():
+        points: dict[str, list[CurvePoint]] = {}
+        ring, chances, told = None, [], []
+        for row in rows:
+            found, utility = strongest(row.findings, about), _utility(row, use_pmm=use_pmm)
+            if found is None or utility is None:
+                continue
+            measure = found[1]
+            point = CurvePoint(x=utility, y=100 * measure.value, y_range=(100 * measure.low, 100 * measure.high))
+            points.setdefault(row.outcome.family, []).append(point)
+            chances.append(100 * measure.chance)
+            told.append(f"{row.name} {percent(measure.value)} by {found[0].title}")
+            ring = (point.x, point.y) if row is best else ring
+        if points:
+            charts[axis] = trade_off_chart(
+                [FamilyCurve(points=p, series=series.get(family), adaptive=False) for family, p in points.items()],
+                x=_utility_axis(use_pmm=use_pmm),
+                y=f"{axis}, percent (high leaks)",
+                alt=f"{axis} over utility: " + "; ".join(told),
+                bound=max(chances),
+                bound_label="by guessing",
+                ring=ring,
+            )
+    return charts
 
 
 def _chart(rows: Sequence[DefenseRow], attack: str, name: str, best: DefenseRow | None) -> Markup | None:
@@ -112,7 +148,7 @@ def _chart(rows: Sequence[DefenseRow], attack: str, name: str, best: DefenseRow 
     )
     return trade_off_chart(
         curves,
-        x="PMM, percent of the undefended accuracy" if use_pmm else "Test accuracy, percent",
+        x=_utility_axis(use_pmm=use_pmm),
         y=shown.axis,
         alt=f"{shown.title} under {attack} over utility: " + _in_words(rows, attack, name),
         bound=shown.bound,
@@ -122,11 +158,18 @@ def _chart(rows: Sequence[DefenseRow], attack: str, name: str, best: DefenseRow 
 
 
 def _point(row: DefenseRow, versus: Versus, name: str, *, use_pmm: bool) -> CurvePoint | None:
-    statistic = row.statistic(versus, name)
-    utility = row.pmm if use_pmm else None if row.accuracy is None else 100 * row.accuracy
+    statistic, utility = row.statistic(versus, name), _utility(row, use_pmm=use_pmm)
     if statistic is None or utility is None:
         return None
     return CurvePoint(x=utility, y=statistic.mean, y_range=statistic.ci95)
+
+
+def _utility(row: DefenseRow, *, use_pmm: bool) -> float | None:
+    return row.pmm if use_pmm else None if row.accuracy is None else 100 * row.accuracy
+
+
+def _utility_axis(*, use_pmm: bool) -> str:
+    return "PMM, percent of the undefended accuracy" if use_pmm else "Test accuracy, percent"
 
 
 def _in_words(rows: Sequence[DefenseRow], attack: str, name: str) -> str:

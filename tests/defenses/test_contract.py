@@ -26,6 +26,7 @@ from fl_privacy.defenses import (
     ppdl,
     pruning,
     quantization,
+    recup_fl,
     refiner,
     selective_sharing,
     soteria,
@@ -34,6 +35,7 @@ from fl_privacy.defenses import (
     spn,
 )
 from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch
 
 from .clients import CLASSES, local_data, own_batch
 from .harness import clean_gradient, flat, local_step, run, small_evaluator
@@ -83,6 +85,16 @@ def all_but_head_moved(clean, defended):
     return torch.allclose(head, d_head, atol=1e-7) and bool((before != d_before).all())
 
 
+def moved_within(share):
+    """The gradient moves as far as it may, a share of its norm."""
+
+    def check(clean, defended):
+        moved = (defended.double() - clean.double()).norm()
+        return 0.5 * share * clean.norm() <= moved <= share * clean.norm() * (1 + 1e-5)
+
+    return check
+
+
 def within(radius):
     """Every element moves, and the whole gradient by no more than ``radius``."""
 
@@ -90,6 +102,16 @@ def within(radius):
         return all_moved(clean, defended) and (defended.double() - clean.double()).norm() <= radius * (1 + 1e-6)
 
     return check
+
+
+def informed(defense):
+    """Which learns from public examples, as those of ``local_step`` but for their colors."""
+    images = torch.rand(40, 3, 16, 16, generator=derive_generator(2, "public"))
+    attributes = torch.arange(40) % 2
+    images[:, 0] *= attributes.view(-1, 1, 1)
+    for inform in defense.informed:
+        inform(Batch(images, torch.arange(40) % 5), attributes)
+    return defense
 
 
 CONDENSED = {"images_per_class": 2, "width": 4, "real_batch": 4}
@@ -127,6 +149,7 @@ DEFENSES: dict[str, tuple[Defense, object]] = {
         lambda clean, d: not set(d[d != 0].tolist()) & set(clean.tolist()) and 0.29 < (d != 0).double().mean() < 0.31,
     ),
     "ppdl": (ppdl(share=0.3, scale=0.1), lambda clean, d: abs((d != 0).double().mean().item() - 0.3) < 0.01),
+    "recup_fl": (informed(recup_fl(budget=0.3, iterations=3, substitutes=2, public=40)), moved_within(0.3)),
     "refiner": (refiner(epsilon=0.01, evaluator=small_evaluator()), within(0.01)),
     "refiner, by example": (refiner(match="example", evaluator=small_evaluator()), within(0.1)),
     "soteria": (soteria(rate=0.75), columns_of_head_zero(0.75)),

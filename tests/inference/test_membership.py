@@ -11,6 +11,7 @@ from fl_privacy.gradients import loss_gradients
 from fl_privacy.inference import Membership, ReadRound
 from fl_privacy.inference.membership import METHODS
 from fl_privacy.inference.membership.fedmia import share_below_others
+from fl_privacy.inference.membership.shadows import likelihood_ratio
 from fl_privacy.inference.read_round import example_margins, mean_gradient, model_after
 from fl_privacy.metrics.roc import Separation, auc
 from fl_privacy.types import Batch, ModelState
@@ -116,3 +117,24 @@ def test_products_are_those_of_gradients_one_by_one() -> None:
             expected = sum((gradients[n] * direction[n]).sum() for n in gradients)
             torch.testing.assert_close(read.products[index, column], expected, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(read.squares[index, 0], sum(g.square().sum() for g in gradients.values()))
+
+
+def test_the_likelihood_ratio_is_that_of_normal_distributions() -> None:
+    """With many shadow models per example; with few, the mean difference of all examples stands in."""
+    rng = torch.Generator().manual_seed(0)
+    inside = torch.rand(4000, 3, generator=rng) < 0.5
+    margins = torch.randn(4000, 3, generator=rng) + 2.0 * inside + torch.tensor([0.0, 5.0, -5.0])
+    observed = torch.tensor([[0.0, 2.0], [5.0, 7.0], [-5.0, -3.0]])
+    found = likelihood_ratio(observed, margins, inside)
+    expected = torch.tensor([-2.0, 2.0], dtype=torch.float64).expand(3, 2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.3)
+    few = likelihood_ratio(observed, margins[:200], inside[:200] & (torch.arange(3) > 0))
+    torch.testing.assert_close(few[:, 1] - few[:, 0], torch.full((3,), 4.0, dtype=torch.float64), rtol=0, atol=1.5)
+
+
+def test_shadow_models_are_trained_in_the_last_rounds_alone() -> None:
+    watch = Membership(methods=("lira",), shadows=8).begin(len(asked()), CLIENTS, CLASSES)
+    watch.add(replace(rounds(1)[0], remaining=1))
+    assert bool(watch.answers()["lira"].isnan().all())
+    watch.add(rounds(2)[1])
+    assert bool(watch.answers()["lira"].isfinite().all())

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.initialization import Blank, Start
-from fl_privacy.attacks.gradient_inversion.sources import NextSource, Provenance, Shape
+from fl_privacy.attacks.gradient_inversion.sources import NextSource, Shape
+from fl_privacy.generator import Provenance
 from fl_privacy.models import TextModel
 from fl_privacy.types import Observation
 
@@ -65,7 +66,9 @@ class WordEmbeddings:
         if not self.norm:
             return variables.new_zeros(len(variables))
         lengths = variables.reshape(len(variables), -1, shape[-1]).norm(dim=-1).mean(1)
-        return self.norm * (lengths - self.table.norm(dim=1).mean() / self._unit).square()
+        usual = self.table.norm(dim=1).mean() / self._unit
+        apart: Tensor = self.norm * (lengths - usual).square()
+        return apart
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
         """As they are: an embedding may be anywhere."""

@@ -128,13 +128,20 @@ class Client:
     def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
         """(B, ...) the ``probe``-th of the disjoint batches that are probed, from 0; the same in every round."""
         own = self._own(ClientState() if state is None else state)
-        if (probe + 1) * batch_size > own.number:
+        return own.batch(self._probed(probe, batch_size, own.number))
+
+    def probed_examples(self, probe: int, batch_size: int) -> Tensor:
+        """(B,) which of ``examples`` are in the ``probe``-th batch; only of a client that trains on its own."""
+        return self.indices[self._probed(probe, batch_size, len(self.indices))]
+
+    def _probed(self, probe: int, batch_size: int, number: int) -> Tensor:
+        if (probe + 1) * batch_size > number:
             raise UserError(
                 f"Client {self.id} is expected to hold {(probe + 1) * batch_size} examples to be probed"
-                f" {probe + 1} times, but has {own.number}; ask for fewer victims or a smaller batch_size."
+                f" {probe + 1} times, but has {number}; ask for fewer victims or a smaller batch_size."
             )
-        order = torch.randperm(own.number, generator=self._audited("victims"))
-        return own.batch(order[probe * batch_size : (probe + 1) * batch_size])
+        order = torch.randperm(number, generator=self._audited("victims"))
+        return order[probe * batch_size : (probe + 1) * batch_size]
 
     @property
     def number_of_examples(self) -> int:

@@ -12,7 +12,8 @@ from fl_privacy.inference.membership.cosine import GradientCosine
 from fl_privacy.inference.membership.fedmia import FedMIA, LossFedMIA
 from fl_privacy.inference.membership.gradient_norm import GradientNormDifference
 from fl_privacy.inference.membership.loss import LossThreshold
-from fl_privacy.inference.membership.method import MembershipMethod
+from fl_privacy.inference.membership.method import MembershipMethod, MethodOptions
+from fl_privacy.inference.membership.shadows import ShadowModels
 from fl_privacy.inference.read_round import ReadRound
 
 METHODS: dict[str, type[MembershipMethod]] = {
@@ -21,6 +22,7 @@ METHODS: dict[str, type[MembershipMethod]] = {
     "fedmia": FedMIA,
     "fedmia_loss": LossFedMIA,
     "gradient_norm": GradientNormDifference,
+    "lira": ShadowModels,
 }
 
 
@@ -32,12 +34,16 @@ class Membership:
         methods: which of ``METHODS`` are tried.
         members: so many of the clients' examples are asked about.
         others: and so many that no client has.
+        shadows: models that `lira` trains in a round, each as a client does, on examples of the attacker's.
+        shadow_rounds: the last so many of the rounds read are those.
     """
 
     about: ClassVar[About] = About.MEMBERSHIP
     methods: Sequence[str] = tuple(METHODS)
     members: int = 1000
     others: int = 1000
+    shadows: int = 64
+    shadow_rounds: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)))
@@ -45,10 +51,13 @@ class Membership:
             checks.one_of("inference.membership.methods", name, METHODS)
         for name in ("members", "others"):
             checks.whole(f"inference.membership.{name}", getattr(self, name), at_least=2, example=1000)
+        checks.whole("inference.membership.shadows", self.shadows, at_least=4, at_most=100_000, example=64)
+        checks.whole("inference.membership.shadow_rounds", self.shadow_rounds, at_least=1, example=1)
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "MembershipWatch":
         """See :class:`fl_privacy.inference.Inference`."""
-        return MembershipWatch({name: METHODS[name](candidates, clients) for name in self.methods})
+        options = MethodOptions(shadows=self.shadows, shadow_rounds=self.shadow_rounds)
+        return MembershipWatch({name: METHODS[name](candidates, clients, options) for name in self.methods})
 
 
 @dataclass(frozen=True, eq=False)

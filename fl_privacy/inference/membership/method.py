@@ -2,12 +2,26 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fl_privacy.inference.read_round import ReadRound
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodOptions:
+    """What methods can be told.
+
+    Attributes:
+        shadows: models that are trained in a round by those that train some.
+        shadow_rounds: the last so many of the rounds read are those.
+    """
+
+    shadows: int = 64
+    shadow_rounds: int = 1
 
 
 class MembershipMethod(ABC):
@@ -23,7 +37,8 @@ class MembershipMethod(ABC):
     title: ClassVar[str]
     source: ClassVar[str]
 
-    def __init__(self, candidates: int, clients: Sequence[int]) -> None:
+    def __init__(self, candidates: int, clients: Sequence[int], options: MethodOptions) -> None:
+        self.options = options
         self._columns = {client: column for column, client in enumerate(clients)}
         self._total = torch.zeros(candidates, len(clients), dtype=torch.float64)
         self._rounds = torch.zeros(candidates, len(clients))

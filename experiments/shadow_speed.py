@@ -1,0 +1,73 @@
+"""Many shadow models at once beside one after the other: CPU time, both sides in turn, and wall-clock time.
+
+python experiments/shadow_speed.py --models 64 --batch-sizes 1 4 16 32 --threads 1
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from inference_runs import head, show
+
+from fl_privacy.gradients import ManyModels, local_orders, loss_gradients
+from fl_privacy.models import LeNet
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, LocalPlan, ModelState
+
+
+def one_by_one(model: torch.nn.Module, pool: Batch, order: list[torch.Tensor], plan: LocalPlan, number: int) -> None:
+    """As a client trains, ``number`` models."""
+    for place in range(number):
+        values = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
+        optimizer = torch.optim.SGD(values.values(), lr=plan.lr)
+        for rows in order:
+            batch = Batch(pool.inputs[rows[place]], pool.labels[rows[place]])
+            found = loss_gradients(model, ModelState(values), batch)
+            for name, parameter in values.items():
+                parameter.grad = found.gradients[name]
+            optimizer.step()
+
+
+def timed(work: Callable[[], object]) -> tuple[float, float]:
+    """CPU and wall-clock seconds."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    work()
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=int, default=64)
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    model = LeNet(in_channels=3, image_size=32, num_classes=10, activation="tanh", mean=[0.5], std=[0.25])
+    pool = Batch(torch.rand(1000, 3, 32, 32), torch.randint(10, (1000,)))
+    head(["batch", "models", "at once, CPU s", "one by one, CPU s", "ratio, CPU", "ratio, wall"])
+    for size in options.batch_sizes:
+        plan, rng = LocalPlan(shares="delta", lr=0.01, steps=options.steps, batch_size=size), derive_generator(size)
+        subsets = torch.stack([torch.randperm(1000, generator=rng)[: 8 * size] for _ in range(options.models)])
+        order = local_orders(subsets, plan, rng)
+        many = ManyModels.copies(model, ModelState.of(model), options.models)
+        many.trained(pool, order[:1], plan)
+        one_by_one(model, pool, order[:1], plan, 1)
+        pairs = [
+            (
+                timed(lambda: many.trained(pool, order, plan)),  # noqa: B023
+                timed(lambda: one_by_one(model, pool, order, plan, options.models)),  # noqa: B023
+            )
+            for _ in range(options.pairs)
+        ]
+        cpu = [statistics.median(side[k][0] for side in pairs) for k in (0, 1)]
+        ratios = [statistics.median(p[1][k] / p[0][k] for p in pairs) for k in (0, 1)]
+        show([size, options.models, f"{cpu[0]:.2f}", f"{cpu[1]:.2f}", f"{ratios[0]:.1f}", f"{ratios[1]:.1f}"])
+
+
+if __name__ == "__main__":
+    main()

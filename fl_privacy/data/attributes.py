@@ -1,0 +1,81 @@
+"""Data sets with an attribute beside the class: what inference asks for and training does not need."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from fl_privacy.data.examples import Examples
+from fl_privacy.data.loader import Dataset, load_data
+from fl_privacy.errors import UserError
+
+
+def load_with_attribute(
+    name: str,
+    *,
+    task: Mapping[str, Sequence[str]] | None = None,
+    attribute_column: str | None = None,
+    label_column: str | None = None,
+    root: str | None = None,
+    image_size: int | None = None,
+    channels: int | None = None,
+) -> Dataset:
+    """A data set of ``load_data`` whose examples have an attribute beside their class.
+
+    Args:
+        name: see ``load_data``, as for the others.
+        task: coarse classes, each a list of the data set's own: these become the classes of the task, and the own class
+            of an example its attribute.
+        attribute_column: where the attributes are, instead of that.
+        label_column: where the labels are; ``None`` finds it.
+        root: folder to look in.
+        image_size: height and width to bring images to; ``None`` keeps theirs.
+        channels: 1 or 3; ``None`` keeps theirs.
+
+    Raises:
+        UserError: there is no such data set or column, or the coarse classes do not have each own class once.
+    """
+    if (task is None) == (attribute_column is None):
+        raise UserError(
+            "An attribute is expected to be that of data.attribute_column or the class within data.task, but got"
+            f" {'neither' if task is None else 'both'}; set one of them."
+        )
+    data = load_data(
+        name, root=root, image_size=image_size, channels=channels, label_column=label_column,
+        group_column=attribute_column,
+    )  # fmt: skip
+    if task is not None:
+        return replace(data, train=coarse(data.train, task), test=coarse(data.test, task))
+    number = 1 + max(int(part.groups.max()) for part in (data.train, data.test) if part.groups is not None)
+    names = tuple(map(str, range(number)))
+    return replace(data, train=_by_group(data.train, names), test=_by_group(data.test, names))
+
+
+def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
+    """``examples`` with the classes of ``task``, and their own class as attribute.
+
+    Raises:
+        UserError: a class is in none of the coarse ones, in two, or is none.
+    """
+    listed = [str(own) for group in task.values() for own in group]
+    wrong = [n for n in examples.class_names if listed.count(n) != 1] + [
+        n for n in listed if n not in examples.class_names
+    ]
+    if wrong or len(task) < 2:
+        raise UserError(
+            "data.task is expected to be two lists or more that have each class once, but"
+            f" {(wrong or ['it'])[0]} is not so; the classes are {', '.join(examples.class_names[:20])}."
+        )
+    place = {str(own): number for number, group in enumerate(task.values()) for own in group}
+    labels = torch.tensor([place[name] for name in examples.class_names])[examples.labels]
+    return replace(
+        examples,
+        labels=labels,
+        class_names=tuple(map(str, task)),
+        attributes=examples.labels,
+        attribute_names=examples.class_names,
+    )
+
+
+def _by_group(examples: Examples, names: tuple[str, ...]) -> Examples:
+    return replace(examples, attributes=examples.groups, attribute_names=names)

@@ -1,0 +1,155 @@
+"""A perturbation of the gradient that misleads whoever would tell an attribute from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_privacy import checks
+from fl_privacy.defenses.defense import Defense, LocalStep
+from fl_privacy.effects import AdversarialPerturbation, Part
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import GradientClassifier, GradientSketch, sketched_examples
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+ZOO = (0, 32, 128, 64, 16, 256, 8, 96)
+"""Widths of the substitutes' hidden layers; 0 is a linear classifier."""
+
+STEPS = 80
+"""Of a substitute's training, which is repeated for each set of values."""
+
+
+def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4, public: int = 200) -> Defense:
+    """Add to the gradient what misleads classifiers of an attribute (RecUP-FL, Cui et al. 2023, Alg. 1).
+
+    The client trains a zoo of substitutes for the attacker's classifier on the gradients of public examples, whose
+    attribute it knows, at the values it was sent. In turn one of them plays the attacker that cannot be asked: a step
+    against the others is followed by one against it, each up the loss of the attribute that the zoo now tells, within a
+    ball around the gradient. It needs data with an attribute beside the class. The zoo is trained anew for each set of
+    values, hence at every local step.
+
+    Args:
+        budget: radius of the ball in units of the gradient's norm, at least 0.
+        iterations: of that; each takes two steps.
+        substitutes: classifiers in the zoo, 2 to 8.
+        public: examples that they are trained on, at least 2.
+    """
+    checks.number("defense.budget", budget, at_least=0, example=0.5)
+    checks.whole("defense.iterations", iterations, at_least=1, example=10)
+    checks.whole("defense.substitutes", substitutes, at_least=2, at_most=len(ZOO), example=4)
+    checks.whole("defense.public", public, at_least=2, example=200)
+    zoo = _Zoo(substitutes=substitutes, public=public)
+
+    def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
+        sketch, heads = zoo.at(step, tensors)
+        return mislead(tensors, sketch, heads, budget=budget, iterations=iterations)
+
+    settings = {"budget": budget, "iterations": iterations, "substitutes": substitutes, "public": public}
+    effect = AdversarialPerturbation(budget=budget)
+    return Defense(
+        parts=(Part("recup_fl", settings, effect, strength="budget"),),
+        gradient=(on_gradient,),
+        informed=(zoo.inform,),
+    )
+
+
+def mislead(
+    gradient: Tensors,
+    sketch: GradientSketch,
+    heads: Sequence[GradientClassifier],
+    *,
+    budget: float,
+    iterations: int,
+) -> Tensors:
+    """``gradient`` with the perturbation that ``recup_fl`` adds."""
+    radius = budget * float(torch.stack([g.square().sum() for g in gradient.values()]).sum().sqrt())
+    if radius == 0:
+        return gradient
+    told = _logits(gradient, sketch, heads).softmax(-1).mean(0).argmax(-1)
+    moved: Tensors = {name: torch.zeros_like(g) for name, g in gradient.items()}
+    length = 2 * radius / iterations
+    for turn in range(iterations):
+        left_out = turn % len(heads)
+        for asked in ([h for k, h in enumerate(heads) if k != left_out], [heads[left_out]]):
+            uphill = _uphill({n: g + moved[n] for n, g in gradient.items()}, sketch, asked, told)
+            moved = _within({n: m + length * uphill[n] for n, m in moved.items()}, radius)
+    return {name: g + moved[name] for name, g in gradient.items()}
+
+
+def _logits(gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier]) -> Tensor:
+    """(heads, 1, A)"""
+    sketched = sketch({name: g.unsqueeze(0) for name, g in gradient.items()})
+    return torch.stack([head(sketched) for head in heads])
+
+
+def _uphill(gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], told: Tensor) -> Tensors:
+    """Of unit norm, the direction in which the heads lose what is ``told`` fastest."""
+    sketched = sketch({name: g.unsqueeze(0) for name, g in gradient.items()}).detach().requires_grad_()
+    with torch.enable_grad():
+        loss = torch.stack([F.cross_entropy(head(sketched), told) for head in heads]).mean()
+        (slope,) = torch.autograd.grad(loss, sketched)
+    back = sketch.back(slope[0], gradient)
+    norm = torch.stack([b.square().sum() for b in back.values()]).sum().sqrt().clamp(min=1e-30)
+    return {name: b / norm for name, b in back.items()}
+
+
+def _within(moved: Tensors, radius: float) -> Tensors:
+    norm = float(torch.stack([m.square().sum() for m in moved.values()]).sum().sqrt())
+    return moved if norm <= radius else {name: m * (radius / norm) for name, m in moved.items()}
+
+
+@dataclass(eq=False)
+class _Zoo:
+    """Substitutes of the attacker's classifier; those of the values that were asked for last are kept."""
+
+    substitutes: int
+    public: int
+    _examples: Batch | None = None
+    _attributes: Tensor = field(default_factory=lambda: torch.empty(0))
+    _kept: tuple[object, tuple[GradientSketch, list[GradientClassifier]]] | None = None
+
+    def inform(self, examples: Batch, attributes: Tensor) -> None:
+        """The public examples, before anything is trained."""
+        self._examples, self._attributes, self._kept = examples.first(self.public), attributes[: self.public], None
+
+    def at(self, step: LocalStep, uploaded: Tensors) -> tuple[GradientSketch, list[GradientClassifier]]:
+        """The sketch that gradients are told by, and the substitutes trained at the values of ``step``.
+
+        Raises:
+            UserError: there are no public examples.
+        """
+        if self._examples is None:
+            raise UserError(
+                "recup_fl is expected to be given public examples with attributes, but was not; call each of"
+                " defense.informed with them, or use data with an attribute beside the class."
+            )
+        values = ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers)
+        key = _fingerprint(values)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = key, self._trained(step, values, uploaded, step.plan)
+        return self._kept[1]
+
+    def _trained(
+        self, step: LocalStep, values: ModelState, uploaded: Tensors, plan: LocalPlan
+    ) -> tuple[GradientSketch, list[GradientClassifier]]:
+        assert self._examples is not None
+        device = next(iter(values.parameters.values())).device
+        examples = Batch(self._examples.inputs.to(device), self._examples.labels.to(device))
+        attributes, rng = self._attributes.to(device), derive_generator(0, "recup_fl")
+        sketch = GradientSketch.of({name: values.parameters[name] for name in uploaded}, rng)
+        known = sketched_examples(step.model, values, examples, plan, sketch)
+        heads = []
+        for hidden in ZOO[: self.substitutes]:
+            some = torch.randint(len(known), (len(known),), generator=rng).to(device)
+            classes = int(attributes.max()) + 1
+            heads.append(
+                GradientClassifier.fit(known[some], attributes[some], classes, rng, hidden=hidden, steps=STEPS)
+            )
+        return sketch, heads
+
+
+def _fingerprint(values: ModelState) -> tuple[float, ...]:
+    return tuple(float(moment) for p in values.parameters.values() for moment in (p.sum(), p.square().sum()))

@@ -1,0 +1,133 @@
+"""Many small models trained in one program: each with its own values, examples and order.
+
+``torch.func`` maps the training step of one model over a leading axis of models, which makes convolutions of grouped
+ones and products of batched ones: a hundred small models cost the calls of one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fl_privacy.gradients.batch import set_mode
+from fl_privacy.gradients.unrolled import step_direction, step_slices
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+EXAMPLES_AT_ONCE, _ELEMENTS = 1 << 13, 1 << 26
+"""Of all models together, in one step or one evaluation, and of their values: what a step needs of memory follows."""
+
+
+@dataclass(frozen=True, eq=False)
+class ManyModels:
+    """M models of one architecture.
+
+    Attributes:
+        model: the architecture.
+        values: parameters and buffers, (M, *shape) each.
+    """
+
+    model: nn.Module
+    values: ModelState
+
+    @classmethod
+    def copies(cls, model: nn.Module, state: ModelState, number: int) -> "ManyModels":
+        """``number`` models that all start from ``state``."""
+
+        def repeated(tensors: Tensors) -> dict[str, Tensor]:
+            return {name: t.detach().expand(number, *t.shape).clone() for name, t in tensors.items()}
+
+        return cls(model, ModelState(repeated(state.parameters), repeated(state.buffers)))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values.parameters.values())))
+
+    def __getitem__(self, index: int) -> ModelState:
+        """The values of one of them."""
+        parameters, buffers = self.values.parameters, self.values.buffers
+        return ModelState({n: p[index] for n, p in parameters.items()}, {n: b[index] for n, b in buffers.items()})
+
+    def trained(self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan) -> "ManyModels":
+        """After a local step each on its own batch, for each entry of ``order``.
+
+        Args:
+            pool: the examples that batches are taken from.
+            order: of each step (M, B) indices into ``pool``.
+            plan: learning rate, optimizer, batch-norm mode and loss scale of the steps.
+        """
+        step = vmap(_loss_gradient(self.model, plan), randomness="different")
+        parameters: Tensors = self.values.parameters
+        buffers: Tensors = self.values.buffers
+        moments: list[Tensors] = [{}, {}]
+        held = plan.held(parameters)
+        set_mode(self.model, plan.batch_norm)
+        for number, rows in enumerate(order, start=1):
+            gradients, buffers = step(parameters, buffers, pool.inputs[rows], pool.labels[rows])
+            if plan.weight_decay and plan.optimizer != "adamw":
+                gradients = {n: g + plan.weight_decay * parameters[n] for n, g in gradients.items()}
+            direction, moments = step_direction(gradients, moments, plan, number)
+            if plan.optimizer == "adamw":
+                direction = {n: d + plan.weight_decay * parameters[n] for n, d in direction.items()}
+            parameters = {n: p if n in held else p - plan.lr * direction[n] for n, p in parameters.items()}
+        return ManyModels(self.model, ModelState(parameters, buffers))
+
+    @torch.no_grad()
+    def logits(self, inputs: Tensor) -> Tensor:
+        """(M, N, K) of the same examples (N, ...), batch norm by each model's running statistics."""
+        self.model.eval()
+
+        def one(parameters: Tensors, buffers: Tensors, some: Tensor) -> Tensor:
+            found: Tensor = functional_call(self.model, {**parameters, **buffers}, (some,))
+            return found
+
+        apply = vmap(one, in_dims=(0, 0, None))
+        size = max(1, EXAMPLES_AT_ONCE // len(self))
+        found = [apply(self.values.parameters, self.values.buffers, some) for some in torch.split(inputs, size)]
+        return torch.cat(found, 1)
+
+
+def models_at_once(model: nn.Module, batch_size: int) -> int:
+    """How many models are trained together: those that fit into a quarter of a gigabyte each of values and images."""
+    elements = sum(p.numel() for p in model.parameters())
+    return max(1, min(EXAMPLES_AT_ONCE // batch_size, _ELEMENTS // elements))
+
+
+def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
+    """The local steps of M clients with as many examples each, every one in an order of its own.
+
+    Args:
+        subsets: (M, n) indices of each client's examples.
+        plan: how many steps or epochs, and the batch size.
+        rng: of the orders.
+
+    Returns:
+        Of each step (M, B) of these indices.
+    """
+    clients, number = subsets.shape
+    slices = step_slices(number, plan)
+    passes = max(1, sum(part.start == 0 for part in slices))
+    orders = [torch.rand(clients, number, generator=rng).argsort(1) for _ in range(passes)]
+    current, steps = -1, []
+    for part in slices:
+        current += part.start == 0
+        steps.append(subsets.gather(1, orders[current][:, part]))
+    return steps
+
+
+def _loss_gradient(
+    model: nn.Module, plan: LocalPlan
+) -> Callable[[Tensors, Tensors, Tensor, Tensor], tuple[Tensors, Tensors]]:
+    """(values, buffers, images (B, ...), labels (B,)) -> gradient and the buffers after the pass, of one model."""
+
+    def loss(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensors]:
+        kept = {name: b.clone() for name, b in buffers.items()}
+        logits = functional_call(model, {**parameters, **kept}, (inputs,))
+        return plan.loss_scale * F.cross_entropy(logits, labels), kept
+
+    def gradient(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> tuple[Tensors, Tensors]:
+        gradients, (_, kept) = grad_and_value(loss, has_aux=True)(parameters, buffers, inputs, labels)
+        return gradients, kept
+
+    return gradient

@@ -1,0 +1,64 @@
+"""Whose is an example? The client whose model knows it best."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fl_privacy import checks
+from fl_privacy.inference.kinds import About
+from fl_privacy.inference.membership.attack import MembershipWatch
+from fl_privacy.inference.membership.cosine import cosines
+from fl_privacy.inference.membership.method import MembershipMethod, MethodOptions
+from fl_privacy.inference.read_round import ReadRound
+
+
+class LowestLoss(MembershipMethod):
+    """The loss at each client's model beside the mean over those that replied, averaged over rounds."""
+
+    title = "Lowest loss (SIA)"
+    source = "Hu et al. 2021"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        losses = read.losses_after
+        return losses.nanmean(1, keepdim=True) - losses
+
+
+class LargestCosine(MembershipMethod):
+    """The cosine of the example's gradient and each client's update, likewise."""
+
+    title = "Largest cosine"
+    source = "Li et al. 2022"
+
+    def evidence(self, read: ReadRound) -> Tensor:
+        found = cosines(read)
+        return found - found.nanmean(1, keepdim=True)
+
+
+METHODS: dict[str, type[MembershipMethod]] = {"loss": LowestLoss, "cosine": LargestCosine}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceInference:
+    """Which client has an example that one of them is known to have (Hu et al. 2021, "Source inference attacks in
+    federated learning")?
+
+    Attributes:
+        methods: ``loss`` is the paper's, ``cosine`` compares gradients.
+        members: so many of the clients' examples are asked about.
+    """
+
+    about: ClassVar[About] = About.SOURCE
+    methods: Sequence[str] = tuple(METHODS)
+    members: int = 1000
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)))
+        for name in self.methods:
+            checks.one_of("inference.source.methods", name, METHODS)
+        checks.whole("inference.source.members", self.members, at_least=2, example=1000)
+
+    def begin(self, candidates: int, clients: Sequence[int], classes: int) -> MembershipWatch:
+        """See :class:`fl_privacy.inference.Inference`."""
+        return MembershipWatch({name: METHODS[name](candidates, clients, MethodOptions()) for name in self.methods})

@@ -1,0 +1,161 @@
+"""Source, property and attribute: what each tells of small clients, and what all three keep to."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fl_privacy.data.attributes import coarse
+from fl_privacy.data.examples import Examples
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import GradientClassifier, GradientSketch, loss_gradients
+from fl_privacy.inference import AttributeInference, Inference, PropertyInference, ReadRound, SourceInference
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, LocalPlan, Observation, Upload, VictimId
+from tests.inference.rounds import CLASSES, CLIENTS, OWN, SHAPE, asked, network, public, rounds
+
+ATTRIBUTES = 2
+
+QUESTIONS: dict[str, tuple[Inference, tuple[int, int]]] = {
+    "source": (SourceInference(), (len(CLIENTS) * OWN + 32, len(CLIENTS))),
+    "property": (PropertyInference(shadows=32, shadow_rounds=9), (len(CLIENTS), CLASSES)),
+    "attribute": (AttributeInference(public=80), (12, ATTRIBUTES)),
+}
+
+every_question = pytest.mark.parametrize("name", QUESTIONS)
+
+
+def marked(number: int, seed: int) -> tuple[Batch, torch.Tensor]:
+    """Examples whose left half is dark if their attribute is 1, and whose class is another matter."""
+    rng = derive_generator(seed, "marked")
+    images = torch.rand(number, *SHAPE, generator=rng)
+    attributes = torch.randint(ATTRIBUTES, (number,), generator=rng)
+    images[..., :4] *= 1 - 0.8 * attributes.view(-1, 1, 1, 1)
+    return Batch(images, torch.randint(CLASSES, (number,), generator=rng)), attributes
+
+
+def victims(read: ReadRound) -> tuple[tuple[int, Observation], ...]:
+    batch, _ = marked(12, 1)
+    sent, found = read.observations[0].sent, []
+    for row in range(12):
+        one = Batch(batch.inputs[row : row + 1], batch.labels[row : row + 1])
+        upload = Upload(tensors=loss_gradients(network(), sent, one).gradients, num_examples=1)
+        found.append(
+            (row, replace(read.observations[0], id=VictimId(read.round, 0, row), upload=upload, plan=LocalPlan()))
+        )
+    return tuple(found)
+
+
+def reads(name: str, number: int) -> list[ReadRound]:
+    if name != "attribute":
+        return rounds(number)
+    known, attributes = marked(80, 2)
+    return [
+        replace(read, observations=(), public=known, public_attributes=attributes, victims=victims(read))
+        for read in rounds(number)
+    ]
+
+
+def answers(name: str, number: int) -> dict[str, torch.Tensor]:
+    inference, (rows, columns) = QUESTIONS[name]
+    watch = inference.begin(rows, CLIENTS, CLASSES if name != "attribute" else columns)
+    for read in reads(name, number):
+        watch.add(read)
+    assert watch.titles().keys() == watch.answers().keys()
+    return dict(watch.answers())
+
+
+@every_question
+def test_answers_have_their_shape_and_repeat(name: str) -> None:
+    found, again = answers(name, 2), answers(name, 2)
+    for method, answer in found.items():
+        assert answer.shape == QUESTIONS[name][1] and bool(answer.isfinite().all())
+        assert torch.equal(answer, again[method])
+
+
+@every_question
+def test_who_was_never_read_has_no_answer(name: str) -> None:
+    inference, (rows, columns) = QUESTIONS[name]
+    watch = inference.begin(rows, (*CLIENTS, 9), columns)
+    assert all(bool(answer.isnan().all()) for answer in watch.answers().values())
+
+
+def test_the_source_is_found() -> None:
+    owners = torch.arange(len(CLIENTS)).repeat_interleave(OWN)
+    for method, answer in answers("source", 4).items():
+        right = float((answer[: len(owners)].argmax(1) == owners).double().mean())
+        assert right > 0.4, f"{method}, where guessing has 0.25"
+
+
+def test_shares_are_nearer_than_the_mean() -> None:
+    labels = asked().labels[: len(CLIENTS) * OWN].reshape(len(CLIENTS), OWN)
+    shares = torch.stack([row.bincount(minlength=CLASSES) / OWN for row in labels])
+    found = answers("property", 3)["shadows"]
+    torch.testing.assert_close(found.sum(1), torch.ones(len(CLIENTS)))
+    assert (found - shares).abs().mean() < 0.8 * (shares.mean(0) - shares).abs().mean()
+
+
+def test_the_attribute_is_told_from_the_gradient() -> None:
+    """Not by a linear classifier: the gradient of one class is turned round for another."""
+    _, attributes = marked(12, 1)
+    assert (answers("attribute", 2)["mlp"].argmax(1) == attributes).sum() >= 11
+
+
+def test_what_an_attack_lacks_is_told() -> None:
+    with pytest.raises(UserError, match="all 4 classes"):
+        PropertyInference().begin(1, CLIENTS, CLASSES).add(replace(rounds(1)[0], public=public().first(1)))
+    read = replace(reads("attribute", 1)[0], public_attributes=None)
+    with pytest.raises(UserError, match="known attributes"):
+        AttributeInference().begin(12, CLIENTS, 2).add(read)
+    for wrong in (
+        lambda: SourceInference(methods=("x",)),
+        lambda: PropertyInference(alpha=0),
+        lambda: AttributeInference(public=1),
+    ):
+        with pytest.raises(UserError, match="inference"):
+            wrong()
+
+
+def test_a_sketch_keeps_inner_products_and_its_transpose_is_the_derivative() -> None:
+    rng = derive_generator(0)
+    one, other = (
+        {"a": torch.randn(1, 90, 60, generator=rng), "b": torch.randn(1, 70, generator=rng)} for _ in range(2)
+    )
+    shapes = {n: t[0] for n, t in one.items()}
+    sketch = GradientSketch.of(shapes, derive_generator(1))
+    exact = GradientSketch.of(shapes, derive_generator(1), size=10_000)
+    assert sketch.size < exact.size == 5470
+    for left, right in ((one, one), (one, other)):
+        near, true = float(sketch(left) @ sketch(right).T), float(exact(left) @ exact(right).T)
+        assert near == pytest.approx(true, abs=0.06 * float(exact(one) @ exact(one).T))
+    leaf = {n: t.clone().requires_grad_() for n, t in one.items()}
+    weights = torch.randn(sketch.size, generator=rng)
+    (sketch(leaf) @ weights).sum().backward()
+    for name, back in sketch.back(weights, shapes).items():
+        torch.testing.assert_close(back, leaf[name].grad[0])
+
+
+def test_a_classifier_of_gradients_looks_at_directions_alone() -> None:
+    rng = derive_generator(0)
+    labels = torch.arange(60) % 3
+    sketched = torch.randn(60, 40, generator=rng) + 3 * torch.nn.functional.one_hot(labels, 40)
+    for hidden in (0, 16):
+        head = GradientClassifier.fit(sketched, labels, 3, derive_generator(1), hidden=hidden)
+        assert float((head(sketched).argmax(1) == labels).double().mean()) > 0.95
+        torch.testing.assert_close(head(7 * sketched), head(sketched), rtol=1e-3, atol=1e-4)
+
+
+def test_a_coarse_task_keeps_the_class_as_attribute() -> None:
+    examples = Examples(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 2, 1]), ("a", "b", "c"))
+    found = coarse(examples, {"vowel": ["a"], "other": ["c", "b"]})
+    assert found.labels.tolist() == [0, 1, 1, 1] and found.class_names == ("vowel", "other")
+    assert found.attributes.tolist() == [0, 1, 2, 1] and found.attribute_names == ("a", "b", "c")
+    assert found.subset(torch.tensor([2])).attributes.tolist() == [2]
+    for wrong in (
+        {"x": ["a", "b"], "y": ["b", "c"]},
+        {"x": ["a"], "y": ["b"]},
+        {"x": ["a", "b", "c"]},
+        {"x": ["a", "b"], "y": ["c", "d"]},
+    ):
+        with pytest.raises(UserError, match=r"data.task"):
+            coarse(examples, wrong)

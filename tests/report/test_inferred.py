@@ -1,0 +1,76 @@
+"""What pages say of inference: the strongest attack, chance beside it, and never that nothing can be told."""
+
+from dataclasses import replace
+
+from fl_privacy.report.inferred import sentence, strongest, told_apart, views_of
+from fl_privacy.report.recommendation import Candidate, answer, asked_of, best_below
+from fl_privacy.results import Finding, Measure
+from fl_privacy.results.findings import finding_of
+
+
+def finding(
+    value: float, *, about: str = "membership", title: str = "A", half: float = 0.01, chance: float = 0.01
+) -> Finding:
+    name = "tpr_at_1_percent" if about == "membership" else "asr"
+    measure = Measure(value=value, low=value - half, high=value + half, chance=chance, bound=0.2)
+    return Finding(
+        about=about, method=title, title=title, rounds=3, last_round=3, positives=50, negatives=60,
+        measures={name: measure}, fpr=(0.0, 0.01, 1.0), tpr=(0.0, value, 1.0), epsilon=1.0, delta=1e-5,
+        proven_epsilon=0.5,
+    )  # fmt: skip
+
+
+def candidate(accuracy: float, **inferred: Measure | None) -> Candidate:
+    return Candidate(
+        name=f"at {accuracy}", accuracy=accuracy, pmm=None, psnr=9, upper=10, largest=12, recognizable=0, images=20,
+        groups=20, inferred=inferred,
+    )  # fmt: skip
+
+
+def test_the_strongest_attack_is_told_first() -> None:
+    weak, strong = finding(0.012, title="Weak"), finding(0.3, title="Strong")
+    assert strongest([weak, strong], "membership")[0] is strong
+    (view,) = views_of([weak, strong])
+    assert [row.finding.title for row in view.rows] == ["Strong", "Weak"]
+    assert "Strong has TPR at 1 % FPR 30.0 % [29.0 %, 31.0 %] where guessing has 1.0 %" in view.told
+    assert "20.0 % allowed by (epsilon, delta)" in view.told
+    assert view.chart is not None and "allowed by epsilon 1" in view.chart
+    assert [cell.tone for row in view.rows for cell in row.cells] == ["leak", "open"]
+    assert told_apart([weak]) == [] and told_apart([weak, strong]) == ["who took part"]
+
+
+def test_what_is_near_chance_is_open_and_what_failed_says_so() -> None:
+    assert "not told from chance" in sentence([finding(0.011)], "membership")
+    failed = Finding(about="source", method="source", title="source", failure="ValueError: x")
+    assert sentence([failed], "source") == "The attack failed: ValueError: x."
+    (view,) = views_of([failed])
+    assert view.rows[0].finding.failure and view.chart is None
+
+
+def test_records_are_read_back() -> None:
+    one = finding(0.3)
+    assert finding_of(one.as_record() | {"kind": "inference"}).measures == one.measures
+    damaged = one.as_record() | {"measures": {"auc": [0.5]}}
+    assert finding_of(damaged).measures == {}
+
+
+def test_a_defense_that_tells_members_is_not_the_answer() -> None:
+    leaky = finding(0.3).measures["tpr_at_1_percent"]
+    tight = replace(leaky, value=0.01, low=0.005, high=0.02)
+    told = candidate(0.9, membership=leaky)
+    kept = candidate(0.5, membership=tight)
+    unknown = candidate(0.7, membership=None)
+    assert (told.tells, kept.tells, unknown.tells) == (["membership"], [], ["membership"])
+    assert best_below([told, kept, unknown], 15.0) is kept
+    words = answer([told, kept, unknown], 15.0)
+    assert "at most 5.0 % of the members found at 1 % FPR" in words and "TPR at 1 % FPR 1.0 %, at most 2.0 %" in words
+    assert best_below([candidate(0.9)], 15.0) is not None, "nothing was asked"
+    wide = replace(tight, high=0.09)
+    assert candidate(0.5, membership=wide).tells, "an interval that reaches beyond is no proof"
+
+
+def test_an_attribute_counts_above_guessing() -> None:
+    guessed = Measure(value=0.62, low=0.5, high=0.69, chance=0.6)
+    assert candidate(0.5, attribute=guessed).tells == []
+    assert candidate(0.5, attribute=replace(guessed, high=0.75)).tells == ["attribute"]
+    assert asked_of([finding(0.5, about="attribute"), finding(0.5, about="source")]) == {"attribute"}
