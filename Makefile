@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-deploy fuzz kill lint settings smoke wheel clean
+.PHONY: demo test test-deploy fuzz kill lint settings docs gallery picture smoke wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
@@ -29,9 +29,21 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The README's table of settings, from their declarations.
+# The table of settings in the documentation, from their declarations.
 settings: $(STAMP)
-	$(BIN)/python -m fl_privacy.config.table README.md
+	$(BIN)/python -m fl_privacy.config.table docs/settings.md
+
+# The site, where a warning is an error; nothing is fetched.
+docs: $(STAMP)
+	PYTHONPATH=. $(BIN)/python -m mkdocs build --strict --clean
+
+# What the pages of attacks and defenses show; what is there already is kept.
+gallery: $(STAMP)
+	PYTHONPATH=. $(BIN)/python docs/gallery.py
+
+# The README's picture.
+picture: $(STAMP)
+	PYTHONPATH=. $(BIN)/python docs/picture.py
 
 smoke: $(STAMP)
 	$(BIN)/fl-privacy run experiment=smoke overwrite=true
@@ -50,4 +62,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist build site .pytest_cache .mypy_cache .ruff_cache

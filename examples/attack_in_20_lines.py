@@ -10,7 +10,7 @@ from fl_privacy.models import LeNet
 torch.manual_seed(0)
 digits = load_data("mnist_mini").test
 images, labels = digits.images[::150][:6].float() / 255, digits.labels[::150][:6]
-net = LeNet(in_channels=1, image_size=28, num_classes=10, activation="sigmoid", strides=None, mean=None, std=None)
+net = LeNet(in_channels=1, image_size=28, num_classes=10, init="uniform_0.5")
 
 shared = []  # what clients share, each of one image
 for number in range(len(images)):

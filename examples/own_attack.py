@@ -2,7 +2,7 @@
 
     python own_attack.py
 
-runs it. From the command line the same is ``fl-privacy attack model=mlp attack=custom
+reads six digits with it. From the command line the same is ``fl-privacy attack model=mlp attack=custom
 attack._target_=own_attack.first_layer``, in Python ``reconstruct(observations, first_layer())``.
 """
 
@@ -45,4 +45,5 @@ def _read(observation: Observation) -> Reconstruction:
 if __name__ == "__main__":
     torch.manual_seed(0)
     own = ["model=mlp", "attack=custom", "attack._target_=own_attack.first_layer", "victims=6"]
+    own += ["model.mean=null", "model.std=null"]  # a model that normalizes its input shows it normalized
     raise SystemExit(run_command_line(["attack", *own, *sys.argv[1:]]))

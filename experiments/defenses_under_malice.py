@@ -109,11 +109,17 @@ SERVERS: Mapping[str, Callable[[Dataset, Defense], Row]] = {
 }
 
 
-def measured(data: Dataset, server: str, name: str) -> Row:
+def measured(data: Dataset, server: str, name: str, evaluator: Path | None) -> Row:
     """A defense that can't be set up, or on which a server can't act, says why."""
 
     def measure() -> Row:
-        defense = build_defense(compose_run([f"defense={name}"]))
+        chosen, _, rest = name.partition(":")
+        settings = [f"defense={chosen}", *(f"defense.{setting}" for setting in rest.split(",") if setting)]
+        if chosen == "refiner" and evaluator is not None:
+            settings.append(f"defense.evaluator={evaluator.absolute()}")
+        if chosen == "spn" and server in ("imprint", "loki"):  # whose layers come last in the model
+            settings.append("defense.layer=classifier")
+        defense = build_defense(compose_run(settings))
         prepare_defense(defense, data)
         return SERVERS[server](data, defense)
 
@@ -125,8 +131,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="cifar10_exact")
     parser.add_argument("--servers", nargs="+", default=list(SERVERS), choices=list(SERVERS))
-    parser.add_argument("--defenses", nargs="+", default=list(DEFENSES))
+    parser.add_argument("--defenses", nargs="+", default=list(DEFENSES), metavar="NAME[:SETTING=VALUE,...]")
     parser.add_argument("--out", type=Path, default=Path("runs/defenses_under_malice"))
+    parser.add_argument("--evaluator", type=Path, help="of Refiner, made by fl-privacy train-evaluator")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     path, data = options.out / "rows.jsonl", load_data(options.data)
@@ -135,7 +142,7 @@ def main() -> None:
             key = {"server": server, "defense": name, "data": options.data}
             if any(key.items() <= row.items() for row in read(path)):
                 continue
-            row = {**key, **measured(data, server, name)}
+            row = {**key, **measured(data, server, name, options.evaluator)}
             with path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(table([row]), flush=True)

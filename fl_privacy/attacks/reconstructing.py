@@ -72,6 +72,17 @@ def reconstruct(
 
     Raises:
         UserError: there is no such attack or option.
+
+    >>> import torch
+    >>> from fl_privacy.types import Observation
+    >>> net, image = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(9, 3)), torch.eye(3).view(1, 1, 3, 3)
+    >>> loss = torch.nn.functional.cross_entropy(net(image), torch.tensor([1]))
+    >>> gradients = torch.autograd.grad(loss, list(net.parameters()))
+    >>> observation = Observation.of_gradients(net, gradients, input_shape=(1, 3, 3))
+    >>> reconstruct(observation, "analytic").batch.inputs.view(3, 3).round(decimals=3).abs()
+    tensor([[1., 0., 0.],
+            [0., 1., 0.],
+            [0., 0., 1.]])
     """
     if isinstance(attack, str):
         one_of("attack", attack, NAMED)

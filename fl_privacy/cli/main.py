@@ -16,6 +16,7 @@ from rich.logging import RichHandler
 
 from fl_privacy.checks import number
 from fl_privacy.cli.completion import complete_override, completes
+from fl_privacy.cli.decisions import advise
 from fl_privacy.cli.faults import (
     STOPPING,
     Interrupted,
@@ -26,6 +27,8 @@ from fl_privacy.cli.faults import (
     nobody_listens,
     recognized,
 )
+from fl_privacy.cli.leakage import check_leakage
+from fl_privacy.cli.nodes import deploy, supernode
 from fl_privacy.errors import UserError
 
 DEBUG = "--debug"
@@ -219,47 +222,10 @@ def list_() -> None:
         _console().print(table)
 
 
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def supernode(
-    context: typer.Context,
-    client_app: Annotated[
-        str, typer.Option("--app", metavar="MODULE:NAME", help="The installed ClientApp that answers.")
-    ] = "fl_privacy.cli.flower_app:client_app",
-    patience: Annotated[
-        float, typer.Option("--patience", help="Seconds to try again where the SuperLink does not admit the node.")
-    ] = 90.0,
-) -> None:
-    """Flower's SuperNode, with one process that answers all messages instead of a new one for each.
-
-    Options are those of `flower-supernode`: `--superlink HOST:PORT --root-certificates ca.crt
-    --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. Of the bundle that a run brings
-    nothing is executed: what answers is installed here.
-    """
-    from fl_privacy.cli.supernode import run_node  # noqa: PLC0415
-
-    raise typer.Exit(run_node(context.args, app=client_app, patience=patience))
-
-
-@app.command()
-def deploy(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write, or to check.")],
-    nodes: Annotated[int, typer.Option("--nodes", help="How many SuperNodes.")] = 4,
-    host: Annotated[
-        str, typer.Option("--host", help="Name or address by which they reach the SuperLink.")
-    ] = "localhost",
-    port: Annotated[int, typer.Option("--port", help="Of the SuperLink.")] = 8000,
-    check: Annotated[bool, typer.Option("--check", help="Try what is in OUT on this machine's loopback.")] = False,
-) -> None:
-    """Write what real nodes need: keys, certificates, commands, systemd units, Docker files, Flower's config entry.
-
-    A folder that is there already keeps its keys and certificates; --nodes may add nodes. Private keys and the folders
-    around them are readable by their owner only; OUT/README.md says who gets which.
-    """
-    from fl_privacy.deploy import check_deployment, write_deployment  # noqa: PLC0415
-
-    if check:
-        raise typer.Exit(check_deployment(out, say=print))
-    print(write_deployment(out, nodes=nodes, host=host, port=port))
+app.command()(advise)
+app.command("check-leakage")(check_leakage)
+app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(supernode)
+app.command()(deploy)
 
 
 def main() -> None:

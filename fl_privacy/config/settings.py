@@ -1,7 +1,7 @@
 """Every setting of a run, once: its type and range, what it means, and what it decides.
 
 From these declarations derive the checks, the folders' names, what is taken from a captured run, what a page says of a
-run and the README's table. Defaults are in ``conf/``.
+run and the table of settings. Defaults are in ``conf/``.
 """
 
 # ruff: noqa: RUF009 (declarations are calls)
@@ -31,7 +31,7 @@ def setting(
 
     Args:
         role: what it decides.
-        meaning: a phrase for the README.
+        meaning: a phrase for the table of settings.
         within: least and most of a number: beyond, memory or threads run out before anything can be said.
         captured: whether an attack on captured updates takes it from the run that made them; by default what decides
             the training is.
@@ -53,7 +53,7 @@ def group(
 
     Args:
         role: what it decides.
-        meaning: a phrase for the README.
+        meaning: a phrase for the table of settings.
         shown: whether pages tell the option.
         runtime: settings of it that are of the runtime.
         within: least and most of numbers in it, as far as an option has them.

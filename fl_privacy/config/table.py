@@ -1,4 +1,4 @@
-"""The README's table of settings: ``python -m fl_privacy.config.table README.md`` writes it anew."""
+"""The table of settings: ``python -m fl_privacy.config.table docs/settings.md`` writes it anew."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def with_table(text: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise UserError(f"The marks {BEGIN.strip()} and {END.strip()} are expected in the README; put them back.")
+        raise UserError(f"The marks {BEGIN.strip()} and {END.strip()} are expected in the page; put them back.")
     return before + begin + settings_table() + end + after
 
 
@@ -48,5 +48,5 @@ def _in_yaml(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    readme = Path(sys.argv[1])
-    write_whole(readme, with_table(readme.read_text()))
+    page = Path(sys.argv[1])
+    write_whole(page, with_table(page.read_text()))

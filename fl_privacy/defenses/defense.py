@@ -145,7 +145,12 @@ def none() -> Defense:
 
 
 def compose(*defenses: Defense) -> Defense:
-    """All of ``defenses`` in order: the parts and hooks of the first come first."""
+    """All of ``defenses`` in order: the parts and hooks of the first come first.
+
+    >>> from fl_privacy.defenses import dp_noise, pruning
+    >>> compose(pruning(rate=0.9), dp_noise(clip_norm=1.0, scale=0.01)).name
+    'pruning+dp_noise'
+    """
     hooks = [f.name for f in fields(Defense) if f.name != "private_passes"]
     together: dict[str, Any] = {name: tuple(x for d in defenses for x in getattr(d, name)) for name in hooks}
     return Defense(**together, private_passes=max((d.private_passes for d in defenses), default=0))

@@ -81,6 +81,9 @@ def audited_rounds(
     """Rounds from ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of numbers in 1..total.
 
     Errors call the choice ``name`` and the number of rounds ``most``.
+
+    >>> sorted(audited_rounds("ends", 20))
+    [1, 20]
     """
     names = {"first": [1], "last": [total], "ends": [1, total], "all": list(range(1, total + 1))}
     if isinstance(chosen, str):

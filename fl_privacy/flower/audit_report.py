@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Result
 
 from fl_privacy.effects import Description
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.attack_by_name import attack_called
 from fl_privacy.flower.audit_records import ProbedImages
 from fl_privacy.flower.audited_model import AuditedModel
 from fl_privacy.flower.records import to_tensor
@@ -51,7 +52,7 @@ class AuditReport:
     victims: int
 
     def __post_init__(self) -> None:
-        self._attack, self._attack_name = _attack_of(self.attack)
+        self._attack, self._attack_name = attack_called(self.attack)
         self._reset()
 
     def _reset(self) -> None:
@@ -225,19 +226,3 @@ class AuditReport:
             "batch_size": 1,
             "seed": 0,
         }
-
-
-def _attack_of(attack: Any) -> tuple[Any, str]:
-    """The attack and its name; ``None`` for ``none``."""
-    if not isinstance(attack, str):
-        if not callable(attack):
-            raise UserError(
-                f"attack is expected to be a name or an attack, but got {type(attack).__name__}; try attack={ATTACK!r}."
-            )
-        return attack, type(attack).__name__
-    from fl_privacy.config import compose_run  # noqa: PLC0415
-    from fl_privacy.experiment.build import build_attack  # noqa: PLC0415
-
-    name, *settings = attack.split() or [""]
-    config = compose_run([f"attack={name}", *settings])
-    return build_attack(config), name

@@ -10,7 +10,7 @@ from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.malicious.bins import brightness_edges
 from fl_privacy.malicious.imprint_block import MEASURE, OFFSET, ImprintBlock, imprinted
-from fl_privacy.malicious.pixel_levels import images_of_brightness, is_one_image
+from fl_privacy.malicious.pixel_levels import images_of_brightness, is_one_image, on_grid
 from fl_privacy.malicious.reading import reconstruction_of
 from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel
 from fl_privacy.types import ModelState, Observation, Reconstruction
@@ -110,7 +110,8 @@ class Imprint(ServerAttack):
         strongest = bias.abs().argsort(descending=True)
         occupied = strongest[bias[strongest].abs() > smallest]
         pixels = weight[occupied] / bias[occupied, None] / self.scale
-        return pixels, is_one_image(pixels, 2 * rounding / bias[occupied].abs() / self.scale)
+        alone = is_one_image(pixels, 2 * rounding / bias[occupied].abs() / self.scale)
+        return pixels, alone & (not on_grid(weight[occupied]))
 
     def caught_in_change(self, weight: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:
         """Likewise of the change of weights, beside which the biases are too large for theirs to be seen."""

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.gradient_inversion.evidence import grid_bits
+
 LEVELS = 255.0
 WHOLE = 0.1
 """Root mean square distance of pixels from a level below which they are one image; of a mixture it is 0.29."""
@@ -50,7 +52,15 @@ def images_of_brightness(
     directions = rows[order] / torch.where(brightness.abs() > tiny, brightness, torch.full_like(brightness, tiny))
     pixels = rescaled(directions, low[order], high[order])
     error = rounding * pixels.norm(dim=1) / strength[order]
-    return pixels, is_one_image(pixels, error)
+    return pixels, is_one_image(pixels, error) & (not on_grid(rows[order]))
+
+
+def on_grid(rows: Tensor) -> bool:
+    """Whether all rows (N, D) together lie on one even grid of few levels, as only a quantized update's do.
+
+    A single row is always on one, that of its image's 255ths.
+    """
+    return len(rows) > 1 and grid_bits(rows) is not None
 
 
 def rescaled(directions: Tensor, low: Tensor, high: Tensor) -> Tensor:

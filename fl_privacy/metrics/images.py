@@ -35,7 +35,11 @@ def rmse(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def psnr(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio for a peak of 1, (N,) float64 in decibel; infinite for an exact guess."""
+    """Peak signal-to-noise ratio for a peak of 1, (N,) float64 in decibel; infinite for an exact guess.
+
+    >>> psnr(torch.full((1, 1, 8, 8), 0.1), torch.zeros(1, 1, 8, 8)).round(decimals=3)
+    tensor([20.], dtype=torch.float64)
+    """
     return mse(guesses, truths).log10().mul(-10)
 
 

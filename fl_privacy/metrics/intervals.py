@@ -61,6 +61,10 @@ def aggregate(
 
     Raises:
         UserError: scipy is not installed.
+
+    >>> found = aggregate([10.0, 12.0, 14.0, 16.0], groups=["a", "a", "b", "b"])
+    >>> found.mean, found.n, found.groups
+    (13.0, 4, 2)
     """
     sample = np.asarray(values, dtype=np.float64)
     known = ~np.isnan(sample)
@@ -81,7 +85,11 @@ def aggregate(
 
 
 def pmm(accuracy: float, undefended_accuracy: float) -> float:
-    """Performance maintenance metric of Refiner: accuracy in percent of what the same training reaches undefended."""
+    """Performance maintenance metric of Refiner: accuracy in percent of what the same training reaches undefended.
+
+    >>> pmm(0.45, 0.5)
+    90.0
+    """
     return 100 * accuracy / undefended_accuracy if undefended_accuracy > 0 else math.nan
 
 
@@ -95,6 +103,9 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
 
     Raises:
         UserError: scipy is not installed.
+
+    >>> round(share_at_most(0, 100), 3)  # none of a hundred
+    0.03
     """
     number = n if groups is None else min(n, groups)
     seen = math.ceil(count * number / n)

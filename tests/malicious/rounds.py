@@ -1,12 +1,13 @@
 """Clients with real digits, and what a malicious server reads of them."""
 
+from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import nn
 
 from fl_privacy.data import Dataset, Examples, load_data
-from fl_privacy.defenses import ClientState
+from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.federation import Client
 from fl_privacy.malicious import ServerAttack
 from fl_privacy.models import MLP, LeNet, ResNet10, build_model
@@ -44,12 +45,18 @@ def client(model: nn.Module, plan: LocalPlan, *, id: int = 0, examples: int = 10
 
 
 def probed(
-    attack: ServerAttack, name: str, batch_size: int, *, plan: LocalPlan | None = None
+    attack: ServerAttack,
+    name: str,
+    batch_size: int,
+    *,
+    plan: LocalPlan | None = None,
+    defense: Defense | None = None,
 ) -> tuple[ServerAttack, Observation, Client]:
     """``attack`` with public images, what it intercepted of a batch, and whose that was."""
     attack = attack.informed(public())
     model = attack.architecture(network(name), (1, 28, 28), 1)
     asked = client(model, plan or LocalPlan(batch_norm="eval"), examples=max(100, batch_size))
+    asked = replace(asked, defense=defense or asked.defense)
 
     def ask(sent: ModelState):
         return asked.probe(sent, ClientState(), round=1, probe=0, batch_size=batch_size).upload

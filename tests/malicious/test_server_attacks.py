@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import AnalyticInversion
-from fl_privacy.defenses import ClientState
+from fl_privacy.defenses import ClientState, Defense, quantization, selective_sharing
 from fl_privacy.errors import UserError
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.gradients import loss_gradients
@@ -175,3 +175,11 @@ def test_what_is_rounded_coarsely_is_not_proven_to_be_one_image() -> None:
     bright = image.mean(1)
     _, alone = images_of_brightness(1e3 * image, bright - 0.05, bright + 0.05, smallest=0.0, rounding=step / 2)
     assert alone.all()
+
+
+@pytest.mark.parametrize("defense", [selective_sharing(share=0.3), quantization(bits=4)])
+def test_nothing_is_proven_of_an_update_that_shows_a_defense(defense: Defense) -> None:
+    attack, seen, _ = rounds.probed(Imprint(bins=64), "lenet", 8, defense=defense)
+    found = attack.read(seen)
+    assert isinstance(found, Reconstruction) and found.batch is not None
+    assert Certainty.PROVEN not in found.certainties

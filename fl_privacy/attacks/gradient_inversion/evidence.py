@@ -126,13 +126,13 @@ def _sparse(update: Tensors) -> Sparse:
 
 def _quantized(update: Tensors) -> Quantized | None:
     """The grid that every large tensor lies on, where it is the same number of bits for all of them."""
-    found = {_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())}
+    found = {grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())}
     if len(found) == 0 or None in found:
         return None
     return Quantized(bits=max(bits for bits in found if bits is not None))
 
 
-def _bits(value: Tensor) -> int | None:
+def grid_bits(value: Tensor) -> int | None:
     """Bits of an even grid up to the largest magnitude that ``value`` lies on; ``None`` if it lies on none."""
     levels = torch.unique(value.double())
     largest, step = float(value.abs().max()), estimate_step(value)
@@ -141,6 +141,8 @@ def _bits(value: Tensor) -> int | None:
     if len(levels) < 3 or len(levels) > min(2**_MOST_BITS, value.numel() // 2) or step <= 0:
         return None
     highest = round(largest / step)
+    if highest > 2**_MOST_BITS:
+        return None
     places = levels * highest / largest
     if float((places - places.round()).abs().max()) > _OFF_GRID:
         return None

@@ -29,6 +29,9 @@ def epsilon(
         steps: number of releases, at least 0.
         delta: in (0, 1), below one over the number of records.
         accountant: ``rdp`` (Renyi, an upper bound) or ``prv`` (tight to 0.01, Gopi et al. 2021, upper estimate).
+
+    >>> round(epsilon(noise_multiplier=1.0, sample_rate=0.01, steps=1000, delta=1e-5), 2)
+    2.1
     """
     checks.number("noise_multiplier", noise_multiplier, at_least=0, example=1.0)
     checks.number("sample_rate", sample_rate, above=0, at_most=1, example=0.1)

@@ -1,0 +1,230 @@
+"""What of the site is made from the code: a page for each method, lists of options, settings, formulas, the reference.
+
+A hook of MkDocs; ``make docs`` builds the site with it. Nothing is fetched: formulas are drawn by matplotlib.
+"""
+
+import hashlib
+import inspect
+import io
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from omegaconf import DictConfig, OmegaConf
+
+from fl_privacy.cli.catalog import describe_option
+from fl_privacy.config import options
+from fl_privacy.config.targets import locate_target, plain_settings
+from fl_privacy.metrics import METRICS
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+FOLDERS = {"attack": "attacks", "defense": "defenses"}
+FROM_ROOT = {
+    "security.md": "SECURITY.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "results.md": "experiments/RESULTS.md",
+}
+"""Pages that are files outside of ``docs/``."""
+
+REFERENCE = {
+    "fl_privacy": "What is used most, under one name.",
+    "fl_privacy.types": "The nouns: what is trained, uploaded, observed and reconstructed.",
+    "fl_privacy.attacks": "Attacks on intercepted updates.",
+    "fl_privacy.defenses": "Defenses of clients.",
+    "fl_privacy.effects": "What a defense does, as a value that accountants and attackers read.",
+    "fl_privacy.metrics": "How much of an image a reconstruction shows.",
+    "fl_privacy.models": "Networks of the papers.",
+    "fl_privacy.data": "Data sets and partitions.",
+    "fl_privacy.flower": "The edge to Flower.",
+    "fl_privacy.malicious": "Servers that send crafted models.",
+    "fl_privacy.inspection": "What clients look at in a model before they train on it.",
+    "fl_privacy.transformations": "Image operations and policies.",
+    "fl_privacy.regression": "Whether an app leaks more than it did.",
+    "fl_privacy.errors": "The error that a user is meant to read.",
+}
+MARK = re.compile(r"<!-- (catalog|metrics): ?(\w*) -->")
+FORMULA = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE)
+
+
+@cache
+def methods() -> dict[str, dict[str, Any]]:
+    """Kind -> name -> what ``methods.yaml`` says of it."""
+    return yaml.safe_load((DOCS / "methods.yaml").read_text())
+
+
+@cache
+def figures() -> dict[str, Any]:
+    """What ``make gallery`` measured, by the file name of its picture."""
+    path = DOCS / "assets" / "gallery" / "figures.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def on_config(config: Any) -> Any:
+    """The pages that are made here take their places."""
+    for entry in config.nav:
+        for kind, folder in FOLDERS.items():
+            if folder.capitalize() in entry:
+                entry[folder.capitalize()] += [
+                    {told["title"]: f"{folder}/{name}.md"} for name, told in methods()[kind].items()
+                ]
+        if "Reference" in entry:
+            entry["Reference"] += [{name: f"reference/{name}.md"} for name in REFERENCE]
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Pages that are made from the code or lie elsewhere."""
+    made = {page: _from_root(path) for page, path in FROM_ROOT.items()}
+    for kind, folder in FOLDERS.items():
+        for name, told in methods()[kind].items():
+            made[f"{folder}/{name}.md"] = method_page(kind, name, told)
+    listed = "".join(f"- [`{name}`]({name}.md): {what}\n" for name, what in REFERENCE.items())
+    made["reference/index.md"] = f"# Reference\n\nMade from the docstrings of the code.\n\n{listed}"
+    for name, what in REFERENCE.items():
+        made[f"reference/{name}.md"] = (
+            f"# {name}\n\n{what}\n\n::: {name}\n    options:\n      show_root_heading: false\n"
+        )
+    for path, content in made.items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    """Lists and formulas in the place of their marks."""
+    made = MARK.sub(lambda m: catalog(m[2]) if m[1] == "catalog" else metrics_table(), markdown)
+    return FORMULA.sub(lambda m: formula(m[1]), made)
+
+
+def method_page(kind: str, name: str, told: dict[str, Any]) -> str:
+    """Idea, formula, settings, our picture and figures, the paper's."""
+    shown = " ".join(f"`{kind}={option}`" for option in told["options"])
+    parts = [f"# {told['title']}\n", shown, told["idea"], f"$${told['formula']}$$", f"Source: {told['source']}."]
+    parts.append("## What it does to digits\n")
+    parts.append(_seen(f"{kind}-{told['options'][0]}", told.get("needs")))
+    if published := told.get("published"):
+        parts.append(
+            f"Published: {published}. Settings differ; [results](../results.md) has ours beside it where it was run."
+        )
+    parts.append("## Settings\n")
+    for option in told["options"]:
+        parts += [f"### `{kind}={option}`\n", describe_option(kind, option), settings_of(kind, option)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _seen(name: str, needs: str | None) -> str:
+    found = figures().get(name)
+    if found is None:
+        return f"Not run: it needs {needs}." if needs else "Not run: `make gallery` measures it."
+    shown = METRICS["psnr"].digits
+    rows = [
+        f"| {who} attacker | {shown(of['mean'])} [{', '.join(map(shown, of['ci95'] or ()))}] | {of['recognizable']} of"
+        f" {of['n']} |"
+        for who, of in found["by"].items()
+    ]
+    table = "\n".join(["| | PSNR, dB, with 95 % interval | recognizable (15 dB or more) |", "|---|---|---|", *rows])
+    order = " and ".join(f"by the {who} attacker" for who in found["by"])
+    return (
+        f"![Originals, and what was read of them](../assets/gallery/{name}.png)\n\nFrom above: the originals, what was"
+        f" read {order}.\n\n{table}\n\n```sh\n{found['command']}\n```\n\nSix digits behind an untrained network and a"
+        " short attack: an illustration, not a verdict."
+    )
+
+
+def settings_of(kind: str, option: str) -> str:
+    """A table of what the option takes: from its file, and for all else from the signature of what it builds."""
+    section = OmegaConf.load(options(kind)[option])
+    if not isinstance(section, DictConfig) or "_target_" not in section:
+        return "It takes no settings."
+    target = locate_target(section, kind)
+    given, meanings = plain_settings(section), _meanings(inspect.getdoc(target) or "")
+    rows = [
+        f"| `{kind}.{name}` | `{_value(given.get(name, parameter.default))}` | {meanings.get(name, '')} |"
+        for name, parameter in inspect.signature(target).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    return "\n".join(["| setting | default | |", "|---|---|---|", *rows]) if rows else "It takes no settings."
+
+
+def _value(value: object) -> str:
+    if value is inspect.Parameter.empty:
+        return "(needed)"
+    plain = isinstance(value, str | int | float | bool | list | dict) or value is None
+    return (json.dumps(value) if plain else type(value).__name__).replace("|", "\\|")
+
+
+def _meanings(docstring: str) -> dict[str, str]:
+    """Parameter -> what the section Args says of it, on one line."""
+    _, _, args = docstring.partition("Args:\n")
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in args.splitlines():
+        if line.strip() and not line.startswith(" "):
+            break
+        if start := re.match(r"    (\w[\w, ]*): (.*)", line):
+            names = [name.strip() for name in start[1].split(",")]
+            found |= dict.fromkeys(names, start[2].strip())
+        elif line.strip():
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    return {name: text.replace("``", "`").replace("|", "\\|") for name, text in found.items()}
+
+
+def catalog(group: str) -> str:
+    """All options of a group with a line each, linked to their pages."""
+    pages = {option: name for name, told in methods().get(group, {}).items() for option in told["options"]}
+    rows = [
+        f"| {f'[`{option}`]({pages[option]}.md)' if option in pages else f'`{option}`'} | {_cell(group, option)} |"
+        for option in options(group)
+    ]
+    return "\n".join([f"| `{group}=` | |", "|---|---|", *rows])
+
+
+def _cell(group: str, option: str) -> str:
+    return _escaped(describe_option(group, option))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def metrics_table() -> str:
+    """All metrics."""
+    rows = [
+        f"| `{name}` | {metric.title} | {metric.leaks} | {_bound(metric)} | {_escaped(metric.description)} |"
+        for name, metric in METRICS.items()
+    ]
+    return "\n".join(["| metric | | leaks where | recognizable | |", "|---|---|---|---|---|", *rows])
+
+
+def _bound(metric: Any) -> str:
+    return f"{metric.side} {metric.bound:g} {metric.unit} ({metric.threshold.source})" if metric.threshold else ""
+
+
+@cache
+def formula(tex: str) -> str:
+    """The formula as an inline drawing in the color of the text; its source for who can't see it."""
+    from matplotlib import mathtext, rc_context  # noqa: PLC0415
+
+    drawn = io.BytesIO()
+    with rc_context({"svg.fonttype": "path", "mathtext.fontset": "cm", "svg.hashsalt": tex}):
+        mathtext.math_to_image(f"${tex}$", drawn, format="svg", dpi=72)
+    svg = drawn.getvalue().decode()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="patch_1">.*?</g>', "", svg, flags=re.DOTALL).replace("\n", " ")
+    unique = f"f{hashlib.sha256(tex.encode()).hexdigest()[:8]}-"
+    svg = re.sub(r'(id="|href="#|url\(#)', rf"\1{unique}", svg).replace("#000000", "currentColor")
+    label = tex.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return f'<div class="formula" role="img" aria-label="{label}">{svg}</div>'
+
+
+def _from_root(path: str) -> str:
+    """A file of the repository, whose links to other files become names."""
+    text = (ROOT / path).read_text()
+    return re.sub(r"\[([^\]]+)\]\((?!https?:|#)[^)]+\)", r"\1", text)

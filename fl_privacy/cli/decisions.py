@@ -1,0 +1,104 @@
+"""``fl-privacy advise``: which defense, from what was measured."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fl_privacy.checks import number, one_of
+from fl_privacy.errors import UserError
+
+if TYPE_CHECKING:
+    from fl_privacy.report.advice import MeasuredTable
+
+ACCURACY_LOSS, THREAT, PSNR_BELOW = "accuracy_loss", "threat", "psnr_below"
+ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: "15"}
+"""What may be asked for, with its default; all else is a setting of the measurement."""
+
+
+def advise(
+    asked: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="accuracy_loss=2 (points, at most), threat=adaptive or honest, psnr_below=15 (dB), and the settings"
+            " that were measured: data=mnist_mini model=lenet.",
+        ),
+    ] = None,
+    grid: Annotated[
+        str | None, typer.Option("--grid", help="Read the runs of this grid (trade-off) instead of the shipped table.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Also write the table that was read, as JSON.")] = None,
+) -> None:
+    """The cheapest defense that costs little accuracy and hides every attacked image, and what it leaves open.
+
+    `fl-privacy advise data=mnist_mini model=lenet accuracy_loss=2 threat=adaptive` answers from the table that comes
+    with the package; `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, from your runs.
+    """
+    bounds, settings = _asked(asked or [])
+    one_of(THREAT, bounds[THREAT], ("honest", "adaptive"))
+    threat: Literal["honest", "adaptive"] = "honest" if bounds[THREAT] == "honest" else "adaptive"
+    told = {key: _number(key, bounds[key]) for key in (ACCURACY_LOSS, PSNR_BELOW)}
+    table = _of_grid(grid, settings) if grid else _shipped(settings)
+    from fl_privacy.report import advice  # noqa: PLC0415
+
+    if save is not None:
+        advice.write_table(save, table)
+    for line in advice.advice_from(table, threat=threat, **told):
+        print(line)
+
+
+def _asked(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """What is asked for, ``accuracy_loss<=2`` as well as ``accuracy_loss=2``, and the settings."""
+    bounds, settings = dict(ASKED), []
+    for argument in arguments:
+        key, _, value = re.sub(r"\s*<=?\s*", "=", argument, count=1).partition("=")
+        if key in ASKED:
+            bounds[key] = value
+        else:
+            settings.append(argument)
+    return bounds, settings
+
+
+def _number(key: str, value: str) -> float:
+    try:
+        return number(key, float(value), example=float(ASKED[key]))
+    except ValueError as error:
+        raise UserError(f"{key} is expected to be a number, but got {value!r}; try {key}={ASKED[key]}.") from error
+
+
+def _shipped(settings: Sequence[str]) -> "MeasuredTable":
+    from fl_privacy.report.advice import SHIPPED, read_table  # noqa: PLC0415
+
+    tables = [read_table(path) for path in sorted(SHIPPED.glob("*.json"))]
+    if found := [table for table in tables if table.matches(settings)]:
+        return found[0]
+    there, told = "; ".join(" ".join(table.settings) for table in tables), " ".join(settings)
+    raise UserError(
+        f"Settings that were measured are expected, but got {told}; there are: {there}. Measure yours by"
+        f" `fl-privacy trade-off quick {told}`, then `fl-privacy advise --grid quick {told}`."
+    )
+
+
+def _of_grid(name: str, settings: Sequence[str]) -> "MeasuredTable":
+    from fl_privacy.config.grid import load_grid  # noqa: PLC0415
+
+    grid = load_grid(name, settings)
+    from fl_privacy.experiment.trade_off import plan_sweep  # noqa: PLC0415
+    from fl_privacy.report.advice import MeasuredTable, measured_defense  # noqa: PLC0415
+    from fl_privacy.report.trade_off import read_rows  # noqa: PLC0415
+
+    rows = read_rows(plan_sweep(grid).outcomes())
+    found = [measured_defense(row, point.overrides) for row, point in zip(rows, grid.points, strict=True)]
+    command = f"fl-privacy trade-off {name} {' '.join(settings)}".rstrip()
+    if len(found) < 2 or found[0] is None or not any(found[1:]):
+        raise UserError(f"Runs of the grid {name} are expected to have finished, but too few did; run `{command}`.")
+    return MeasuredTable(
+        settings=tuple(s for s in (*grid.settings, *settings) if not s.startswith("out=")),
+        attacks=tuple(grid.attacks),
+        weights=grid.weights,
+        command=command,
+        defenses=tuple(defense for defense in found if defense is not None),
+    )

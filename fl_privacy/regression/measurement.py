@@ -1,0 +1,126 @@
+"""What an app's uploads gave away of chosen images."""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fl_privacy.checks import one_of
+from fl_privacy.errors import UserError
+from fl_privacy.metrics import METRICS, Metric, Statistic, aggregate
+from fl_privacy.results import Attacker, Run, read_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """How well each of N images was read.
+
+    Attributes:
+        metric: a name in ``METRICS``.
+        attack: who attacked, in words.
+        values: (N,) of the metric, in the order of the images.
+        uploads: (N,) which upload each image was in; images of one upload were attacked together.
+        victims: a digest of the images, which tells whether another measurement is of the same ones.
+        versions: of the packages that decide the values.
+    """
+
+    metric: str
+    attack: str
+    values: tuple[float, ...]
+    uploads: tuple[int, ...]
+    victims: str
+    versions: Mapping[str, str]
+
+    @property
+    def judged_by(self) -> Metric:
+        """The metric itself."""
+        return METRICS[self.metric]
+
+    @property
+    def statistic(self) -> Statistic:
+        """Mean and 95 % interval, over uploads."""
+        found = aggregate(self.values, groups=self.uploads, within=self.judged_by.range)
+        assert found is not None
+        return found
+
+    @property
+    def recognizable(self) -> int:
+        """Images that the literature calls recognizable."""
+        return sum(map(self.judged_by.is_leak, self.values))
+
+
+def measured(
+    *, metric: str, attack: str, values: Iterable[float], uploads: Iterable[object], victims: Iterable[str]
+) -> Measurement:
+    """A measurement, of images of which every value is known.
+
+    Args:
+        metric: a name in ``METRICS``.
+        attack: who attacked, in words.
+        values: (N,) of the metric, NaN where an attack failed.
+        uploads: (N,) names of the uploads.
+        victims: (N,) what tells each image from others.
+
+    Raises:
+        UserError: there is no such metric, no image, or one of which nothing is known.
+    """
+    one_of("metric", metric, [name for name, known in METRICS.items() if known.of == "images"])
+    known = tuple(map(float, values))
+    numbers: dict[object, int] = {}
+    groups = tuple(numbers.setdefault(upload, len(numbers)) for upload in uploads)
+    unknown = sum(math.isnan(value) for value in known)
+    if unknown or not known:
+        raise UserError(
+            f"{metric} is expected to be known of every attacked image, but is not of {unknown or 'any'} of"
+            f" {len(known)}: the attack failed, or the metric can't be computed, which says nothing about privacy."
+        )
+    digest = hashlib.sha256("\n".join(victims).encode()).hexdigest()
+    versions = {package: version(package) for package in ("fl-privacy", "torch")}
+    return Measurement(metric=metric, attack=attack, values=known, uploads=groups, victims=digest, versions=versions)
+
+
+def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
+    """Of the run, attack or audit in ``folder``: in the attacked round and by the attacker that read most.
+
+    Images are told by their victim's name, so that two runs are of the same ones if both have the same seed and data.
+
+    Raises:
+        UserError: it is no run's folder, did not finish, attacked nothing, or failed on an image.
+    """
+    run = read_run(folder)
+    if not run.finished:
+        raise UserError(f"{folder} is expected to hold a run that finished, but it did not; start it again.")
+    one_of("metric", metric, [name for name, known in METRICS.items() if known.of == "images"])
+    found = [(attacker, *key, images) for attacker in Attacker for key, images in _by_round(run, attacker).items()]
+    if not found:
+        raise UserError(f"{folder} is expected to hold attacked images, but none was attacked.")
+    sign = 1 if METRICS[metric].leaks == "high" else -1
+    attacker, round, images = max(found, key=lambda one: sign * _mean(one[2], metric))
+    choices = run.identity.config.get("choices", {})
+    return measured(
+        metric=metric,
+        attack=f"{choices.get('attack', 'an attack')}, {attacker} attacker, round {round}",
+        values=[_value(image, metric) for image in images],
+        uploads=[image["id"] for image in images],
+        victims=[f"{choices.get('data')} {image['id']} {image['image']}" for image in images],
+    )
+
+
+def _by_round(run: Run, attacker: Attacker) -> Mapping[tuple[int], list[Mapping[str, Any]]]:
+    images = run.of_kind("image", attacker)
+    rounds = Counter(image["round"] for image in images)
+    return {(round,): [image for image in images if image["round"] == round] for round in rounds}
+
+
+def _value(image: Mapping[str, Any], metric: str) -> float:
+    value = None if image.get("failure") else image.get(metric)
+    return math.nan if value is None else float(value)
+
+
+def _mean(images: Iterable[Mapping[str, Any]], metric: str) -> float:
+    values = [value for image in images if not math.isnan(value := _value(image, metric))]
+    return sum(values) / len(values) if values else -math.inf

@@ -1,0 +1,166 @@
+"""What one step of an app's own training function gives away, measured without a federation."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.checks import whole
+from fl_privacy.data.own_examples import find_normalization, fingerprint, samples, told_normalization
+from fl_privacy.defenses import ClientState, Defense, none
+from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.experiment.attack_by_name import attack_called
+from fl_privacy.interception.recognition import recognize_training
+from fl_privacy.metrics import evaluate_all
+from fl_privacy.models import normalized
+from fl_privacy.regression.measurement import Measurement, measured
+from fl_privacy.rng import derive_seed
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
+
+Train = Callable[[nn.Module, DataLoader], object]
+
+UPLOAD_HOOKS = {"parts", "upload", "outcome"}
+
+
+def measure_training(
+    *,
+    model: nn.Module | Callable[[], nn.Module],
+    train: Train,
+    data: object,
+    batch_size: int = 1,
+    images: int = 40,
+    defense: Defense | None = None,
+    attack: str | ReconstructionAttack = "auto attack.budget=quick",
+    metric: str = "psnr",
+    seed: int = 0,
+) -> Measurement:
+    """How well an honest-but-curious server reads the first ``images`` of ``data`` from uploads of one batch each.
+
+    Each batch is trained on by ``train``, once, on a copy of the model as it is: the worst case of the literature for
+    its size. The change of the parameters is what the server sees, behind ``defense`` if there is one.
+
+    Args:
+        model: the app's model, or what makes it; its values are drawn under ``seed`` in that case.
+        train: the app's own training function; trains the model in place over the loader that it is given.
+        data: images with labels, with the app's transform: a data set, a loader or an iterable of pairs.
+        batch_size: examples in each upload.
+        images: how many in all; a whole number of batches, at least five.
+        defense: of the upload alone (noise, clipping, pruning, quantization); others belong into ``train``.
+        attack: a name that ``fl-privacy list`` shows, with settings after it, or an attack.
+        metric: a name in ``METRICS`` that compares images.
+        seed: of all randomness.
+
+    Raises:
+        UserError: something does not fit, or the attack failed on an image.
+    """
+    examples = _examples(data, images, batch_size)
+    network, normalization = _made(model, seed), told_normalization(data) or find_normalization(examples)
+    pixels = [image if normalization is None else normalization.undo(image) for image, _ in examples]
+    observed = normalized(network, normalization) if normalization is not None else network
+    guard = none() if defense is None else _expect_on_upload(defense)
+    state, observations, truths = ClientState(), [], []
+    for index in range(images // batch_size):
+        rows = slice(index * batch_size, (index + 1) * batch_size)
+        drawn = derive_seed(seed, "upload", index)
+        change = _change(network, train, examples[rows], drawn)
+        seen = _defended(change.parameters, guard, state, drawn)
+        upload = Upload(tensors=seen, buffers=change.buffers, num_examples=batch_size)
+        truth = Batch(torch.stack(pixels[rows]).clamp(0, 1), torch.tensor([label for _, label in examples[rows]]))
+        observations.append(_observation(network, observed, upload, index, tuple(truth.inputs.shape[1:])))
+        truths.append(truth)
+    made, name = attack_called(attack)
+    if made is None:
+        raise UserError("attack is expected to be one, but got none; nothing would be measured.")
+    scores = evaluate_all(made(observations, seed=seed), truths)
+    values = [(score.id, image.values.get(metric, math.nan)) for score in scores for image in score.images]
+    return measured(
+        metric=metric,
+        attack=name,
+        values=[value for _, value in values],
+        uploads=[victim for victim, _ in values],
+        victims=[fingerprint(image) for image in pixels],
+    )
+
+
+def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, int]]:
+    """The first ``images`` of ``data``."""
+    whole("batch_size", batch_size, at_least=1, example=8)
+    whole("images", images, at_least=1, example=40)
+    if images % batch_size:
+        raise UserError(f"images is expected to be a multiple of batch_size={batch_size}, but got {images}.")
+    examples = list(islice(samples(data), images))
+    if len(examples) < images:
+        raise UserError(f"data is expected to hold {images} images, but holds {len(examples)}; lower images.")
+    return examples
+
+
+class _Batch(Dataset[tuple[Tensor, int]]):
+    def __init__(self, examples: Sequence[tuple[Tensor, int]]) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self._examples[index]
+
+
+def _made(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]), blamed_on("model()"):
+        torch.manual_seed(seed)
+        made = model()
+    if not isinstance(made, nn.Module):
+        raise UserError(f"model is expected to be or to make a torch.nn.Module, but made {type(made).__name__}.")
+    return made
+
+
+def _change(model: nn.Module, train: Train, examples: Sequence[tuple[Tensor, int]], seed: int) -> ModelState:
+    """Of the parameters, by one training on ``examples``; buffers as they are then."""
+    sent, trained = ModelState.of(model), copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]), blamed_on("train(model, loader)"):
+        torch.manual_seed(seed)
+        train(trained, DataLoader(_Batch(examples), batch_size=len(examples)))
+    after = ModelState.of(trained.cpu())
+    change = {name: value - sent.parameters[name] for name, value in after.parameters.items()}
+    if not any(bool(tensor.any()) for tensor in change.values()):
+        raise UserError("train is expected to train the model that it is given in place, but left it as it was.")
+    return ModelState(change, after.buffers)
+
+
+def _expect_on_upload(defense: Defense) -> Defense:
+    if inside := [name for name in vars(defense) if name not in UPLOAD_HOOKS and getattr(defense, name)]:
+        raise UserError(
+            f"defense is expected to act on the upload alone, but {defense.name} has {inside[0]}; call it in train"
+            " (fl_privacy.flower.train_step)."
+        )
+    return defense
+
+
+def _defended(change: Tensors, defense: Defense, state: ClientState, seed: int) -> Tensors:
+    for hook in defense.upload:
+        change = hook(change, state, torch.Generator().manual_seed(derive_seed(seed, "defense")))
+    return change
+
+
+def _observation(
+    model: nn.Module, observed: nn.Module, upload: Upload, index: int, shape: tuple[int, ...]
+) -> Observation:
+    with torch.no_grad():
+        logits = copy.deepcopy(observed).eval()(torch.zeros(1, *shape))
+    seen = Observation(
+        id=VictimId(0, 0, index),
+        model=observed,
+        sent=ModelState.of(model),
+        upload=upload,
+        plan=LocalPlan(shares="delta", steps=1),
+        input_shape=shape,
+        num_classes=logits.shape[-1],
+    )
+    return recognize_training(seen)[0]

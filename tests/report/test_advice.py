@@ -1,0 +1,122 @@
+"""The advice is what the measured figures say, and never errs towards "private"."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.cli.main import run_command_line
+from fl_privacy.errors import UserError
+from fl_privacy.report.advice import MeasuredDefense, MeasuredTable, advice_from, read_table, write_table
+from fl_privacy.report.recommendation import Candidate
+
+
+def read(largest: float, *, upper: float | None = None, failures: int = 0) -> Candidate:
+    """What attacks came to, whose best image has ``largest`` dB."""
+    return Candidate(
+        name="x",
+        accuracy=0.5,
+        pmm=None,
+        psnr=largest - 3,
+        upper=largest - 1 if upper is None else upper,
+        largest=largest,
+        recognizable=int(largest >= 15) * 4,
+        images=8,
+        groups=8,
+        failures=failures,
+    )
+
+
+def defense(name: str, accuracy: float, plain: Candidate, adaptive: Candidate, seconds: float) -> MeasuredDefense:
+    return MeasuredDefense(
+        name=name,
+        overrides=(f"defense={name}",),
+        accuracy=accuracy,
+        by_threat={"honest": plain, "adaptive": adaptive},
+        seconds=seconds,
+        upload_bytes=1000.0,
+        epsilon=None,
+    )
+
+
+TABLE = MeasuredTable(
+    settings=("data=mnist_mini", "model=lenet"),
+    attacks=("auto",),
+    weights="initial",
+    command="fl-privacy trade-off tiny",
+    defenses=(
+        defense("none", 0.90, read(40), read(40), 0.0),
+        defense("weak", 0.90, read(30), read(30), 0.001),
+        defense("known", 0.89, read(10), read(20), 0.001),
+        defense("slow", 0.885, read(9), read(12), 0.5),
+        defense("fast", 0.88, read(11), read(13), 0.01),
+        defense("costly", 0.70, read(5), read(6), 0.002),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("loss", "threat", "below", "taken"),
+    [
+        (2, "adaptive", 15, "Take fast"),
+        (1.6, "adaptive", 15, "Take slow"),
+        (2, "honest", 15, "Take known"),
+        (30, "adaptive", 15, "Take costly"),
+        (30, "adaptive", 10, "Take costly"),
+        (1, "adaptive", 15, "None does both"),
+    ],
+)
+def test_the_cheapest_within_both_bounds_is_taken(loss: float, threat: str, below: float, taken: str) -> None:
+    said = advice_from(TABLE, accuracy_loss=loss, threat=threat, psnr_below=below)
+    assert any(line.startswith(taken) for line in said), said
+    assert said[-1].startswith("Not tested: attacks other than auto")
+
+
+def test_where_none_does_both_what_is_not_enough_is_not_advised() -> None:
+    said = " ".join(advice_from(TABLE, accuracy_loss=1, threat="adaptive", psnr_below=15))
+    assert "Take" not in said and "known, which is not enough" in said and "at a higher price, is slow" in said
+    said = " ".join(advice_from(TABLE, accuracy_loss=0, threat="adaptive", psnr_below=1))
+    assert "Enough" not in said and "None does both" in said
+
+
+@pytest.mark.parametrize("wrong", [read(13, failures=1), read(13, upper=16.0), read(13, upper=float("inf"))])
+def test_what_is_not_known_to_hide_is_not_taken(wrong: Candidate) -> None:
+    fast = defense("fast", 0.88, read(11), wrong, 0.01)
+    table = replace(TABLE, defenses=(TABLE.defenses[0], fast))
+    assert not any(
+        line.startswith("Take") for line in advice_from(table, accuracy_loss=5, threat="adaptive", psnr_below=15)
+    )
+
+
+def test_what_knowing_the_defense_gives_is_said() -> None:
+    said = " ".join(advice_from(TABLE, accuracy_loss=2, threat="honest", psnr_below=15))
+    assert "Against who knows the defense it was not asked for: there at most 19.0 dB and 4 of 8 recognizable." in said
+    assert "no guarantee of differential privacy" in said
+
+
+def test_a_table_comes_back_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    single = replace(TABLE, defenses=(*TABLE.defenses, defense("one", 0.5, read(5, upper=float("inf")), read(5), 1.0)))
+    write_table(path, single)
+    assert read_table(path) == single
+    for text in ("", "{}", '{"format": 1}'):
+        path.write_text(text)
+        with pytest.raises(UserError, match="advise --save"):
+            read_table(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["data=nowhere"], "Settings that were measured are expected, but got data=nowhere"),
+        (["accuracy_loss=much"], "accuracy_loss is expected to be a number"),
+        (["threat=evil"], "threat is expected to be one of honest, adaptive"),
+        (["--grid", "tiny", "out=nowhere"], "too few did; run `fl-privacy trade-off tiny out=nowhere`"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(
+    arguments: list[str], line: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command_line(["advise", *arguments]) == 2
+    assert line in " ".join(capfd.readouterr().err.split())
