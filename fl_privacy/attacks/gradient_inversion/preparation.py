@@ -243,6 +243,13 @@ def of_modality(settings: Settings, observation: Observation) -> Settings:
     return replace(settings, source=source, priors=(), projection="none", space=Space())
 
 
+def _as_wide(labels: Tensor | None, longest: int) -> Tensor | None:
+    """Labels that are next tokens (B, L) for texts of ``longest`` tokens; others as they are."""
+    if labels is None or labels.dim() != 2 or labels.is_floating_point():
+        return labels
+    return torch.nn.functional.pad(labels, (0, longest - labels.shape[1]), value=-100)
+
+
 def _variables_of_one(first: Observation, group: Group) -> tuple[int, ...]:
     """Of one image (C, H, W), or text (L, d)."""
     if not isinstance(first.model, TextModel):
@@ -262,6 +269,7 @@ def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
     rounds = [prepare_round(settings, one, device=device, dtype=dtype) for one in (group, *group.earlier)]
     evaluating = replace(first.plan, batch_norm="eval")
     victim_model, members, failures = rounds[0].victim_model, [], {}
+    shape = (first.upload.num_examples, *_variables_of_one(first, group))
     for position, observation in group.observations.items():
         try:
             found = choose_labels(
@@ -270,11 +278,11 @@ def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
         except NotAttackableError as reason:
             failures[position] = str(reason)
         else:
-            members.append(Member(position, observation, *found))
+            members.append(Member(position, observation, _as_wide(found[0], shape[1]), found[1]))
     return Prepared(
         settings=settings,
         seed=seed,
-        shape=(first.upload.num_examples, *_variables_of_one(first, group)),
+        shape=shape,
         num_classes=first.num_classes,
         rounds=rounds,
         observer=frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=dtype),
