@@ -83,12 +83,12 @@ def describe_threats(
 
 
 def _embeddings(model: TextModel, plan: LocalPlan) -> str:
-    """Whether the tokens of a batch can be read off the rows of its gradient."""
+    """Whether its gradient shows the tokens."""
     if model.word_weight in plan.held(name for name, _ in model.named_parameters()):
         return "The gradient of the tokens' embeddings is not uploaded."
     return (
-        "The gradient of the tokens' embeddings is uploaded: where no defense and no tied head fills its rows, those that"
-        " are not zero name the tokens of a batch."
+        "The gradient of the tokens' embeddings is uploaded: where no defense and no tied head fills its rows, those"
+        " that are not zero name the tokens of a batch."
     )
 
 
