@@ -129,7 +129,8 @@ class InferenceStage:
         self._rounds, self._last_round = self._rounds + 1, read.round
         with cpu_threads(self.threads):
             for name, watch in self._watches.items():
-                if name in self._failures:
+                about_updates = self.inferences[name].about is not About.ATTRIBUTE
+                if name in self._failures or (about_updates and not read.observations):
                     continue
                 started = time.perf_counter()
                 with self.monitor.working(f"Asking about {name} in round {read.round}"):
@@ -146,7 +147,7 @@ class InferenceStage:
         watched = Watched(rounds=self._rounds, last_round=self._last_round, clients=self.clients)
         for name, inference in self.inferences.items():
             for finding in self._findings(judge, name, inference, watched):
-                self.folder.add_finding(finding)
+                self.folder.add_finding(replace(finding, seconds=self._seconds[name]))
 
     def _findings(self, judge: InferenceJudge, name: str, inference: Inference, watched: Watched) -> Sequence[Finding]:
         watch, reason = self._watches[name], self._failures.get(name)

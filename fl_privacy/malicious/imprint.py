@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.gradient_inversion.evidence import scattered_zeros
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.malicious.bins import brightness_edges
@@ -20,6 +21,9 @@ _SMALLEST = 1e-6
 
 _SMALLEST_CHANGE = 1e-3
 """Likewise of the length of changes."""
+
+_THINNED = 0.5
+"""Share of zeros among rows, which behind ReLU are sums of many images, from which somebody has put them there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,8 @@ class Imprint(ServerAttack):
             images, alone = self.caught(weight, bias, upload.rounding)
         else:
             images, alone = self.caught_in_change(weight, upload.rounding)
+        if self.activation == "relu" and scattered_zeros({MEASURE: weight}) > _THINNED:
+            alone = torch.zeros_like(alone)
         return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
 
     def caught(self, weight: Tensor, bias: Tensor, rounding: float = 0.0) -> tuple[Tensor, Tensor]:

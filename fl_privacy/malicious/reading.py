@@ -52,6 +52,8 @@ def _is_defended(observation: Observation) -> bool:
     layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors
     honest = [name for name, tensor in tensors.items() if tensor.dim() > 1 and not name.startswith(f"{BLOCK}.")]
     ends = {*honest[:1], *([layer[0]] if layer else [])}
+    if not all(bool(tensors[name].any()) for name in ends & tensors.keys()):
+        return True
     upload = replace(observation.upload, tensors={name: tensors[name] for name in ends & tensors.keys()})
     return bool(evident_defense(replace(observation, upload=upload), Usual(scattered=0.0, columns=1.0)))
 

@@ -121,6 +121,7 @@ class InferredView:
         chart: ROC curves, where there are any.
         notes: on how to read it.
         proves: whether an empirical epsilon is told.
+        seconds: that the attacks took.
     """
 
     heading: str
@@ -131,6 +132,7 @@ class InferredView:
     chart: Markup | None
     notes: Sequence[str]
     proves: bool
+    seconds: float | None
 
 
 def views_of(findings: Sequence[Finding]) -> list[InferredView]:
@@ -213,6 +215,7 @@ def _view(about: str, findings: Sequence[Finding]) -> InferredView:
         chart=roc_chart(curves) if curves else None,
         notes=list(dict.fromkeys(note for f in findings for note in f.notes)),
         proves=any(f.proven_epsilon is not None for f in ordered),
+        seconds=max((f.seconds for f in findings if f.seconds is not None), default=None),
     )
 
 

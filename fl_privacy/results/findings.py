@@ -50,7 +50,7 @@ class Finding:
         proven_epsilon: the largest that the attack disproves.
         notes: sentences on how to read it.
         failure: why there is no finding.
-        seconds: that it took, where it can be told apart.
+        seconds: that all methods of the question took together, without the judgment.
     """
 
     about: str

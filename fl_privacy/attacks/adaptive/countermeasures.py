@@ -10,6 +10,7 @@ from fl_privacy.attacks.adaptive.bounds import Rule, only_layer, shared_columns,
 from fl_privacy.attacks.adaptive.clip import Clipping
 from fl_privacy.attacks.adaptive.constraints import HiddenGradient
 from fl_privacy.effects import (
+    AdversarialPerturbation,
     Clipped,
     ClippedExamples,
     Effect,
@@ -142,6 +143,12 @@ def _against_mixing(effect: SlicedNoise, circumstances: Circumstances) -> Sequen
 @countermeasures_against.register
 def _against_refiner(effect: RobustGradient, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Refiner: robust data look like noise, and where their noise is drawn anew it averages out over rounds."""
+    return _prefer_smooth(circumstances, BLURRED)
+
+
+@countermeasures_against.register
+def _against_misleading(effect: AdversarialPerturbation, circumstances: Circumstances) -> Sequence[Countermeasure]:
+    """RecUP-FL: what misleads classifiers of an attribute is, to who looks for an image, noise like any other."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
