@@ -26,9 +26,10 @@ class Verdict:
     tone: Tone
 
 
-def verdict(summary: Summary) -> Verdict:
-    """The headline of a run: what of its images is recognizable, and what else was told of them."""
-    images, told = _of_images(summary), told_apart(summary.inferred)
+def verdict(summary: Summary, kind: str = "image") -> Verdict:
+    """The headline of a run: what of its images, or examples of another ``kind``, is recognizable, and what else was told
+    of them."""
+    images, told = _of_images(summary, kind), told_apart(summary.inferred)
     if not told:
         return images
     known = f"the server can tell {' and '.join(told)}"
@@ -37,19 +38,19 @@ def verdict(summary: Summary) -> Verdict:
     return Verdict(f"{images.text}{'; ' if images.tone == 'leak' else ', but '}{known}", images.basis, "leak")
 
 
-def _of_images(summary: Summary) -> Verdict:
-    """By PSNR: the last attacked round and the first, each by the attacker that read most."""
+def _of_images(summary: Summary, kind: str) -> Verdict:
+    """By the main metric: the last attacked round and the first, each by the attacker that read most."""
     found = readings_of(summary)
     if not found:
         asked = "; what was asked beside was not told from chance" if summary.inferred else ""
-        return Verdict(f"No image was attacked{asked}", "", "open")
+        return Verdict(f"No {kind} was attacked{asked}", "", "open")
     most = most_recognized(found)
     if most is None:
         number = found[-1].leakage.images
         if any(reading.failures < reading.leakage.images for reading in found):
             return _without_truth(found)
         return Verdict(
-            f"The attack failed on {'the only image' if number == 1 else f'all {number} images'}", "", "open"
+            f"The attack failed on {f'the only {kind}' if number == 1 else f'all {number} {kind}s'}", "", "open"
         )
     rounds = sorted({reading.round for reading in found})
     worst = {round: reading for round in rounds if (reading := most_recognized(in_round(found, round))) is not None}

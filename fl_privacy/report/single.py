@@ -46,7 +46,7 @@ def render_run(
         run=run,
         summary=run.summary,
         adaptive=run.summary.adaptive,
-        verdict=verdict(run.summary),
+        verdict=verdict(run.summary, kind),
         problems=problems,
         lede=_lede(run),
         main_tiles=_main_tiles(found),
