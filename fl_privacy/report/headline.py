@@ -27,8 +27,8 @@ class Verdict:
 
 
 def verdict(summary: Summary, kind: str = "image") -> Verdict:
-    """The headline of a run: what of its images, or examples of another ``kind``, is recognizable, and what else was told
-    of them."""
+    """The headline of a run: what of its images, or examples of another ``kind``, is recognizable, and what else was
+    told of them."""
     images, told = _of_images(summary, kind), told_apart(summary.inferred)
     if not told:
         return images
