@@ -16,6 +16,7 @@ from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.targets import check_arguments, instantiate, plain_settings
 from fl_privacy.data import Dataset, TextExamples
 from fl_privacy.defenses import Defense
+from fl_privacy.effects import MutedFeatures, SlicedNoise
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.audited import audit_of
 from fl_privacy.experiment.network import build_network
@@ -139,8 +140,9 @@ def build_defense(config: RunSettings) -> Defense:
 def prepare_defense(defense: Defense, dataset: Dataset) -> None:
     """Let ``defense`` get what it needs for the images of ``dataset``; ``UserError`` if it can't, or if that are texts,
     which it can't change."""
+    of_pixels = any(isinstance(part.effect, MutedFeatures | SlicedNoise) for part in defense.parts)
     if isinstance(dataset.train, TextExamples) and (
-        defense.prepare or defense.data or defense.examples or defense.model
+        of_pixels or defense.prepare or defense.data or defense.examples or defense.model
     ):
         raise UserError(
             f"Defense {defense.name} is of images, but the data are text; take dp_noise, dp_sgd, local_dp, pruning,"

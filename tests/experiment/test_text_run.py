@@ -60,3 +60,22 @@ def test_what_was_captured_is_attacked_again(run: Path, tmp_path: Path) -> None:
 def test_tokens_are_right_misplaced_or_wrong() -> None:
     kinds = [piece.kind for piece in colored(["a", "c", "b", "b", "x"], ["a", "b", "c", "d"])]
     assert kinds == ["right", "misplaced", "misplaced", "wrong", "wrong"]
+
+
+@pytest.mark.parametrize("defense", ["soteria", "ats", "refiner", "spn"])
+def test_defenses_of_images_are_refused(
+    run: Path, tmp_path: Path, defense: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["attack", "data=text_folder", f"data.root={run.parent.parent}", "data.vocabulary_size=100"]
+    more = ["model=bert_tiny", "attack=dager", "victims=1", f"defense={defense}", f"out={tmp_path}"]
+    assert run_command_line([*words, *more]) == 2
+    assert "the data are text" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("defense", ["dp_noise", "dp_sgd", "pruning", "quantization"])
+def test_defenses_of_updates_are_attacked(run: Path, tmp_path: Path, defense: str) -> None:
+    words = ["attack", "data=text_folder", f"data.root={run.parent.parent}", "data.vocabulary_size=100"]
+    more = ["model=bert_tiny", "attack=tag", "attack.iterations=3", "victims=1", f"defense={defense}"]
+    assert run_command_line([*words, *more, f"out={tmp_path}"]) == 0
+    (found,) = tmp_path.glob("*/summary.json")
+    assert read_run(found.parent).summary.plain.metrics["token_f1"].n == 1
