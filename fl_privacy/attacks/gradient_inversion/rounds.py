@@ -163,6 +163,8 @@ def _circumstances(
         matched_per_uploaded=matched_per_uploaded(first.plan, first.upload.num_examples, unrolls=unrolls),
         scales=settings.objective.elementwise,
         complete=set(names) == set(first.sent.parameters),
-        smooths=isinstance(first.model, TextModel) or any(isinstance(p, TotalVariation) for p in settings.priors),
+        smooths=isinstance(first.model, TextModel)
+        or settings.source is not None
+        or any(isinstance(prior, TotalVariation) for prior in settings.priors),
         learnable=learnable,
     )
