@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy import checks
@@ -25,8 +26,8 @@ class PropertyInference:
     """Shares of the classes among a client's examples (after Wang et al. 2019, "Eavesdrop the composition proportion").
 
     In a round the attacker trains shadow clients on public examples, with shares of its own choice, as clients train.
-    Each update is told by its inner products with the mean gradient of each class; ridge regression from these to the
-    shares is then applied to the clients' updates, and what it says is averaged over rounds.
+    Each update is told by its inner products with the mean gradient of each class, scaled to norm 1; ridge regression
+    from these to the shares is then applied to the clients' updates, and what it says is averaged over rounds.
 
     Attributes:
         shadows: clients that are trained in a round.
@@ -116,7 +117,8 @@ class _Shadows:
 
     def told(self, gradient: Tensors) -> Tensor:
         """(K,) of one client's mean gradient."""
-        return self._products({n: gradient[n].unsqueeze(0) for n in self.names}, 1)[0]
+        known = {n: gradient[n] if n in gradient else torch.zeros_like(self.sent.parameters[n]) for n in self.names}
+        return self._products({n: g.unsqueeze(0) for n, g in known.items()}, 1)[0]
 
     @cached_property
     def class_gradients(self) -> list[Tensors]:
@@ -133,7 +135,7 @@ class _Shadows:
         for name in self.names:
             own = torch.stack([g[name].flatten() for g in self.class_gradients], 1)
             products += (gradients[name].to(own).flatten(1) @ own).cpu()
-        return products
+        return F.normalize(products, dim=1)  # a defense that clips changes nothing
 
 
 def _dirichlet(alpha: float, shape: tuple[int, int], rng: torch.Generator) -> Tensor:
