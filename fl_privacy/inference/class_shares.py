@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy import checks
@@ -26,8 +25,8 @@ class PropertyInference:
     """Shares of the classes among a client's examples (after Wang et al. 2019, "Eavesdrop the composition proportion").
 
     In a round the attacker trains shadow clients on public examples, with shares of its own choice, as clients train.
-    Each update is told by its inner products with the mean gradient of each class, scaled to norm 1; ridge regression
-    from these to the shares is then applied to the clients' updates, and what it says is averaged over rounds.
+    Each update is told by its inner products with the mean gradient of each class; ridge regression from these to the
+    shares is then applied to the clients' updates, and what it says is averaged over rounds.
 
     Attributes:
         shadows: clients that are trained in a round.
@@ -135,7 +134,7 @@ class _Shadows:
         for name in self.names:
             own = torch.stack([g[name].flatten() for g in self.class_gradients], 1)
             products += (gradients[name].to(own).flatten(1) @ own).cpu()
-        return F.normalize(products, dim=1)  # a defense that clips changes nothing
+        return products
 
 
 def _dirichlet(alpha: float, shape: tuple[int, int], rng: torch.Generator) -> Tensor:
