@@ -210,10 +210,11 @@ def _bound(metric: Any) -> str:
 def formula(tex: str) -> str:
     """The formula as an inline drawing in the color of the text; its source for who can't see it."""
     from matplotlib import mathtext, rc_context  # noqa: PLC0415
+    from matplotlib.font_manager import FontProperties  # noqa: PLC0415
 
     drawn = io.BytesIO()
     with rc_context({"svg.fonttype": "path", "mathtext.fontset": "cm", "svg.hashsalt": tex}):
-        mathtext.math_to_image(f"${tex}$", drawn, format="svg", dpi=72)
+        mathtext.math_to_image(f"${tex}$", drawn, prop=FontProperties(size=14), format="svg", dpi=72)
     svg = drawn.getvalue().decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -5,7 +5,8 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -48,14 +49,19 @@ class _Order:
     public: Examples
     device: torch.device
 
-    @property
-    def key(self) -> str:
-        """Hash of what decides the generator."""
+    @cached_property
+    def training_key(self) -> str:
+        """Hash of what decides every step: a training that was stopped may end with more or fewer than were asked."""
         images, labels = self.public.images, self.public.labels
         content = hashlib.sha256(images.contiguous().numpy().tobytes())
         content.update(labels.contiguous().numpy().tobytes())
-        content.update(json.dumps([images.shape, self.seed, asdict(self.plan)]).encode())
+        content.update(json.dumps([images.shape, self.seed, asdict(replace(self.plan, steps=1))]).encode())
         return content.hexdigest()[:16]
+
+    @property
+    def key(self) -> str:
+        """Of what decides the generator."""
+        return f"{self.training_key}-{self.plan.steps}"
 
     def training(self) -> GeneratorTraining:
         return GeneratorTraining(
@@ -110,10 +116,16 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
         console.print(f"Found it trained: {file}", highlight=False)
         return file
     training = order.training()
-    _train(training, file.with_name(f"{file.name}.training"), key, console)
+    state = file.with_name(f"{file.name}.training") if settings["out"] is not None else _state_in_cache(order)
+    _train(training, state, order.training_key, console)
     save_generator(training.result(), order.provenance(), file, {"key": key, "settings": json.dumps(settings)})
-    file.with_name(f"{file.name}.training").unlink(missing_ok=True)
+    state.unlink(missing_ok=True)
     return file
+
+
+def _state_in_cache(order: _Order) -> Path:
+    """The same for any number of steps."""
+    return user_cache_folder() / f"generator-{order.training_key}.training"
 
 
 def _public(dataset: Dataset, split: str, number: int | None) -> Examples:
@@ -138,6 +150,11 @@ def _train(training: GeneratorTraining, state: Path, key: str, console: Console)
     """All steps that are left; what was done is in ``state``, whatever ends this."""
     if (before := load_training(state, key)) is not None:
         training.load(before)
+        if training.done > training.plan.steps:
+            raise UserError(
+                f"steps is expected to be at least {training.done}, which are done already, but got"
+                f" {training.plan.steps}; set steps={training.done}, or remove {state}."
+            )
         console.print(f"Going on after {training.done} of {training.plan.steps} steps.", highlight=False)
     kept, kept_at = training.done, time.monotonic()
     with _shown(console) as show:

@@ -4,8 +4,9 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,6 +21,9 @@ from fl_privacy.flower.client_app import simulated_client_app
 from fl_privacy.flower.transport import LocalGrid, error_reply
 from fl_privacy.parallel.cluster import expect_ray, joins_cluster, one_line, ray_cluster
 from fl_privacy.progress import counted
+
+_STARTING = 600.0
+"""Seconds that a process may take to start and to make its clients, beside those of its first message."""
 
 
 class ClientProcess:
@@ -39,6 +43,11 @@ class ClientProcess:
 
         return simulated_client_app(ray.get(self._source[0])())
 
+    def prepare(self) -> None:
+        """Make the clients; what goes wrong is told with the first message."""
+        with suppress(Exception):
+            self._app  # noqa: B018
+
     def answer(self, message: Message, context: Context) -> tuple[Message, Context]:
         """The reply of the message's node, and its context afterwards."""
         return self._app(message, context), context
@@ -51,47 +60,93 @@ class RayGrid(LocalGrid):
         clients: partitions, one node each.
         start: starts an actor.
         actors: how many; one that dies is replaced, and the message it had gets an error reply.
-        timeout: seconds for one message, after which its actor is ended and replaced.
+        timeout: seconds for one message, after which its actor is ended and replaced; they are counted from where the
+            actor has started and made its clients.
     """
 
     def __init__(self, clients: Sequence[int], start: Callable[[], Any], actors: int, *, timeout: float) -> None:
         super().__init__(clients)
         self._start = start
         self._timeout = timeout
-        self._idle = deque(start() for _ in range(actors))
+        self._preparing = dict[Any, Any]()
+        self._idle = deque[Any]()
+        for _ in range(actors):
+            self._add_actor()
+
+    def _add_actor(self) -> None:
+        actor = self._start()
+        self._preparing[actor.prepare.remote()] = actor
+        self._idle.append(actor)
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
         """Hand the messages to idle actors as these become free."""
-        import ray  # noqa: PLC0415
-
-        waiting, working, replies = deque(messages), dict[Any, tuple[Any, Message, float]](), list[Message]()
+        waiting, working, replies = deque(messages), dict[Any, _Errand](), list[Message]()
         progress = counted("reply of a client", messages)
         next(progress, None)
         while waiting or working:
             while waiting and self._idle:
-                actor, message = self._idle.popleft(), waiting.popleft()
-                answer = actor.answer.remote(message, self.contexts[message.metadata.dst_node_id])
-                working[answer] = actor, message, time.monotonic() + self._timeout
-            oldest = min(working, key=lambda answer: working[answer][2])
-            ready, _ = ray.wait(list(working), timeout=max(0.0, working[oldest][2] - time.monotonic()))
-            done = ready[0] if ready else oldest
-            actor, message, _ = working.pop(done)
-            if not ready:
-                ray.kill(actor)
-                self._idle.append(self._start())
-                replies.append(error_reply(message, Failure(f"no reply within {self._timeout:g} s (backend.timeout)")))
+                errand = self._hand_over(self._idle.popleft(), waiting.popleft())
+                working[errand.answer] = errand
+            over, done = self._wait(working)
+            if over is not None:
+                del working[over.answer]
+                replies.append(self._reply(over, done=done))
                 next(progress, None)
-                continue
-            try:
-                reply, self.contexts[message.metadata.dst_node_id] = ray.get(done)
-            except ray.exceptions.RayError as error:
-                reply = error_reply(message, Failure(one_line(error)))
-                if isinstance(error, ray.exceptions.RayActorError):
-                    actor = self._start()
-            self._idle.append(actor)
-            replies.append(reply)
-            next(progress, None)
         return replies
+
+    def _hand_over(self, actor: Any, message: Message) -> "_Errand":
+        limit = self._timeout + (_STARTING if actor in self._preparing.values() else 0.0)
+        answer = actor.answer.remote(message, self.contexts[message.metadata.dst_node_id])
+        return _Errand(actor, message, answer, time.monotonic() + limit)
+
+    def _wait(self, working: Mapping[Any, "_Errand"]) -> tuple["_Errand | None", bool]:
+        """An errand that is over, with whether it was answered; ``None`` after an actor that has just become ready."""
+        import ray  # noqa: PLC0415
+
+        oldest = min(working.values(), key=lambda errand: errand.deadline)
+        busy = {errand.actor: errand for errand in working.values()}
+        starting = [ref for ref, actor in self._preparing.items() if actor in busy]
+        left = max(0.0, oldest.deadline - time.monotonic())
+        ready, _ = ray.wait([*starting, *working], timeout=left)
+        if not ready:
+            return oldest, False
+        actor = self._preparing.pop(ready[0], None)
+        if actor is None:
+            return working[ready[0]], True
+        busy[actor].deadline = time.monotonic() + self._timeout
+        return None, False
+
+    def _reply(self, errand: "_Errand", *, done: bool) -> Message:
+        import ray  # noqa: PLC0415
+
+        message = errand.message
+        if not done:
+            ray.kill(errand.actor)
+            self._replace(errand.actor)
+            return error_reply(message, Failure(f"no reply within {self._timeout:g} s (backend.timeout)"))
+        try:
+            reply, self.contexts[message.metadata.dst_node_id] = ray.get(errand.answer)
+        except ray.exceptions.RayError as error:
+            reply = error_reply(message, Failure(one_line(error)))
+            if isinstance(error, ray.exceptions.RayActorError):
+                self._replace(errand.actor)
+                return reply
+        self._idle.append(errand.actor)
+        return reply
+
+    def _replace(self, actor: Any) -> None:
+        self._preparing = {ref: other for ref, other in self._preparing.items() if other is not actor}
+        self._add_actor()
+
+
+@dataclass(eq=False)
+class _Errand:
+    """A message that an actor has, until when it is waited for."""
+
+    actor: Any
+    message: Message
+    answer: Any
+    deadline: float
 
 
 @contextmanager

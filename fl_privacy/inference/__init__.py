@@ -1,12 +1,17 @@
 """What updates tell beside images: who took part, whose an example is, what its owner has; blind to the truth."""
 
-from fl_privacy.inference.attribute import AttributeInference
-from fl_privacy.inference.class_shares import PropertyInference
-from fl_privacy.inference.inference import Inference, Watch
-from fl_privacy.inference.kinds import About
-from fl_privacy.inference.membership import Membership
-from fl_privacy.inference.read_round import ReadRound
-from fl_privacy.inference.source import SourceInference
+from typing import TYPE_CHECKING
+
+from fl_privacy.lazy import on_demand
+
+if TYPE_CHECKING:
+    from fl_privacy.inference.attribute import AttributeInference
+    from fl_privacy.inference.class_shares import PropertyInference
+    from fl_privacy.inference.inference import Inference, Watch
+    from fl_privacy.inference.kinds import About
+    from fl_privacy.inference.membership import Membership
+    from fl_privacy.inference.read_round import ReadRound
+    from fl_privacy.inference.source import SourceInference
 
 __all__ = [
     "About",
@@ -18,3 +23,16 @@ __all__ = [
     "SourceInference",
     "Watch",
 ]
+
+__getattr__ = on_demand(
+    __name__,
+    {
+        "fl_privacy.inference.attribute": ["AttributeInference"],
+        "fl_privacy.inference.class_shares": ["PropertyInference"],
+        "fl_privacy.inference.inference": ["Inference", "Watch"],
+        "fl_privacy.inference.kinds": ["About"],
+        "fl_privacy.inference.membership": ["Membership"],
+        "fl_privacy.inference.read_round": ["ReadRound"],
+        "fl_privacy.inference.source": ["SourceInference"],
+    },
+)

@@ -53,6 +53,15 @@ class Measurement:
         return sum(map(self.judged_by.is_leak, self.values))
 
 
+def expect_metric(metric: str) -> None:
+    """Refuse a name that is no metric that compares images.
+
+    Raises:
+        UserError: it is none.
+    """
+    one_of("metric", metric, [name for name, known in METRICS.items() if known.of == "images"])
+
+
 def measured(
     *, metric: str, attack: str, values: Iterable[float], uploads: Iterable[object], victims: Iterable[str]
 ) -> Measurement:
@@ -68,7 +77,7 @@ def measured(
     Raises:
         UserError: there is no such metric, no image, or one of which nothing is known.
     """
-    one_of("metric", metric, [name for name, known in METRICS.items() if known.of == "images"])
+    expect_metric(metric)
     known = tuple(map(float, values))
     numbers: dict[object, int] = {}
     groups = tuple(numbers.setdefault(upload, len(numbers)) for upload in uploads)
@@ -94,7 +103,7 @@ def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
     run = read_run(folder)
     if not run.finished:
         raise UserError(f"{folder} is expected to hold a run that finished, but it did not; start it again.")
-    one_of("metric", metric, [name for name, known in METRICS.items() if known.of == "images"])
+    expect_metric(metric)
     found = [(attacker, *key, images) for attacker in Attacker for key, images in _by_round(run, attacker).items()]
     if not found:
         raise UserError(f"{folder} is expected to hold attacked images, but none was attacked.")

@@ -16,9 +16,9 @@ from fl_privacy.defenses import ClientState, Defense, none
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.attack_by_name import attack_called
 from fl_privacy.interception.recognition import recognize_training
-from fl_privacy.metrics import evaluate_all
+from fl_privacy.metrics import METRICS, VictimScore, evaluate_all
 from fl_privacy.models import normalized
-from fl_privacy.regression.measurement import Measurement, measured
+from fl_privacy.regression.measurement import Measurement, expect_metric, measured
 from fl_privacy.rng import derive_seed
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
@@ -42,7 +42,8 @@ def measure_training(
     """How well an honest-but-curious server reads the first ``images`` of ``data`` from uploads of one batch each.
 
     Each batch is trained on by ``train``, once, on a copy of the model as it is: the worst case of the literature for
-    its size. The change of the parameters is what the server sees, behind ``defense`` if there is one.
+    its size. The change of the parameters is what the server sees, behind ``defense`` if there is one: then an attacker
+    that knows it attacks as well, and of each image that one counts which read more.
 
     Args:
         model: the app's model, or what makes it; its values are drawn under ``seed`` in that case.
@@ -58,33 +59,46 @@ def measure_training(
     Raises:
         UserError: something does not fit, or the attack failed on an image.
     """
+    expect_metric(metric)
     examples = _examples(data, images, batch_size)
     network, normalization = _made(model, seed), told_normalization(data) or find_normalization(examples)
     pixels = [image if normalization is None else normalization.undo(image) for image, _ in examples]
     observed = normalized(network, normalization) if normalization is not None else network
     guard = none() if defense is None else _expect_on_upload(defense)
-    state, observations, truths = ClientState(), [], []
+    observations, truths = [], []
     for index in range(images // batch_size):
         rows = slice(index * batch_size, (index + 1) * batch_size)
         drawn = derive_seed(seed, "upload", index)
         change = _change(network, train, examples[rows], drawn)
-        seen = _defended(change.parameters, guard, state, drawn)
-        upload = Upload(tensors=seen, buffers=change.buffers, num_examples=batch_size)
+        defended = _defended(change.parameters, guard, drawn)
+        upload = Upload(tensors=defended, buffers=change.buffers, num_examples=batch_size)
         truth = Batch(torch.stack(pixels[rows]).clamp(0, 1), torch.tensor([label for _, label in examples[rows]]))
         observations.append(_observation(network, observed, upload, index, tuple(truth.inputs.shape[1:])))
         truths.append(truth)
     made, name = attack_called(attack)
     if made is None:
         raise UserError("attack is expected to be one, but got none; nothing would be measured.")
-    scores = evaluate_all(made(observations, seed=seed), truths)
-    values = [(score.id, image.values.get(metric, math.nan)) for score in scores for image in score.images]
+    knowing = [[o.told(defense=guard.parts) for o in observations]] if guard.parts else []
+    read = [_read(evaluate_all(made(seen, seed=seed), truths), metric) for seen in (observations, *knowing)]
     return measured(
         metric=metric,
         attack=name,
-        values=[value for _, value in values],
-        uploads=[victim for victim, _ in values],
+        values=[_worst(metric, values) for values in zip(*read, strict=True)],
+        uploads=[o.id for o in observations for _ in range(batch_size)],
         victims=[fingerprint(image) for image in pixels],
     )
+
+
+def _read(scores: Sequence[VictimScore], metric: str) -> list[float]:
+    """Of each image, NaN after a failure."""
+    return [image.values.get(metric, math.nan) for score in scores for image in score.images]
+
+
+def _worst(metric: str, values: Sequence[float]) -> float:
+    """Of what several attackers read of an image; NaN where one of them failed, as is not known what it can."""
+    if any(map(math.isnan, values)):
+        return math.nan
+    return max(values) if METRICS[metric].leaks == "high" else min(values)
 
 
 def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, int]]:
@@ -143,9 +157,11 @@ def _expect_on_upload(defense: Defense) -> Defense:
     return defense
 
 
-def _defended(change: Tensors, defense: Defense, state: ClientState, seed: int) -> Tensors:
+def _defended(change: Tensors, defense: Defense, seed: int) -> Tensors:
+    """By a client that starts anew with each upload."""
+    state, rng = ClientState(), torch.Generator().manual_seed(derive_seed(seed, "defense"))
     for hook in defense.upload:
-        change = hook(change, state, torch.Generator().manual_seed(derive_seed(seed, "defense")))
+        change = hook(change, state, rng)
     return change
 
 

@@ -22,6 +22,9 @@ Threat = Literal["honest", "adaptive"]
 ROUNDING = 1e-9
 """Of accuracies: a loss of exactly the bound is within it."""
 
+LARGE_EPSILON = 10.0
+"""From which on a guarantee says little of a single example: exp(10) is 22,000."""
+
 FORMAT = 1
 SHIPPED = Path(__file__).resolve().parent / "measured"
 """Tables that come with the package, as ``fl-privacy advise --grid GRID --save FILE`` writes them."""
@@ -100,6 +103,8 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
     """Sentences: the cheapest defense within both bounds, or that there is none and what comes nearest; and what it
     does not protect from.
 
+    Cheap is little time, to a digit, then few bytes, then little that is read.
+
     Args:
         table: what was measured.
         accuracy_loss: at most so many percentage points below the undefended accuracy.
@@ -117,7 +122,7 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
     if safe:
-        best = min(safe, key=lambda d: (d.seconds, d.upload_bytes, -d.accuracy))
+        best = min(safe, key=lambda d: (*_cost(d), *_leak(d, threat)))
         lines.append(
             f"Take {best.name} ({' '.join(best.overrides)}), the cheapest: {_figures(best, undefended, threat)}."
         )
@@ -134,6 +139,11 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
     return lines
 
 
+def _cost(defense: MeasuredDefense) -> tuple[float, float]:
+    known = math.isfinite(defense.seconds)
+    return float(f"{defense.seconds:.0e}") if known else math.inf, defense.upload_bytes
+
+
 def _leak(defense: MeasuredDefense, threat: Threat) -> tuple[float, float]:
     found = defense.by_threat[threat]
     return found.recognizable / found.images, found.upper
@@ -145,14 +155,15 @@ def _figures(defense: MeasuredDefense, undefended: MeasuredDefense, threat: Thre
     loss = 100 * (undefended.accuracy - defense.accuracy)
     by = f" by the {found.by}" if found.by else ""
     return (
-        f"accuracy {percent(defense.accuracy)} ({-loss:+.1f} points), the worst attack reads a mean PSNR of at most"
-        f" {at_most}{by} and {found.recognizable} of {found.images} images recognizably, the best at"
+        f"accuracy {percent(defense.accuracy)} ({0.0 - loss:+.1f} points), the worst attack reads a mean PSNR of at"
+        f" most {at_most}{by} and {found.recognizable} of {found.images} images recognizably, the best at"
         f" {metric(found.largest, 'psnr')}; {seconds(defense.seconds)} and {size(defense.upload_bytes)} an upload"
     )
 
 
 def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threat) -> list[str]:
     found, lines = defense.by_threat[threat], []
+    little = defense.epsilon is not None and defense.epsilon > LARGE_EPSILON
     if found.groups < FEW:
         lines.append(f"It rests on {found.groups} independent uploads, too few to rely on.")
     if threat == "honest":
@@ -164,7 +175,7 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     lines.append(
         "It gives no guarantee of differential privacy."
         if defense.epsilon is None
-        else f"Its guarantee is an epsilon of {defense.epsilon:.3g} in the end."
+        else f"Its guarantee is an epsilon of {defense.epsilon:.3g} in the end{', which promises little' * little}."
     )
     other = "a trained" if table.weights == "initial" else "an untrained"
     lines.append(

@@ -74,6 +74,15 @@ def test_an_attack_compiles_nothing_and_draws_nothing_before_it_starts(used: Pat
     assert not slow & set(done.stdout.split())
 
 
+def test_a_client_trains_without_the_compiler() -> None:
+    program = (
+        "import sys; from tests.federation import harness; from fl_privacy.defenses import ClientState;"
+        " harness.clients()[0].update(harness.server().state, ClientState(), round=1);"
+        " sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_a_damaged_cache_is_as_good_as_none(used: Path) -> None:
     file = used / "cache" / "signatures.json"
     kept = file.read_text()

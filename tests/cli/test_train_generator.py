@@ -55,6 +55,13 @@ def test_goes_on_where_it_was_stopped(
     assert run_command_line([*TINY, f"out={stopped}"]) == 130
     assert not stopped.exists()
     monkeypatch.setattr(GeneratorTraining, "_step", step)
+    short, long = tmp_path / "short", tmp_path / "stopped"
+    short.with_name("short.training").write_bytes(long.with_name("stopped.training").read_bytes())
+    assert run_command_line([*TINY, "steps=1", f"out={short}"]) == 2
+    assert "set steps=2" in capfd.readouterr().err
+    assert run_command_line([*TINY, "steps=2", f"out={short}"]) == 0
+    assert load_generator(short).provenance.steps == 2
+    short.unlink()
     capfd.readouterr()
     assert run_command_line([*TINY, f"out={stopped}"]) == 0
     assert "Going on after 2 of 4 steps" in capfd.readouterr().out

@@ -21,11 +21,13 @@ from fl_privacy.data.images import decode_images
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import EvaluationNetwork, load_evaluator, save_evaluator
 from fl_privacy.experiment.weights import load_weights
+from fl_privacy.generator import load_generator
 from fl_privacy.models import LeNet
 from fl_privacy.transformations.policies import read_policies
 from fl_privacy.types import ModelState
 from tests.fuzz.judge import Case, cases, refused
 from tests.fuzz.test_folders import DEEP, NOT_JSON, header
+from tests.generator.makers import generator_file
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -150,13 +152,14 @@ def raw() -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("case", cases(raw(), sampled=4))
-@pytest.mark.parametrize("reads", ["evaluator", "weights", "policies"])
+@pytest.mark.parametrize("reads", ["evaluator", "generator", "weights", "policies"])
 def test_a_file_of_something_else(reads: str, case: Case, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(case.content)
     state = ModelState.of(LeNet(in_channels=1, image_size=28, num_classes=10))
     readers: dict[str, Callable[[], object]] = {
         "evaluator": lambda: load_evaluator(file),
+        "generator": lambda: load_generator(file),
         "weights": lambda: load_weights(file, state),
         "policies": lambda: read_policies(str(file)),
     }
@@ -218,16 +221,22 @@ def test_bytes_flipped_at_random_never_end_in_a_traceback(tmp_path: Path) -> Non
     draw = random.Random(0)
     file = tmp_path / "evaluator.safetensors"
     save_evaluator(EvaluationNetwork(input_shape=(1, 16, 16), widths=(2, 2)), file, {})
-    contents = {"evaluator": file.read_bytes(), **{format: saved(format) for format in ("PNG", "JPEG", "GIF", "TIFF")}}
+    readers = {"evaluator": load_evaluator, "generator": load_generator}
+    made = Path(generator_file()).read_bytes()
+    contents = {
+        "evaluator": file.read_bytes(),
+        "generator": made,
+        **{format: saved(format) for format in ("PNG", "JPEG", "GIF", "TIFF")},
+    }
     for k in range(200):
         kind = draw.choice(list(contents))
         content = bytearray(contents[kind])
         for _ in range(draw.randint(1, 8)):
             content[draw.randrange(len(content))] = draw.randrange(256)
         try:
-            if kind == "evaluator":
+            if kind in readers:
                 file.with_name(f"{k}").write_bytes(content)
-                load_evaluator(file.with_name(f"{k}"))
+                readers[kind](file.with_name(f"{k}"))
             else:
                 cell = {"bytes": bytes(content), "path": None}
                 decode_images([cell], 1, image_size=8, channels=None, fit="resize", name="flipped")

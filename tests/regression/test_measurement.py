@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from torch import nn
 from torchvision.transforms.functional import normalize
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.defenses import dp_noise, spn
+from fl_privacy.defenses import dp_noise, pruning, spn
 from fl_privacy.errors import UserError
 from fl_privacy.regression import measure_training
+from fl_privacy.types import Batch, Observation, Reconstruction
 from tests.experiment.runs import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +60,27 @@ def test_single_images_behind_a_linear_layer_are_read_and_noise_hides_them() -> 
     open_, noisy = measure_training(**told), measure_training(**told, defense=dp_noise(scale=0.1, clip_norm=1.0))
     assert min(open_.values) > 30 and max(noisy.values) < 20
     assert open_.victims == noisy.victims and open_.uploads == tuple(range(6)) and open_.recognizable == 6
+
+
+@pytest.mark.parametrize("knowing", [True, False])
+def test_of_an_attacker_that_knows_the_defense_and_one_that_does_not_the_better_counts(knowing: bool) -> None:
+    images = torch.stack([image for image, _ in pictures(6)])
+
+    def attack(observations: Sequence[Observation], *, seed: int) -> list[Reconstruction]:
+        return [
+            Reconstruction(
+                id=o.id,
+                batch=Batch(
+                    images[[o.id.probe]] + (0.01 if (o.knowledge.defense is not None) is knowing else 0.5),
+                    torch.zeros(1, dtype=torch.int64),
+                ),
+            )
+            for o in observations
+        ]
+
+    told = {"model": net, "train": train, "data": pictures(6), "images": 6, "attack": attack}
+    assert min(measure_training(**told, defense=pruning(rate=0.5)).values) > 39
+    assert (min(measure_training(**told).values) > 39) is not knowing
 
 
 def test_images_are_judged_as_they_were_before_their_normalization() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
-from fl_privacy.report.advice import MeasuredDefense, MeasuredTable, advice_from, read_table, write_table
+from fl_privacy.report.advice import SHIPPED, MeasuredDefense, MeasuredTable, advice_from, read_table, write_table
 from fl_privacy.report.recommendation import Candidate
 
 
@@ -103,6 +103,25 @@ def test_a_table_comes_back_as_it_was(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UserError, match="advise --save"):
             read_table(path)
+
+
+def test_of_equal_cost_the_one_that_hides_more_is_taken() -> None:
+    better = defense("better", 0.88, read(4), read(5), 0.0101)
+    said = advice_from(
+        replace(TABLE, defenses=(*TABLE.defenses, better)), accuracy_loss=2, threat="adaptive", psnr_below=15
+    )
+    assert any(line.startswith("Take better") for line in said)
+
+
+def test_the_shipped_tables_are_answered_from(capfd: pytest.CaptureFixture[str]) -> None:
+    for path in SHIPPED.glob("*.json"):
+        table = read_table(path)
+        wanted = [s for s in table.settings if s.startswith(("data=", "model="))]
+        for loss in ("1", "5", "100"):
+            assert run_command_line(["advise", *wanted, f"accuracy_loss<={loss}"]) == 0
+            said = capfd.readouterr().out
+            assert ("Take " in said) != ("None does both" in said)
+    assert list(SHIPPED.glob("*.json"))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class Circumstances:
         matched_per_uploaded: how much larger what is matched is than what was uploaded.
         scales: whether the objective sees how large the whole gradient is.
         complete: whether every parameter is matched.
-        smooths: whether the attack prefers smooth images anyway.
+        smooths: whether the attack prefers smooth or natural images anyway.
         learnable: weights of the linear layers into whose input unknown gradients can be guessed.
     """
 

@@ -76,17 +76,27 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
         observations: of any models.
         clips: whether it takes an update that shows nothing for one that was clipped to its own norm.
     """
-    usual: dict[tuple[int, int, int], Usual] = {}
+    usual: dict[tuple[object, ...], Usual | None] = {}
     seen = []
     for observation in observations:
         if observation.knowledge.defense is None and why_not_attackable(observation) is None:
-            key = id(observation.model), id(observation.sent), observation.upload.num_examples
+            shape = observation.upload.num_examples, observation.input_shape, observation.num_classes
+            key = id(observation.model), id(observation.sent), *shape
             if key not in usual:
-                usual[key] = usual_of(observation)
-            found = evident_defense(observation, usual[key]) or (CLIPPED if clips else ())
+                usual[key] = _usual_if_any(observation)
+            own = usual[key]
+            found = () if own is None else evident_defense(observation, own) or (CLIPPED if clips else ())
             observation = observation.told(defense=found) if found else observation  # noqa: PLW2901
         seen.append(observation)
     return seen
+
+
+def _usual_if_any(observation: Observation) -> Usual | None:
+    """``None`` where the model does not take such images, which the attack says later."""
+    try:
+        return usual_of(observation)
+    except (RuntimeError, ValueError, IndexError):
+        return None
 
 
 def scattered_zeros(update: Tensors) -> float:

@@ -151,6 +151,6 @@ def _circumstances(
         matched_per_uploaded=matched_per_uploaded(first.plan, first.upload.num_examples, unrolls=unrolls),
         scales=settings.objective.elementwise,
         complete=set(names) == set(first.sent.parameters),
-        smooths=any(isinstance(prior, TotalVariation) for prior in settings.priors),
+        smooths=settings.source is not None or any(isinstance(prior, TotalVariation) for prior in settings.priors),
         learnable=learnable,
     )

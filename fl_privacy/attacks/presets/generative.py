@@ -21,7 +21,7 @@ def ggl(
     population: int = 50,
     deviation: float = 1.0,
     penalty: Penalty = "kl",
-    weight: float = 0.1,
+    weight: float = 1e-3,
     relative: bool = True,
     **options: Unpack[GenerativeOptions],
 ) -> GradientInversion:
@@ -39,14 +39,15 @@ def ggl(
         population: candidates of CMA-ES in each iteration.
         deviation: of the first ones.
         penalty: ``kl``, or ``norm``; see :data:`fl_privacy.attacks.gradient_inversion.generated.Penalty`.
-        weight: of the penalty, at least 0.
-        relative: divide the distance by the observed gradient's squared norm, without which the weight means another
+        weight: of the penalty, at least 0; the authors' 0.1 is for gradients whose distance is not relative, and
+            beside one that is keeps latents from fitting (``experiments/RESULTS.md``).
+        relative: divide the distance by the observed gradient's squared norm, without which a weight means another
             thing for every model.
         options: as for all attacks.
     """
     one_of("attack.optimizer", optimizer, ("adam", "cma"))
     one_of("attack.penalty", penalty, ("kl", "norm"))
-    number("attack.weight", weight, at_least=0, example=0.1)
+    number("attack.weight", weight, at_least=0, example=1e-3)
     expect_generator(generator)
     strategy = EvolutionStrategy(population=population, deviation=deviation)
     if optimizer == "cma":

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim.sgd import sgd
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.federation.client.private_part import join_private, private_values, store_private
@@ -227,9 +228,35 @@ def _holding(model: nn.Module, values: ModelState) -> nn.Module:
     return copied
 
 
-def _optimizer(parameters: Sequence[Tensor], plan: LocalPlan) -> torch.optim.Optimizer:
+class _Descent:
+    """``torch.optim.SGD``, whose constructor takes seconds of a process, as it imports PyTorch's compiler."""
+
+    def __init__(self, parameters: Sequence[Tensor], plan: LocalPlan) -> None:
+        self._parameters, self._plan = parameters, plan
+        self._momenta: list[Tensor | None] = [None] * len(parameters)
+
+    def step(self) -> None:
+        """Move the parameters that have a gradient."""
+        gradients = {place: p.grad for place, p in enumerate(self._parameters) if p.grad is not None}
+        places = list(gradients)
+        momenta = [self._momenta[place] for place in places]
+        with torch.no_grad():
+            sgd(
+                [self._parameters[place] for place in places],
+                list(gradients.values()),
+                momenta,
+                lr=self._plan.lr,
+                momentum=self._plan.momentum,
+                nesterov=self._plan.nesterov,
+                weight_decay=self._plan.weight_decay,
+                dampening=0.0,
+                maximize=False,
+            )
+        for place, momentum in zip(places, momenta, strict=True):
+            self._momenta[place] = momentum
+
+
+def _optimizer(parameters: Sequence[Tensor], plan: LocalPlan) -> torch.optim.Optimizer | _Descent:
     if plan.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
-    return torch.optim.SGD(
-        parameters, lr=plan.lr, momentum=plan.momentum, nesterov=plan.nesterov, weight_decay=plan.weight_decay
-    )
+    return _Descent(parameters, plan)

@@ -181,7 +181,17 @@ def test_what_an_update_shows_is_taken_for_the_defense() -> None:
     attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=300, restarts=3, dtype="float64")
     knowing, blind = (replace(attack, evident=evident)([pruned], seed=0)[0] for evident in (True, False))
     assert "not zero" in knowing.countermeasures[0] and not blind.countermeasures
+    assert not any("smooth" in said for said in knowing.countermeasures)
     assert error(knowing.batch, made(2)[1]) <= error(blind.batch, made(2)[1])
+
+
+def test_a_victim_of_another_shape_harms_nobody() -> None:
+    sound = victims(made(2), net())
+    broken = replace(sound[0], input_shape=(5, 8, 8))
+    attack = ggl(generator=generator_file(), iterations=3, dtype="float64")
+    found = attack([sound[0], broken, sound[1]], seed=0)
+    assert "does not take inputs" in str(found[1].failure)
+    assert [found[0].loss, found[2].loss] == pytest.approx([one.loss for one in attack(sound, seed=0)])
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 1, 28, 28), (1, 3, 33, 7)])
