@@ -87,10 +87,10 @@ class RayGrid(LocalGrid):
             while waiting and self._idle:
                 errand = self._hand_over(self._idle.popleft(), waiting.popleft())
                 working[errand.answer] = errand
-            errand, done = self._wait(working)
-            if errand is not None:
-                del working[errand.answer]
-                replies.append(self._reply(errand, done=done))
+            over, done = self._wait(working)
+            if over is not None:
+                del working[over.answer]
+                replies.append(self._reply(over, done=done))
                 next(progress, None)
         return replies
 
