@@ -29,7 +29,8 @@ from torch import Tensor
 
 from fl_privacy.config import compose_run
 from fl_privacy.data import Examples
-from fl_privacy.experiment.build import build_attack, build_dataset, build_network
+from fl_privacy.experiment.build import build_attack, build_dataset
+from fl_privacy.experiment.network import build_network
 from fl_privacy.experiment.policy_search import SCORES, SEMI_TRAINED
 from fl_privacy.experiment.weights import load_weights
 from fl_privacy.files import write_whole

@@ -13,6 +13,7 @@ EXTRAS: Mapping[str, str] = {
     "tenseal": "crypto",
     "piq": "fsim",
     "cma": "cma",
+    "tokenizers": "text",
 }
 """What is imported -> the extra that installs it."""
 

@@ -1,7 +1,8 @@
 """How a client trains, which everybody knows."""
 
+import fnmatch
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -24,10 +25,13 @@ class LocalPlan:
         steps: number of local steps S; excludes ``epochs``.
         epochs: number of passes over the client's examples; excludes ``steps``.
         batch_size: examples per local step; ``None`` takes all the client has.
-        optimizer: of the local steps, ``sgd`` or ``adam``; its state starts anew each round.
+        optimizer: of the local steps, ``sgd``, ``adam`` or ``adamw``; its state starts anew each round.
         momentum: of SGD, in [0, 1).
         nesterov: Nesterov's form of the momentum.
-        weight_decay: L2 penalty added to each gradient of a local step.
+        weight_decay: L2 penalty added to each gradient of a local step; with ``adamw`` weights shrink by this share of
+            the learning rate in each.
+        frozen: patterns of the names of parameters that are neither trained nor uploaded, such as ``words.weight``, the
+            embeddings of tokens.
         batch_norm: of training: ``train`` normalises by the batch and updates the running statistics,
             ``eval`` normalises by the running statistics that were sent.
         probe_batch_norm: likewise, of the extra batches that are probed. Published attacks ran in evaluation mode;
@@ -50,10 +54,11 @@ class LocalPlan:
     steps: int | None = None
     epochs: int | None = None
     batch_size: int | None = None
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    frozen: Sequence[str] = ()
     batch_norm: Literal["train", "eval"] = "train"
     probe_batch_norm: Literal["train", "eval"] = "eval"
     buffers: Literal["shared", "withheld"] = "shared"
@@ -67,6 +72,7 @@ class LocalPlan:
             if not fits(value := getattr(self, name), annotation):
                 raise UserError(f"plan.{name} is expected to be {in_words(annotation)}, but got {value!r}.")
         object.__setattr__(self, "lr_drops", tuple(self.lr_drops))
+        object.__setattr__(self, "frozen", tuple(self.frozen))
         number("plan.lr", self.lr, above=0, example=0.01)
         number("plan.loss_scale", self.loss_scale, above=0, example=1.0)
         number("plan.lr_decay", self.lr_decay, above=0, at_most=1, example=0.99)
@@ -104,6 +110,23 @@ class LocalPlan:
     def augments(self) -> bool:
         """Whether training images are changed at random."""
         return self.crop_padding > 0 or self.flip
+
+    def held(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of ``names`` that are frozen.
+
+        Raises:
+            UserError: a pattern matches none, or nothing is left to train.
+        """
+        if not self.frozen:
+            return frozenset()
+        names = list(names)
+        for pattern in self.frozen:
+            if not fnmatch.filter(names, pattern):
+                raise UserError(f"plan.frozen is expected to match parameters, but got {pattern!r}; some: {names[:3]}.")
+        found = frozenset(name for pattern in self.frozen for name in fnmatch.filter(names, pattern))
+        if len(found) == len(names):
+            raise UserError("plan.frozen is expected to leave something to train, but holds all parameters; free one.")
+        return found
 
     def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
         """The plan of ``round`` (from 1): its learning rate, which does not change any more; that of a ``probe`` has

@@ -35,8 +35,9 @@ class Batch:
     """Examples with their labels.
 
     Attributes:
-        inputs: (B, C, H, W) float in [0, 1].
-        labels: (B,) class indices, or (B, K) class probabilities.
+        inputs: images (B, C, H, W) float in [0, 1], or texts (B, L) int64: numbers of tokens, -1 where there is none.
+        labels: (B,) class indices, or (B, K) class probabilities; of a language model (B, L) the next tokens, -100
+            where none is to be predicted.
     """
 
     inputs: Tensor
@@ -115,6 +116,7 @@ class Knowledge:
         features: (B, ...) what the victim's private layers make of its examples, where the attacker is assumed to see
             it: the input of the first public layer.
         features_at: the module that ``features`` enter, where it is another one.
+        lengths: (B,) tokens of each text.
     """
 
     labels: Tensor | None = None
@@ -127,12 +129,15 @@ class Knowledge:
     colluder: int | None = None
     features: Tensor | None = None
     features_at: str | None = None
+    lengths: Tensor | None = None
 
     def describe(self) -> list[str]:
         """One sentence for each thing known."""
         lines = []
         if self.labels is not None:
             lines.append("The attacker is given the true labels.")
+        if self.lengths is not None:
+            lines.append("The attacker is told how many tokens each text has.")
         if self.public_images is not None:
             lines.append(
                 f"The attacker holds {len(self.public_images)} public images of the same domain, none attacked."
@@ -167,7 +172,7 @@ class Observation:
         sent: the values that this client was sent.
         upload: what the client replied.
         plan: how the client trains.
-        input_shape: (C, H, W) of one example.
+        input_shape: (C, H, W) of one image, or (L,) of the longest text.
         num_classes: K.
         knowledge: what is known beyond the protocol.
     """

@@ -14,7 +14,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.extras import EXTRAS, lacks
 
 ROOT = Path(__file__).resolve().parent.parent
-OPTIONAL = ("flower", "ray", "dp", "crypto", "fsim", "cma")
+OPTIONAL = ("flower", "ray", "dp", "crypto", "fsim", "cma", "text")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 ATTACK = ["attack", "model=mlp", "attack=idlg", "attack.iterations=5", "victims=2"]
@@ -26,6 +26,7 @@ WITHOUT = {
     "supernode": (["supernode"], "flower"),
     "deploy": (["deploy", "out"], "flower"),
     "shards": ([*ATTACK, "attack.shards=2", "seed=1"], "ray"),
+    "text": (["run", "data=sst2", "model=bert_tiny"], "text"),
     "epsilon": (["run", "defense=dp_sgd", "privacy.epsilon=8", "model=mlp"], "dp"),
     "ckks": (["run", "secure_aggregation=ckks", "attack=none", "federation.rounds=1", "model=mlp"], "crypto"),
     "fsim": (["search-policies", "fsim_at_least=0.5"], "fsim"),

@@ -17,12 +17,15 @@ from fl_privacy.attacks.presets import (
     model_inversion,
     refiner_aware,
     sapag,
+    tag,
 )
 from fl_privacy.attacks.reconstructing import reconstruct
+from fl_privacy.attacks.text import Dager
 
 __all__ = [
     "AnalyticInversion",
     "AutoAttack",
+    "Dager",
     "ExactInversion",
     "GradientInversion",
     "ModelInversion",
@@ -41,4 +44,5 @@ __all__ = [
     "reconstruct",
     "refiner_aware",
     "sapag",
+    "tag",
 ]

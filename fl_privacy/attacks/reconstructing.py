@@ -7,7 +7,8 @@ from typing import Any, overload
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.exact import AnalyticInversion, ExactInversion
-from fl_privacy.attacks.presets import adam_dlg, dlg, ggl, gifd, grad_inversion, idlg, inverting_gradients, sapag
+from fl_privacy.attacks.presets import adam_dlg, dlg, ggl, gifd, grad_inversion, idlg, inverting_gradients, sapag, tag
+from fl_privacy.attacks.text import Dager
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 from fl_privacy.types import Observation, Reconstruction
@@ -24,6 +25,8 @@ NAMED: Mapping[str, Callable[..., ReconstructionAttack]] = {
     "gifd": gifd,
     "analytic": AnalyticInversion,
     "exact": ExactInversion,
+    "dager": Dager,
+    "tag": tag,
 }
 """Attacks by the names that ``fl-privacy list`` has for them."""
 

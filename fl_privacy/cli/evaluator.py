@@ -16,7 +16,7 @@ from fl_privacy.checks import whole
 from fl_privacy.config import compose_file
 from fl_privacy.config.reading import expect_type
 from fl_privacy.config.targets import check_arguments, plain_settings
-from fl_privacy.data import Examples
+from fl_privacy.data import Examples, expect_images
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import (
     EvaluationNetwork,
@@ -49,7 +49,8 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     check_arguments(EvaluatorPlan, {**chosen, "widths": tuple(chosen["widths"])}, "evaluator")
     plan, device = EvaluatorPlan(**chosen | {"widths": tuple(chosen["widths"])}), resolve_device(config.device)
     dataset = build_dataset(config)
-    public = _thinned(dataset.train, settings["images"])
+    train, test = (expect_images(split, "train-evaluator") for split in (dataset.train, dataset.test))
+    public = _thinned(train, settings["images"])
     key = _key(plan, settings["seed"], public)
     file = _target(settings["out"], dataset.name, key)
     if not settings["overwrite"] and file.exists():
@@ -62,7 +63,7 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     else:
         network = _train(public, plan, settings["seed"], device, console)
         save_evaluator(network, file, {"key": key, "data": dataset.name, "settings": json.dumps(settings)})
-    console.print(_table(load_evaluator(file, device), dataset.test))
+    console.print(_table(load_evaluator(file, device), test))
     return file
 
 

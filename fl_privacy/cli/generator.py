@@ -18,7 +18,7 @@ from fl_privacy.cli.console import SECONDS_BETWEEN_LINES
 from fl_privacy.config import compose_file
 from fl_privacy.config.reading import expect_type
 from fl_privacy.config.targets import check_arguments, plain_settings
-from fl_privacy.data import Dataset, Examples
+from fl_privacy.data import Dataset, Examples, expect_images
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset, resolve_device
 from fl_privacy.files import user_cache_folder
@@ -131,7 +131,7 @@ def _state_in_cache(order: _Order) -> Path:
 def _public(dataset: Dataset, split: str, number: int | None) -> Examples:
     """So many examples of ``split``, at equal distances."""
     one_of("split", split, ("train", "test"))
-    examples = dataset.train if split == "train" else dataset.test
+    examples = expect_images(dataset.train if split == "train" else dataset.test, "train-generator")
     if number is None:
         return examples
     whole("images", number, at_least=2, example=1000)

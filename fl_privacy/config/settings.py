@@ -118,6 +118,7 @@ class ThreatModelSettings:
     """The option of the group ``threat_model``: what the attacker is given beyond the protocol."""
 
     knows_labels: bool = setting(ATTACK, "the true labels")
+    knows_lengths: bool = setting(ATTACK, "of texts, how many tokens each has, as published attacks assume")
     knows_defense: bool = setting(
         ATTACK,
         "each victim is attacked a second time, by an adaptive attacker that knows the public description of the"

@@ -1,7 +1,7 @@
-"""Data: loading any image data set into memory, and sharing it out between clients."""
+"""Data: loading any set of images or texts into memory, and sharing it out between clients."""
 
 from fl_privacy.data.attributes import load_with_attribute
-from fl_privacy.data.examples import Examples
+from fl_privacy.data.examples import Examples, LabelledExamples, TextExamples, expect_images
 from fl_privacy.data.loader import Dataset, load_data
 from fl_privacy.data.partition import (
     Dirichlet,
@@ -11,16 +11,23 @@ from fl_privacy.data.partition import (
     Pathological,
     partition_table,
 )
+from fl_privacy.data.texts import load_text
+from fl_privacy.data.vocabulary import Vocabulary
 
 __all__ = [
     "Dataset",
     "Dirichlet",
     "Examples",
     "Iid",
+    "LabelledExamples",
     "Natural",
     "Partition",
     "Pathological",
+    "TextExamples",
+    "Vocabulary",
+    "expect_images",
     "load_data",
+    "load_text",
     "load_with_attribute",
     "partition_table",
 ]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from fl_privacy.data.examples import Examples
+from fl_privacy.data.examples import Examples, expect_images
 from fl_privacy.data.loader import Dataset, load_data
 from fl_privacy.errors import UserError
 
@@ -44,11 +44,12 @@ def load_with_attribute(
         name, root=root, image_size=image_size, channels=channels, label_column=label_column,
         group_column=attribute_column,
     )  # fmt: skip
+    train, test = (expect_images(split, "An attribute") for split in (data.train, data.test))
     if task is not None:
-        return replace(data, train=coarse(data.train, task), test=coarse(data.test, task))
-    number = 1 + max(int(part.groups.max()) for part in (data.train, data.test) if part.groups is not None)
+        return replace(data, train=coarse(train, task), test=coarse(test, task))
+    number = 1 + max(int(part.groups.max()) for part in (train, test) if part.groups is not None)
     names = tuple(map(str, range(number)))
-    return replace(data, train=_by_group(data.train, names), test=_by_group(data.test, names))
+    return replace(data, train=_by_group(train, names), test=_by_group(test, names))
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:

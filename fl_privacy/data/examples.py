@@ -1,24 +1,74 @@
-"""A labelled set of examples in memory."""
+"""Labelled sets of examples in memory: images, texts."""
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from fl_privacy.data.vocabulary import Vocabulary
+from fl_privacy.errors import UserError
 from fl_privacy.types import Batch
 
 
+class LabelledExamples(ABC):
+    """What every kind of examples has.
+
+    Attributes:
+        labels: (N,) int64 in [0, number of names).
+        class_names: in label order.
+        groups: (N,) int64, whose example it is (a writer, a person); ``None`` where the data do not say.
+        attributes: (N,) int64 in [0, A), what it is beside its class; ``None`` where the data do not say.
+        attribute_names: A names.
+    """
+
+    labels: Tensor
+    class_names: tuple[str, ...]
+    groups: Tensor | None
+    attributes: Tensor | None
+    attribute_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        """K, also of classes that no example has."""
+        return len(self.class_names)
+
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one example."""
+
+    @property
+    @abstractmethod
+    def architecture(self) -> Mapping[str, int]:
+        """What a model has to know of the examples, by the names of its parameters."""
+
+    @abstractmethod
+    def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
+        """The examples at ``indices`` as a model takes them."""
+
+    @abstractmethod
+    def subset(self, indices: Tensor) -> Self:
+        """The examples at ``indices``."""
+
+    def _owned(self, indices: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Groups and attributes at ``indices``."""
+        groups = None if self.groups is None else self.groups[indices]
+        return groups, None if self.attributes is None else self.attributes[indices]
+
+
 @dataclass(frozen=True, eq=False)
-class Examples:
+class Examples(LabelledExamples):
     """Images kept as bytes; batches come out as floats.
 
     Attributes:
         images: (N, C, H, W) uint8.
-        labels: (N,) int64 in [0, K).
-        class_names: K names, in label order.
-        groups: (N,) int64, whose example it is (a writer, a person); ``None`` where the data do not say.
-        attributes: (N,) int64 in [0, A), what it is beside its class; ``None`` where the data do not say.
-        attribute_names: A names.
     """
 
     images: Tensor
@@ -28,19 +78,17 @@ class Examples:
     attributes: Tensor | None = None
     attribute_names: tuple[str, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.images)
-
-    @property
-    def num_classes(self) -> int:
-        """K, also of classes that no example has."""
-        return len(self.class_names)
-
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """(C, H, W)."""
         _, c, h, w = self.images.shape
         return c, h, w
+
+    @property
+    def architecture(self) -> Mapping[str, int]:
+        """Channels, height, classes."""
+        channels, height, _ = self.input_shape
+        return {"in_channels": channels, "image_size": height, "num_classes": self.num_classes}
 
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
         """The examples at ``indices`` with inputs in [0, 1]."""
@@ -48,7 +96,77 @@ class Examples:
 
     def subset(self, indices: Tensor) -> "Examples":
         """The examples at ``indices``."""
-        groups = None if self.groups is None else self.groups[indices]
-        attributes = None if self.attributes is None else self.attributes[indices]
-        images, labels = self.images[indices], self.labels[indices]
-        return Examples(images, labels, self.class_names, groups, attributes, self.attribute_names)
+        images, labels, names = self.images[indices], self.labels[indices], self.attribute_names
+        return Examples(images, labels, self.class_names, *self._owned(indices), names)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TextExamples(LabelledExamples):
+    """Texts as numbers of tokens, of which -1 is none.
+
+    Attributes:
+        tokens: (N, L) int32, each text at the left.
+        vocabulary: of the tokens.
+        next_token: whether a model is to predict each next token rather than the class of the text.
+    """
+
+    tokens: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+    vocabulary: Vocabulary
+    next_token: bool = False
+    groups: Tensor | None = None
+    attributes: Tensor | None = None
+    attribute_names: tuple[str, ...] = ()
+
+    @property
+    def num_classes(self) -> int:
+        """K: of the texts, or tokens that a next one may be."""
+        return len(self.vocabulary) if self.next_token else len(self.class_names)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(L,) tokens of the longest text."""
+        return (self.tokens.shape[1],)
+
+    @property
+    def architecture(self) -> Mapping[str, int]:
+        """Tokens of the vocabulary and of a text, classes, and what is predicted."""
+        return {
+            "vocabulary_size": len(self.vocabulary),
+            "max_length": self.tokens.shape[1],
+            "num_classes": self.num_classes,
+            "next_token": self.next_token,
+        }
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """(N,) tokens of each text."""
+        return (self.tokens >= 0).sum(1)
+
+    def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
+        """The texts at ``indices``, as wide as the longest of them; labels are classes, or (B, L) the next tokens with
+        -100 where none follows."""
+        tokens = self.tokens[indices]
+        tokens = tokens[..., : max(1, int(self.lengths[indices].max()))].to(device, torch.long)
+        if not self.next_token:
+            return Batch(tokens, self.labels[indices].to(device))
+        follows = torch.cat([tokens[..., 1:], tokens.new_full((*tokens.shape[:-1], 1), -1)], -1)
+        return Batch(tokens, follows.masked_fill(follows < 0, -100))
+
+    def subset(self, indices: Tensor) -> "TextExamples":
+        """The texts at ``indices``."""
+        groups, attributes = self._owned(indices)
+        tokens, labels = self.tokens[indices], self.labels[indices]
+        return replace(self, tokens=tokens, labels=labels, groups=groups, attributes=attributes)
+
+
+def expect_images(examples: LabelledExamples, what: str) -> Examples:
+    """``examples``, where they are images.
+
+    Raises:
+        UserError: they are texts, with which ``what`` can do nothing.
+    """
+    if not isinstance(examples, Examples):
+        raise UserError(f"{what} is expected with images, but the data are text; leave it out, or take images.")
+    return examples

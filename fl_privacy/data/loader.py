@@ -11,14 +11,16 @@ from torch import Tensor
 from fl_privacy.checks import one_of, whole
 from fl_privacy.data.cache import cached
 from fl_privacy.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, encode_labels, find_column
-from fl_privacy.data.examples import Examples
+from fl_privacy.data.examples import Examples, LabelledExamples
 from fl_privacy.data.folders import ImageFolder, environment_folder, local_source
 from fl_privacy.data.images import Fit, decode_images
 from fl_privacy.data.sources import MnistMini, Photographs, Source, hub_source, require
 from fl_privacy.errors import UserError
 
 _EMBEDDED: Mapping[str, Source] = {"mnist_mini": MnistMini(), "photograph": Photographs()}
-_TEST_SPLITS = ("test", "valid", "validation", "val")
+TEST_SPLITS = ("test", "valid", "validation", "val")
+"""Which of them is tested on, the first there is."""
+
 _HELD_OUT = 5
 _SPLIT_SEED = 0
 MOST_SIZE = 2048
@@ -29,8 +31,8 @@ MOST_SIZE = 2048
 class Dataset:
     """What the clients share and what the server tests on."""
 
-    train: Examples
-    test: Examples
+    train: LabelledExamples
+    test: LabelledExamples
     name: str
 
 
@@ -136,7 +138,7 @@ def _read(source: Source, reading: _Reading, name: str) -> tuple[Examples, Examp
     images = [_decode(part, image_column, reading, name) for part in parts]
     examples = [Examples(i, y, names, g) for i, y, g in zip(images, labels, groups, strict=True)]
     if test is None:
-        held_out = _every_fifth(examples[0])
+        held_out = every_fifth(examples[0])
         return examples[0].subset((~held_out).nonzero().flatten()), examples[0].subset(held_out.nonzero().flatten())
     return examples[0], examples[1]
 
@@ -147,7 +149,7 @@ def _train_and_test(tables: Mapping[str, Any], name: str) -> tuple[str, str | No
             f"Data set {name} is expected to have a split train, but got {', '.join(tables) or 'none'};"
             " rename one of its files."
         )
-    return "train", next((split for split in _TEST_SPLITS if split in tables), None)
+    return "train", next((split for split in TEST_SPLITS if split in tables), None)
 
 
 def _decode(part: Any, column: str, reading: _Reading, name: str) -> Tensor:
@@ -166,7 +168,7 @@ def _decode(part: Any, column: str, reading: _Reading, name: str) -> Tensor:
     )
 
 
-def _every_fifth(examples: Examples) -> Tensor:
+def every_fifth(examples: LabelledExamples) -> Tensor:
     """(N,) bool: every fifth example of the shuffled set, sorted by class."""
     if len(examples) < _HELD_OUT:
         raise UserError(

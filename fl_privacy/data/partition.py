@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.checks import number, whole
-from fl_privacy.data.examples import Examples
+from fl_privacy.data.examples import LabelledExamples
 from fl_privacy.data.sources import require
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator, derive_seed
@@ -24,7 +24,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 class Partition(Protocol):
     """Shares examples out between clients; the same seed gives the same shares."""
 
-    def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
+    def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         """For each client the sorted indices (N_i,) of its examples."""
         ...
 
@@ -33,7 +33,7 @@ class Partition(Protocol):
 class Iid:
     """Every client gets an equal share at random."""
 
-    def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
+    def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         """Shares whose sizes differ by one at most."""
         _check_clients(examples, num_clients)
         order = _shuffled(len(examples), seed)
@@ -58,7 +58,7 @@ class Dirichlet:
         number("partition.alpha", self.alpha, above=0, example=0.5)
         whole("partition.min_examples", self.min_examples, at_least=1, example=1)
 
-    def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
+    def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         _check_clients(examples, num_clients, self.min_examples)
         order = _shuffled(len(examples), seed)
         partitioner = _partitioners().DirichletPartitioner(
@@ -93,7 +93,7 @@ class Pathological:
     def __post_init__(self) -> None:
         whole("partition.classes_per_client", self.classes_per_client, at_least=1, example=2)
 
-    def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
+    def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         _check_clients(examples, num_clients)
         k, slots = self.classes_per_client, num_clients * self.classes_per_client
         present = examples.labels.unique()
@@ -130,7 +130,7 @@ class Natural:
     With fewer clients than groups, the groups are dealt out at random, equally many up to one for each client.
     """
 
-    def __call__(self, examples: Examples, *, num_clients: int, seed: int) -> list[Tensor]:
+    def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         _check_clients(examples, num_clients)
         if examples.groups is None:
             raise UserError(
@@ -148,7 +148,7 @@ class Natural:
         return [torch.cat([groups[g] for g in order[i::num_clients]]).sort().values for i in range(num_clients)]
 
 
-def partition_table(examples: Examples, parts: Sequence[Tensor]) -> Tensor:
+def partition_table(examples: LabelledExamples, parts: Sequence[Tensor]) -> Tensor:
     """How many examples of each class each client has.
 
     Args:
@@ -161,7 +161,7 @@ def partition_table(examples: Examples, parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([examples.labels[part].bincount(minlength=examples.num_classes) for part in parts])
 
 
-def _check_clients(examples: Examples, num_clients: int, each: int = 1) -> None:
+def _check_clients(examples: LabelledExamples, num_clients: int, each: int = 1) -> None:
     whole("federation.clients", num_clients, at_least=1, example=10)
     if num_clients * each > len(examples):
         raise UserError(

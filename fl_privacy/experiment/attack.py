@@ -8,6 +8,7 @@ import torch
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings
+from fl_privacy.data import Examples
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import (
     agreed_network,
@@ -79,7 +80,8 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         weights = "as trained elsewhere" if config.weights else "untrained"
         threats = [*experiment.threat_model(), f"The model is {weights}."]
     attacked = next(iter(experiment.clients.values())).examples
-    threats += describe_image_prior(attack, attacked.input_shape, attacked.images) if attack else []
+    if attack is not None and isinstance(attacked, Examples):
+        threats += describe_image_prior(attack, attacked.input_shape, attacked.images)
     with open_folder(config, "attack") as folder:
         if folder.finished:
             monitor.say("Another process has just finished it.")

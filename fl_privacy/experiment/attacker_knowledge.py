@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.config import RunSettings
-from fl_privacy.data import Examples
+from fl_privacy.data import LabelledExamples
 from fl_privacy.effects import Description
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
@@ -30,6 +30,7 @@ class AttackerKnowledge:
         labels: of the client's loss, mixed where the defense mixed them; ``None`` where they are not told.
         public: images of the same domain with their classes.
         defense: public description, for the adaptive attacker; ``None`` where there is none.
+        lengths: of texts; ``None`` where they are not told.
         remembers: whether what was made of the same examples in an earlier round is told (attack.start=previous).
     """
 
@@ -38,6 +39,7 @@ class AttackerKnowledge:
     public: Batch | None = None
     defense: Description | None = None
     remembers: bool = False
+    lengths: Callable[[Observation], Tensor] | None = None
     _earlier: dict[str, list[Observation]] = field(default_factory=dict, init=False)
     _previous: dict[tuple[Attacker, str | None], Tensor] = field(default_factory=dict, init=False)
 
@@ -46,6 +48,8 @@ class AttackerKnowledge:
         plain = observation.told(defense=None, same_data=None)
         if self.public is not None:
             plain = plain.told(public_images=self.public.inputs, public_labels=self.public.labels)
+        if self.lengths is not None:
+            plain = plain.told(lengths=self.lengths(plain))
         return plain.told(labels=self.labels(plain)) if self.labels else plain
 
     def of_adaptive(self, plain: Observation) -> Observation:
@@ -105,7 +109,7 @@ def side_information_of(config: RunSettings, clients: Mapping[int, Client]) -> I
     )
 
 
-def public_examples(count: int, unattacked: Examples) -> Batch | None:
+def public_examples(count: int, unattacked: LabelledExamples) -> Batch | None:
     """The first ``count`` of ``unattacked``, a split without victims; ``None`` for 0.
 
     Raises:

@@ -1,6 +1,5 @@
 """The objects of a run, made from its configuration."""
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,11 +13,13 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.config.plugins import register_plugin_metrics
-from fl_privacy.config.targets import check_arguments, instantiate, locate_target, plain_settings
-from fl_privacy.data import Dataset
+from fl_privacy.config.targets import check_arguments, instantiate, plain_settings
+from fl_privacy.data import Dataset, TextExamples
 from fl_privacy.defenses import Defense
+from fl_privacy.effects import MutedFeatures, SlicedNoise
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.audited import audit_of
+from fl_privacy.experiment.network import build_network
 from fl_privacy.experiment.partitions import defenders_examples, expect_parts, held_out
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.federation import (
@@ -32,15 +33,11 @@ from fl_privacy.federation import (
 from fl_privacy.inspection import ModelGuard
 from fl_privacy.malicious import ServerAttack
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
-from fl_privacy.models import build_model, check_model
 from fl_privacy.parallel.sharded import ShardedAttack
 from fl_privacy.rng import derive_seed
 from fl_privacy.types import LocalPlan
 
 T = TypeVar("T")
-
-ANY_MODEL = ("init", "mean", "std")
-"""Options of every model, whether or not it knows them; see ``build_model``."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,34 +117,6 @@ def build_dataset(config: RunSettings | DictConfig) -> Dataset:
     return _expect_made(dataset, Dataset, config.data, "data")
 
 
-def build_network(config: RunSettings | DictConfig, dataset: Dataset) -> nn.Module:
-    """The model of ``config`` with its initial values, shown to fit the data."""
-    return build_network_for(config, dataset.train.input_shape, dataset.train.num_classes)
-
-
-def build_network_for(
-    config: RunSettings | DictConfig, input_shape: tuple[int, ...], num_classes: int, **more: Any
-) -> nn.Module:
-    """Likewise, for images (C, H, W) of ``num_classes`` classes; ``more`` options where ``config`` has none of them."""
-    settings = {**more, **plain_settings(config.model)}
-    settings.pop("_target_", None)
-    target = locate_target(config.model, "model")
-    known = [] if not callable(target) else inspect.signature(target).parameters
-    own = {key: value for key, value in settings.items() if key in known or key not in ANY_MODEL}
-    check_arguments(target, own, "model")
-    channels, height, _ = input_shape
-    model = build_model(
-        target,
-        seed=derive_seed(config.seed, "model"),
-        in_channels=channels,
-        image_size=height,
-        num_classes=num_classes,
-        **settings,
-    )
-    check_model(model, input_shape, num_classes)
-    return model
-
-
 def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:
     """What ``clients`` clients train: ``build_network``, with what a malicious server put into it."""
     model, attack = build_network(config, dataset), build_server_attack(config)
@@ -169,7 +138,16 @@ def build_defense(config: RunSettings) -> Defense:
 
 
 def prepare_defense(defense: Defense, dataset: Dataset) -> None:
-    """Let ``defense`` get what it needs for the images of ``dataset``; ``UserError`` if it can't."""
+    """Let ``defense`` get what it needs for the images of ``dataset``; ``UserError`` if it can't, or if that are texts,
+    which it can't change."""
+    of_pixels = any(isinstance(part.effect, MutedFeatures | SlicedNoise) for part in defense.parts)
+    if isinstance(dataset.train, TextExamples) and (
+        of_pixels or defense.prepare or defense.data or defense.examples or defense.model
+    ):
+        raise UserError(
+            f"Defense {defense.name} is of images, but the data are text; take dp_noise, dp_sgd, local_dp, pruning,"
+            " quantization, selective_sharing or ppdl."
+        )
     for prepare in defense.prepare:
         with blamed_on(f"Defense {defense.name}, preparing for images,"):
             prepare(dataset.train.input_shape)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings
-from fl_privacy.data import Dataset, Examples
+from fl_privacy.data import Dataset, LabelledExamples, TextExamples, Vocabulary
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, public_examples, side_information_of
@@ -48,7 +48,7 @@ class Experiment:
     model: nn.Module
     clients: Mapping[int, Client]
     audit: Audit
-    unattacked: Examples
+    unattacked: LabelledExamples
     states: ClientStates = field(default_factory=fresh_states)
     server_attack: ServerAttack | None = None
 
@@ -121,12 +121,16 @@ class Experiment:
         def labels(observation: Observation) -> Tensor:
             return (truth.replay(observation).transformed if self.transforms else truth.batch(observation.id)).labels
 
+        def lengths(observation: Observation) -> Tensor:
+            return (truth.batch(observation.id).inputs >= 0).sum(1)
+
         return AttackerKnowledge(
             same_data=data_names(self.clients),
             labels=labels if self.config.threat_model.knows_labels else None,
             public=public_examples(self.config.threat_model.public_images, self.unattacked),
             defense=(self.defense.parts or None) if self.config.threat_model.knows_defense else None,
             remembers=self.config.attack.get("start") == "previous",
+            lengths=lengths if self._tells_lengths else None,
         )
 
     def judge(self, truth: GroundTruth) -> Judge:
@@ -137,6 +141,7 @@ class Experiment:
             distorts=bool(self.defense.parts) and not private_names(self.model, self.defense),
             functions=build_metrics(self.config, self.dataset),
             tracer=tracer_of(self.config, self.clients),
+            vocabulary=self._vocabulary,
         )
 
     def stage(self, attack: ReconstructionAttack, folder: RunFolder, monitor: Monitor) -> AttackStage:
@@ -151,6 +156,11 @@ class Experiment:
             folder=folder,
             monitor=monitor,
         )
+
+    @property
+    def _vocabulary(self) -> Vocabulary | None:
+        train = self.dataset.train
+        return train.vocabulary if isinstance(train, TextExamples) else None
 
     def threat_model(self) -> list[str]:
         """Who attacks, what is seen and known, in sentences."""
@@ -179,4 +189,9 @@ class Experiment:
             colluder=given.colluder if defense.private else None,
             features=nothing if given.knows_features else None,
             features_at=given.features_at,
+            lengths=nothing if self._tells_lengths else None,
         )
+
+    @property
+    def _tells_lengths(self) -> bool:
+        return self._vocabulary is not None and self.config.threat_model.knows_lengths

@@ -9,9 +9,9 @@ from omegaconf import DictConfig
 
 from fl_privacy.config import RunSettings
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.build import ANY_MODEL, build_network_for
 from fl_privacy.experiment.captured_app import NOTE, AppReport, Note, read_note
 from fl_privacy.experiment.known_images import find_images
+from fl_privacy.experiment.network import ANY_MODEL, build_network_for
 from fl_privacy.interception import load_observations
 from fl_privacy.interception.capture_files import CaptureFile
 from fl_privacy.types import Observation, VictimId

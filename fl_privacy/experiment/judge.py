@@ -9,10 +9,12 @@ from torch import nn
 
 from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
+from fl_privacy.data import Vocabulary
 from fl_privacy.experiment.tracing import Tracer
 from fl_privacy.federation import Replay
 from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all, unjudged
 from fl_privacy.metrics.distortion import UpdateDistortion, distortion_of, linear_system
+from fl_privacy.models import TextModel
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, Tensors, VictimId
 
@@ -35,6 +37,7 @@ class Judge:
         distorts: whether a defense changes updates, so that they are compared with undefended ones.
         functions: of the metrics that need something of the run, by name; see ``build_metrics``.
         tracer: runs the tracing attack on what was reconstructed.
+        vocabulary: of texts; ``None`` where images are attacked.
     """
 
     truth: Truth
@@ -42,6 +45,7 @@ class Judge:
     distorts: bool = False
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
     tracer: Tracer = field(default_factory=Tracer)
+    vocabulary: Vocabulary | None = None
 
     def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
         """Of what was made of each of ``observations``."""
@@ -55,11 +59,33 @@ class Judge:
         judged: Iterator[VictimScore] = iter(())
         if known:
             results, truths = zip(*known, strict=True)
-            judged = iter(evaluate_all(results, truths, functions=self.functions, transformed=transformed))
+            judged = iter(self._judged(results, truths, transformed))
         return [
             unjudged(r, (o.upload.num_examples, *o.input_shape)) if truth is None else next(judged)
             for r, o, truth in zip(found, observations, originals, strict=True)
         ]
+
+    def _judged(
+        self, found: Sequence[Reconstruction], truths: Sequence[Batch], transformed: Sequence[Batch] | None
+    ) -> list[VictimScore]:
+        if self.vocabulary is None:
+            return evaluate_all(found, truths, functions=self.functions, transformed=transformed)
+        scores = evaluate_all(found, truths, language=self.vocabulary)
+        return [replace(score, sentences=_sentences(score, self.vocabulary)) for score in scores]
+
+
+def _sentences(
+    score: VictimScore, vocabulary: Vocabulary
+) -> tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...]:
+    """Original and guess of each text, token by token."""
+    originals = [None] * len(score.images) if score.originals is None else score.originals.tolist()
+    return tuple(
+        (
+            None if original is None else vocabulary.pieces(original),
+            None if image.guess is None else vocabulary.pieces(guess),
+        )
+        for image, original, guess in zip(score.images, originals, score.guesses.tolist(), strict=True)
+    )
 
 
 def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
@@ -78,6 +104,8 @@ def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDis
 @lru_cache(maxsize=1)
 def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[str, str] | None:
     """Weight and bias of the first layer; ``None`` where that is another one."""
+    if isinstance(model, TextModel):
+        return None
     try:
         found = find_first_layer(model, ModelState.of(model), input_shape)
     except NotFullyConnectedError:

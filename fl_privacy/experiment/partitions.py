@@ -7,7 +7,7 @@ import torch
 from omegaconf import DictConfig
 
 from fl_privacy.config import RunSettings
-from fl_privacy.data import Examples
+from fl_privacy.data import LabelledExamples
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
 
@@ -51,6 +51,6 @@ def held_out(config: RunSettings, examples: int) -> torch.Tensor:
     return chosen
 
 
-def defenders_examples(unattacked: Examples) -> torch.Tensor:
+def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
     """Which of the public examples clients hold that train a defense on some: every fourth; attackers hold others."""
     return torch.arange(3, len(unattacked), 4)[:DEFENDERS]

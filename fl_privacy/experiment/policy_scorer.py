@@ -7,8 +7,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from fl_privacy.data import Dataset, Examples
-from fl_privacy.experiment.build import build_dataset, build_network, resolve_device
+from fl_privacy.data import Dataset, LabelledExamples
+from fl_privacy.experiment.build import build_dataset, resolve_device
+from fl_privacy.experiment.network import build_network
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.weights import load_weights, write_weights
 from fl_privacy.policy_search import (
@@ -81,7 +82,7 @@ def _semi_trained(
     return load_weights(file, ModelState.of(model))
 
 
-def _of_each_class(examples: Examples, number: int) -> torch.Tensor:
+def _of_each_class(examples: LabelledExamples, number: int) -> torch.Tensor:
     """Indices of the first ``number`` examples of every class."""
     rows = [(examples.labels == label).nonzero().flatten()[:number] for label in range(examples.num_classes)]
     return torch.cat(rows)
@@ -94,6 +95,6 @@ def _fresh(config: DictConfig, dataset: Dataset, draw: int) -> ModelState:
     return ModelState.of(build_network(own, dataset))
 
 
-def _draw(examples: Examples, config: DictConfig, draw: int) -> torch.Tensor:
+def _draw(examples: LabelledExamples, config: DictConfig, draw: int) -> torch.Tensor:
     rng = derive_generator(config.seed, "search", "batch", draw)
     return examples.batch(torch.randperm(len(examples), generator=rng)[: config.accuracy_images]).inputs

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings, compose_run, to_yaml
-from fl_privacy.data import Examples, partition_table
+from fl_privacy.data import Examples, LabelledExamples, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.build import Federation, build_attack, build_federation, clients_of
@@ -71,7 +71,9 @@ def run_experiment(
     return folder.path
 
 
-def _image_prior(attack: ReconstructionAttack | None, train: Examples, clients: Whereabouts) -> list[str]:
+def _image_prior(attack: ReconstructionAttack | None, train: LabelledExamples, clients: Whereabouts) -> list[str]:
+    if not isinstance(train, Examples):
+        return []
     return describe_image_prior(attack, train.input_shape, None if clients.own_data else train.images)
 
 

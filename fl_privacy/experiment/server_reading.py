@@ -8,7 +8,7 @@ import torch
 from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
 from fl_privacy.config import RunSettings
 from fl_privacy.config.targets import instantiate
-from fl_privacy.data import Examples
+from fl_privacy.data import LabelledExamples, expect_images
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Server
 from fl_privacy.interception import Interceptor
@@ -23,7 +23,7 @@ EVERYBODY = -1
 
 
 def build_server_attack(
-    config: RunSettings, public: Examples | None = None, attacked: Examples | None = None
+    config: RunSettings, public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
     """What ``config.server`` does beyond the protocol; ``None`` for an honest one.
 
@@ -45,6 +45,7 @@ def build_server_attack(
         )
     if public is None:
         return made
+    expect_images(public, "A malicious server")
     held = public.batch(torch.arange(min(PUBLIC_IMAGES, len(public)))).inputs
     if made.asks_of_members and attacked is not None:
         own = attacked.batch(torch.arange(min(len(held), len(attacked)))).inputs

@@ -9,7 +9,7 @@ from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit
 from fl_privacy.malicious import ServerAttack, ThreatLevel
-from fl_privacy.models import has_batch_norm
+from fl_privacy.models import TextModel, has_batch_norm
 from fl_privacy.types import Knowledge, LocalPlan
 
 _SHARED = {
@@ -71,11 +71,25 @@ def describe_threats(
         lines.append(f"Training images are {_augmentation(plan)} at random{left}.")
     if has_batch_norm(model):
         lines.append(_batch_norm(plan, audit.uploads))
+    if plan.frozen:
+        lines.append(f"Neither trained nor uploaded: {', '.join(plan.frozen)}.")
+    if isinstance(model, TextModel):
+        lines.append(_embeddings(model, plan))
     lines.append("The attacker knows the architecture, the values each client was sent, and the local plan.")
     lines += knowledge.describe()
     if knowledge.defense is not None:
         lines.append("That is the adaptive attacker; a plain one that knows nothing of the defense attacks as well.")
     return [*lines, defended]
+
+
+def _embeddings(model: TextModel, plan: LocalPlan) -> str:
+    """Whether its gradient shows the tokens."""
+    if model.word_weight in plan.held(name for name, _ in model.named_parameters()):
+        return "The gradient of the tokens' embeddings is not uploaded."
+    return (
+        "The gradient of the tokens' embeddings is uploaded: where no defense and no tied head fills its rows, those"
+        " that are not zero name the tokens of a batch."
+    )
 
 
 def _server(attack: ServerAttack | None) -> list[str]:

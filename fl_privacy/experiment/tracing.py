@@ -41,9 +41,10 @@ class Tracer:
     def __call__(self, scores: Sequence[VictimScore]) -> Tracing | None:
         """Of ``scores``; ``None`` where there is only one owner.
 
-        Where nothing was reconstructed, all are traced wrongly. Victims whose truth is not known are left out.
+        Where nothing was reconstructed, all are traced wrongly. Victims whose truth is not known
+        are left out, and texts, which nothing is nearest to.
         """
-        known = [(score, score.originals) for score in scores if score.originals is not None]
+        known = [(score, score.originals) for score in scores if score.originals is not None and not score.sentences]
         if not known:
             return None
         scores = [score for score, _ in known]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from fl_privacy.data.examples import Examples
+from fl_privacy.data.examples import LabelledExamples
 from fl_privacy.progress import counted
 from fl_privacy.types import ModelState
 
@@ -36,7 +36,7 @@ def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
 def evaluate_model(
     model: nn.Module,
     state: ModelState,
-    examples: Examples,
+    examples: LabelledExamples,
     *,
     batch_size: int = 1000,
     device: torch.device | str = "cpu",

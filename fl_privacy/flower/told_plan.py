@@ -61,7 +61,7 @@ def _found(config: Mapping[str, object]) -> dict[str, Any]:
     for name, keys in KEYS.items():
         value = next((spelled[key] for key in keys if key in spelled), None)
         if name == "optimizer":
-            value = str(value).lower() if str(value).lower() in ("sgd", "adam") else None
+            value = str(value).lower() if str(value).lower() in ("sgd", "adam", "adamw") else None
         elif isinstance(value, bool) or not isinstance(value, int | float):
             value = None
         if value is not None and _fits(name, value):

@@ -61,13 +61,16 @@ class ManyModels:
         parameters: Tensors = self.values.parameters
         buffers: Tensors = self.values.buffers
         moments: list[Tensors] = [{}, {}]
+        held = plan.held(parameters)
         set_mode(self.model, plan.batch_norm)
         for number, rows in enumerate(order, start=1):
             gradients, buffers = step(parameters, buffers, pool.inputs[rows], pool.labels[rows])
-            if plan.weight_decay:
+            if plan.weight_decay and plan.optimizer != "adamw":
                 gradients = {n: g + plan.weight_decay * parameters[n] for n, g in gradients.items()}
             direction, moments = step_direction(gradients, moments, plan, number)
-            parameters = {n: p - plan.lr * direction[n] for n, p in parameters.items()}
+            if plan.optimizer == "adamw":
+                direction = {n: d + plan.weight_decay * parameters[n] for n, d in direction.items()}
+            parameters = {n: p if n in held else p - plan.lr * direction[n] for n, p in parameters.items()}
         return ManyModels(self.model, ModelState(parameters, buffers))
 
     @torch.no_grad()

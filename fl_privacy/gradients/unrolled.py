@@ -35,14 +35,17 @@ class Unrolled(VictimGradients):
 
     def _train(self, inputs: Tensor, labels: Tensor) -> Tensors:
         plan = self._victim_model.plan
-        moved = {name: torch.zeros_like(p) for name, p in self._sent.items()}
+        held = plan.held(self._sent)
+        moved = {name: torch.zeros_like(p) for name, p in self._sent.items() if name not in held}
         moments: list[Tensors] = [{}, {}]
         for number, batch in enumerate(step_slices(len(inputs), plan), start=1):
-            parameters = {name: p - plan.lr * moved[name] for name, p in self._sent.items()}
+            parameters = {name: self._sent[name] - plan.lr * m for name, m in moved.items()}
             gradients: Tensors = grad(self._loss)(parameters, inputs[batch], labels[batch])
-            if plan.weight_decay:
+            if plan.weight_decay and plan.optimizer != "adamw":
                 gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
             step, moments = step_direction(gradients, moments, plan, number)
+            if plan.optimizer == "adamw":
+                step = {name: s + plan.weight_decay * parameters[name] for name, s in step.items()}
             moved = {name: m + step[name] for name, m in moved.items()}
         return {name: moved[name] for name in self._victim_model.names}
 
@@ -52,7 +55,7 @@ def step_direction(
 ) -> tuple[Tensors, list[Tensors]]:
     """What ``torch.optim.SGD`` or ``torch.optim.Adam`` multiply by the learning rate in step ``number`` (from 1)."""
     first, second = moments
-    if plan.optimizer == "adam":
+    if plan.optimizer != "sgd":
         first = {n: 0.1 * g + (0.9 * first[n] if first else 0) for n, g in gradients.items()}
         second = {n: 0.001 * g * g + (0.999 * second[n] if second else 0) for n, g in gradients.items()}
         tiny = torch.finfo(next(iter(gradients.values())).dtype).tiny  # keeps the slope of the root finite at 0

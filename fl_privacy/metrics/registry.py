@@ -60,7 +60,8 @@ class Metric:
     Attributes:
         function: (guesses, truths) -> (N,), of images (N, C, H, W) in [0, 1] or of labels; ``None`` where a run has to
             give it.
-        of: what it compares: images with the originals, labels, or images with what a defense made of the originals.
+        of: what it compares: images with the originals, labels, images with what a defense made of the originals, or
+            texts by tokens (N, L) or by words, of which -1 is none.
         leaks: whether high or low values mean that more leaked.
         range: the least and the largest value that there can be.
         threshold: from which on an image is recognizable, if anybody says so.
@@ -72,7 +73,7 @@ class Metric:
     """
 
     function: MetricFunction | None
-    of: Literal["images", "labels", "transformed"] = "images"
+    of: Literal["images", "labels", "transformed", "texts", "words"] = "images"
     leaks: Literal["high", "low"]
     range: tuple[float, float] = (0.0, math.inf)
     threshold: Threshold | None = None
@@ -122,6 +123,20 @@ def _in(module: str, name: str) -> MetricFunction:
 
     return function
 
+
+IMAGE_METRIC, TEXT_METRIC = "psnr", "token_f1"
+"""By which images and texts count as recognizable."""
+
+_OF_TEXTS: tuple[tuple[str, Literal["texts", "words"], str, str], ...] = (
+    ("token_f1", "texts", "Token F1", "Harmonic mean of precision and recall of the tokens, wherever they are."),
+    ("token_precision", "texts", "Token precision", "Share of the guessed tokens that are in the text."),
+    ("token_recall", "texts", "Token recall", "Share of the text's tokens that were guessed."),
+    ("rouge_1", "words", "ROUGE-1", "F1 of words."),
+    ("rouge_2", "words", "ROUGE-2", "F1 of pairs of neighboring words."),
+    ("rouge_l", "words", "ROUGE-L", "F1 of the longest common subsequence of words."),
+    ("exact_match", "texts", "Exact", "Share of the texts read word for word."),
+)
+"""Name, what is compared, title, description."""
 
 METRICS: dict[str, Metric] = {
     "psnr": Metric(
@@ -196,6 +211,19 @@ METRICS: dict[str, Metric] = {
         title="SSIM to transformed",
         description="Structural similarity to the image that the defense put in place of the original.",
     ),
+    **{
+        name: Metric(
+            function=_in("texts", name),
+            of=of,
+            leaks="high",
+            range=(0.0, 1.0),
+            threshold=Threshold(value=0.5, source="fl_privacy") if name == TEXT_METRIC else None,
+            title=title,
+            digits=whole_percent,
+            description=description,
+        )
+        for name, of, title, description in _OF_TEXTS
+    },
     "label_correct": Metric(
         function=_in("matching", "label_correct"),
         of="labels",

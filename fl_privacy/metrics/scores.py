@@ -1,7 +1,7 @@
 """The one place where a guess meets the truth."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.metrics.images import MetricFunction
 from fl_privacy.metrics.matching import Match, hard_labels, match
 from fl_privacy.metrics.registry import METRICS
+from fl_privacy.metrics.texts import Language, is_text, match_texts, widened, without
 from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
 
 CHUNK = 256
@@ -42,8 +43,9 @@ class VictimScore:
     Attributes:
         id: of the observation.
         images: one score for each of the B true images, in their order.
-        originals: (B, C, H, W) in [0, 1], on the CPU; ``None`` where nobody knows them.
-        guesses: (B, C, H, W) in [0, 1], matched to the originals and clamped; zeros where there is no guess.
+        originals: (B, C, H, W) in [0, 1], or tokens (B, L), on the CPU; ``None`` where nobody knows them.
+        guesses: (B, C, H, W) in [0, 1], matched to the originals and clamped; zeros where there is no guess. Or tokens
+            (B, L), -1 where there is none.
         labels: (B,) classes that the attacker found, where the originals are not known.
         transformed: (B, C, H, W) in [0, 1], what a defense put in place of the originals; ``None`` where none did.
         attack_loss: the attacker's own loss.
@@ -51,6 +53,7 @@ class VictimScore:
         label_source: how the labels were found, as in the reconstruction.
         certainty: the attacker's own, as in the reconstruction.
         member: of the attacks that were tried, as in the reconstruction.
+        sentences: of texts, for each of them the tokens of the original, where it is known, and of the guess.
     """
 
     id: VictimId
@@ -64,6 +67,7 @@ class VictimScore:
     member: str = ""
     transformed: Tensor | None = None
     labels: Tensor | None = None
+    sentences: tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...] = ()
 
 
 _NOTHING: Mapping[str, MetricFunction] = {}
@@ -82,6 +86,7 @@ def evaluate_all(
     *,
     functions: Mapping[str, MetricFunction] = _NOTHING,
     transformed: Sequence[Batch] | None = None,
+    language: Language | None = None,
 ) -> list[VictimScore]:
     """Match each reconstruction to its truth, then compute every metric of all images at once.
 
@@ -96,6 +101,7 @@ def evaluate_all(
         functions: those that a run has to give, by the names of their metrics; a metric without one is left out.
         transformed: what a defense put in place of each truth, in the same order of images; guesses are matched to
             them apart. Without it the metrics of transformed images are left out.
+        language: of texts; without it every token is a word.
 
     Raises:
         UserError: lengths or image shapes differ, or batches are to be matched and scipy is not installed.
@@ -104,13 +110,25 @@ def evaluate_all(
         raise UserError(
             f"One truth for each reconstruction is expected, but got {len(truths)}, {len(reconstructions)}."
         )
+    if truths and is_text(truths[0].inputs):
+        matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
+        return _scored(reconstructions, matches, _measure_texts(matches, language))
     if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
         raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
     matches = [match(r, t) for r, t in zip(reconstructions, truths, strict=True)]
     to_transformed = None
     if transformed is not None:
         to_transformed = [match(r, t) for r, t in zip(reconstructions, transformed, strict=True)]
-    rows = iter(_measure(matches, to_transformed, functions))
+    scores = _scored(reconstructions, matches, _measure(matches, to_transformed, functions))
+    if to_transformed is None:
+        return scores
+    return [replace(score, transformed=m.originals) for score, m in zip(scores, to_transformed, strict=True)]
+
+
+def _scored(
+    reconstructions: Sequence[Reconstruction], matches: Sequence[Match], measured: Sequence[dict[str, float]]
+) -> list[VictimScore]:
+    rows = iter(measured)
     return [
         VictimScore(
             id=reconstruction.id,
@@ -124,9 +142,8 @@ def evaluate_all(
             label_source=reconstruction.label_source,
             certainty=reconstruction.certainty,
             member=reconstruction.member,
-            transformed=None if to_transformed is None else to_transformed[number].originals,
         )
-        for number, (reconstruction, m) in enumerate(zip(reconstructions, matches, strict=True))
+        for reconstruction, m in zip(reconstructions, matches, strict=True)
     ]
 
 
@@ -139,6 +156,8 @@ def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimSc
     """
     batch, failure = reconstruction.batch, reconstruction.failure
     guesses, labels = torch.zeros(shape), None
+    if len(shape) == 2:
+        return _unjudged_texts(reconstruction, shape)
     if batch is not None and tuple(batch.inputs.shape) != tuple(shape):
         failure = f"Images of shape {tuple(shape)} are expected, but the attack returned {tuple(batch.inputs.shape)}."
     elif batch is not None and not batch.inputs.isfinite().all():
@@ -162,6 +181,25 @@ def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimSc
     )
 
 
+def _unjudged_texts(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
+    batch = reconstruction.batch
+    guesses = torch.full(shape, -1) if batch is None else batch.inputs.detach().cpu().long()
+    failure = reconstruction.failure or (None if batch is not None else "The attack made no guess.")
+    return VictimScore(
+        id=reconstruction.id,
+        images=tuple(
+            ImageScore(image=k, guess=None if failure else k, values={}, failure=failure) for k in range(len(guesses))
+        ),
+        originals=None,
+        guesses=guesses,
+        attack_loss=reconstruction.loss,
+        history=reconstruction.history,
+        label_source=reconstruction.label_source,
+        certainty=reconstruction.certainty,
+        member=reconstruction.member,
+    )
+
+
 def _measure(
     matches: Sequence[Match], to_transformed: Sequence[Match] | None, functions: Mapping[str, MetricFunction]
 ) -> list[dict[str, float]]:
@@ -175,6 +213,31 @@ def _measure(
     )
     if to_transformed is not None:
         compared["transformed"] = _images(matches, to_transformed)
+    return _by_metric(compared, functions)
+
+
+def _measure_texts(matches: Sequence[Match], language: Language | None) -> list[dict[str, float]]:
+    """Every metric of every text that has a guess, in order; special tokens count as none."""
+    found = [(m.guesses[m.found], m.originals[m.found], m) for m in matches if len(m.found)]
+    if not found:
+        return []
+    guesses, truths = (torch.cat(widened(texts)) for texts in zip(*((g, o) for g, o, _ in found), strict=True))
+    guesses, truths = widened([guesses, truths])
+    special = language.special if language else frozenset[int]()
+    texts = without(guesses, special), without(truths, special)
+    compared = {"texts": texts, "words": texts}
+    if language is not None:
+        words = widened([language.word_numbers(torch.cat([guesses, truths]))])[0]
+        compared["words"] = words[: len(guesses)], words[len(guesses) :]
+    guessed, labels = (torch.cat([getattr(m, of)[m.found] for *_, m in found]) for of in ("guessed_labels", "labels"))
+    if bool((guessed >= 0).all()):
+        compared["labels"] = guessed, labels
+    return _by_metric(compared, _NOTHING)
+
+
+def _by_metric(
+    compared: Mapping[str, tuple[Tensor, Tensor]], functions: Mapping[str, MetricFunction]
+) -> list[dict[str, float]]:
     columns = {}
     for name, metric in METRICS.items():
         function = functions.get(name) or metric.function

@@ -6,7 +6,7 @@ from fl_privacy.lazy import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.models.block_networks import VGG16, AlexNet
-    from fl_privacy.models.build import build_model, check_model
+    from fl_privacy.models.build import build_fitting, build_model, check_model, check_text_model
     from fl_privacy.models.convnet import ConvNet
     from fl_privacy.models.cut import Front, Rest, cut_layer
     from fl_privacy.models.initialization import INITIALIZERS, initialize
@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from fl_privacy.models.lenet import DLNet, LeNet, LeNet5
     from fl_privacy.models.mlp import MLP
     from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
+    from fl_privacy.models.text.base import TextModel
+    from fl_privacy.models.text.bert import Bert, bert_mini, bert_tiny, minilm
+    from fl_privacy.models.text.gpt import Gpt, gpt_tiny
+    from fl_privacy.models.text.huggingface import HuggingFaceText, hugging_face
+    from fl_privacy.models.text.transformer_lm import TransformerLM
     from fl_privacy.models.torchvision_models import MobileNetV2, ViT
     from fl_privacy.models.wrapping import normalization_of, normalized
 
 _HOMES = {
     "fl_privacy.models.block_networks": ("VGG16", "AlexNet"),
-    "fl_privacy.models.build": ("build_model", "check_model"),
+    "fl_privacy.models.build": ("build_fitting", "build_model", "check_model", "check_text_model"),
     "fl_privacy.models.convnet": ("ConvNet",),
     "fl_privacy.models.cut": ("Front", "Rest", "cut_layer"),
     "fl_privacy.models.initialization": ("INITIALIZERS", "initialize"),
@@ -27,6 +32,11 @@ _HOMES = {
     "fl_privacy.models.lenet": ("DLNet", "LeNet", "LeNet5"),
     "fl_privacy.models.mlp": ("MLP",),
     "fl_privacy.models.resnet": ("ResNet10", "ResNet18", "ResNet20"),
+    "fl_privacy.models.text.base": ("TextModel",),
+    "fl_privacy.models.text.bert": ("Bert", "bert_mini", "bert_tiny", "minilm"),
+    "fl_privacy.models.text.gpt": ("Gpt", "gpt_tiny"),
+    "fl_privacy.models.text.huggingface": ("HuggingFaceText", "hugging_face"),
+    "fl_privacy.models.text.transformer_lm": ("TransformerLM",),
     "fl_privacy.models.torchvision_models": ("MobileNetV2", "ViT"),
     "fl_privacy.models.wrapping": ("normalization_of", "normalized"),
 }
@@ -37,9 +47,12 @@ __all__ = [
     "MLP",
     "VGG16",
     "AlexNet",
+    "Bert",
     "ConvNet",
     "DLNet",
     "Front",
+    "Gpt",
+    "HuggingFaceText",
     "InputNormalization",
     "LeNet",
     "LeNet5",
@@ -48,12 +61,21 @@ __all__ = [
     "ResNet18",
     "ResNet20",
     "Rest",
+    "TextModel",
+    "TransformerLM",
     "ViT",
+    "bert_mini",
+    "bert_tiny",
+    "build_fitting",
     "build_model",
     "check_model",
+    "check_text_model",
     "cut_layer",
+    "gpt_tiny",
     "has_batch_norm",
+    "hugging_face",
     "initialize",
+    "minilm",
     "normalization_of",
     "normalized",
 ]

@@ -3,7 +3,7 @@
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -11,8 +11,11 @@ from torch import nn
 
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.models.initialization import initialize
+from fl_privacy.models.text.base import TextModel
 from fl_privacy.models.wrapping import normalized
 from fl_privacy.normalization import Normalization
+
+_TEXT = "vocabulary_size"
 
 
 def build_model(
@@ -24,34 +27,42 @@ def build_model(
     num_classes: int,
     **options: Any,
 ) -> nn.Module:
+    """``build_fitting`` for images of ``in_channels``, ``image_size`` high and wide, and ``num_classes`` classes."""
+    facts = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
+    return build_fitting(factory, facts, seed=seed, **options)
+
+
+def build_fitting(
+    factory: Callable[..., nn.Module], architecture: Mapping[str, int], *, seed: int, **options: Any
+) -> nn.Module:
     """Make a model: the same values for the same ``seed``, whatever was drawn before, and no draw from outside.
 
     Args:
         factory: a class or function that returns a module, or a ``functools.partial`` of one.
+        architecture: what there is to know of the examples; passed on where ``factory`` names such an argument and was
+            not already given it.
         seed: of the initial values.
-        in_channels, image_size, num_classes: passed on where ``factory`` names such an argument and was not
-            already given it.
         options: further arguments of ``factory``; unknown ones raise. ``init`` names an initialization (see
             ``initialize``) also of a model that does not know the names; ``mean`` and ``std``, lists of a number for
             each channel, normalize the images also in front of a model that does not know them.
 
     Raises:
-        UserError: an argument is unknown or missing, or the result is not a module.
+        UserError: an argument is unknown or missing, the model is of other examples, or the result is not a module.
     """
     arguments: tuple[Any, ...] = ()
     if isinstance(factory, functools.partial):
         arguments, options = factory.args, {**factory.keywords, **options}
         factory = factory.func
     signature = inspect.signature(factory)
-    offered = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
-    options = {name: value for name, value in offered.items() if name in signature.parameters} | options
+    name = getattr(factory, "__name__", str(factory))
+    _expect_of_these(name, signature, architecture)
+    options = {fact: value for fact, value in architecture.items() if fact in signature.parameters} | options
     init = None if "init" in signature.parameters else options.pop("init", None)
     put_before = _normalization(signature.parameters, options)
-    name = getattr(factory, "__name__", str(factory))
     try:
         signature.bind(*arguments, **options)
     except TypeError as error:
-        allowed = ", ".join(p for p in signature.parameters if p not in offered) or "none"
+        allowed = ", ".join(p for p in signature.parameters if p not in architecture) or "none"
         raise UserError(f"Model {name}: {error}; its options are: {allowed}.") from error
     with torch.random.fork_rng(devices=[]), blamed_on(f"Model {name}"):
         torch.default_generator.manual_seed(seed)
@@ -72,6 +83,39 @@ def _normalization(parameters: Collection[str], options: dict[str, Any]) -> Norm
         return None
     mean, std = options.pop("mean", None), options.pop("std", None)
     return Normalization([0.0] if mean is None else mean, [1.0] if std is None else std)
+
+
+def _expect_of_these(name: str, signature: inspect.Signature, architecture: Mapping[str, int]) -> None:
+    """Refuse a model of images for texts, and the other way round, as far as its arguments tell."""
+    texts, reads = _TEXT in architecture, _TEXT in signature.parameters
+    if reads and not texts:
+        raise UserError(f"Model {name} reads text, but the data are images; take data=sst2 or another model.")
+    if texts and not reads and {"in_channels", "image_size"} & set(signature.parameters):
+        raise UserError(f"Model {name} is of images, but the data are text; take model=bert_tiny or another of text.")
+
+
+@torch.no_grad()
+def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
+    """Run ``model`` once on texts of ``length`` tokens to see that it fits the data; it is left as it was.
+
+    Raises:
+        UserError: it is no model of text, can't take such texts, or doesn't return logits.
+    """
+    name = type(model).__name__
+    if not isinstance(model, TextModel):
+        raise UserError(
+            f"Model {name} is expected to be a TextModel of fl_privacy.models, but is none; derive it from that."
+        )
+    tokens = torch.zeros(2, length, dtype=torch.long, device=model.words.weight.device)
+    try:
+        got = tuple(copy.deepcopy(model).eval()(tokens).shape)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        raise UserError(
+            f"Model {name} does not take texts of {length} tokens: {reason}; set data.max_length."
+        ) from error
+    if got not in ((2, num_classes), (2, num_classes, length)):
+        raise UserError(f"Model {name} is expected to return logits of {num_classes} classes, but got {got}.")
 
 
 def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> None:

@@ -13,6 +13,7 @@ from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import METRICS, Metric, Statistic, aggregate
 from fl_privacy.results import Attacker, Run, read_run
+from fl_privacy.victim_ids import VictimId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,8 @@ def measured(
 def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
     """Of the run, attack or audit in ``folder``: in the attacked round and by the attacker that read most.
 
-    Images are told by their victim's name, so that two runs are of the same ones if both have the same seed and data.
+    Images are told by their victim's name, whatever the round, so that two runs are of the same ones if both have the
+    same seed and data.
 
     Raises:
         UserError: it is no run's folder, did not finish, attacked nothing, or failed on an image.
@@ -115,7 +117,7 @@ def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
         attack=f"{choices.get('attack', 'an attack')}, {attacker} attacker, round {round}",
         values=[_value(image, metric) for image in images],
         uploads=[image["id"] for image in images],
-        victims=[f"{choices.get('data')} {image['id']} {image['image']}" for image in images],
+        victims=[f"{choices.get('data')} {VictimId.parse(str(i['id'])).source} {i['image']}" for i in images],
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl_privacy.config.reading import select
-from fl_privacy.report.readings import readings_of
+from fl_privacy.report.readings import kind_of, readings_of
 from fl_privacy.results import Attacker, Run
 
 
@@ -24,7 +24,8 @@ def assumptions(run: Run) -> str:
 
 def _probed(run: Run, plan: Mapping[str, Any], trained: bool) -> str:
     number = int(run.identity.config.get("batch_size") or 1)
-    images = "one image each, the worst case" if number == 1 else f"{number} images each"
+    kind = kind_of(readings_of(run.summary))
+    images = f"one {kind} each, the worst case" if number == 1 else f"{number} {kind}s each"
     attacked = f"Attacked were uploads computed from {images}"
     if not trained or not plan:
         return f"{attacked}."
@@ -35,7 +36,8 @@ def _probed(run: Run, plan: Mapping[str, Any], trained: bool) -> str:
 
 def _updates(run: Run, plan: Mapping[str, Any]) -> str:
     if plan.get("shares", "gradient") == "gradient":
-        return f"Attacked were the training updates themselves, each the gradient of {_batch(run, plan)} images."
+        kind = kind_of(readings_of(run.summary))
+        return f"Attacked were the training updates themselves, each the gradient of {_batch(run, plan)} {kind}s."
     return f"Attacked were the training updates themselves, each of {_local_training(run, plan)}."
 
 
@@ -48,10 +50,13 @@ def _batch(run: Run, plan: Mapping[str, Any]) -> str:
 
 
 def _local_training(run: Run, plan: Mapping[str, Any]) -> str:
+    kind = kind_of(readings_of(run.summary))
     if plan.get("steps"):
-        return f"{plan['steps']} local step{'s' if plan['steps'] != 1 else ''} on batches of {_batch(run, plan)} images"
+        return (
+            f"{plan['steps']} local step{'s' if plan['steps'] != 1 else ''} on batches of {_batch(run, plan)} {kind}s"
+        )
     epochs, sizes = plan.get("epochs") or 1, _client_sizes(run)
-    images = f"the {_span(sizes)} images of a client" if sizes else "all images of a client"
+    images = f"the {_span(sizes)} {kind}s of a client" if sizes else f"all {kind}s of a client"
     return f"{epochs} epoch{'s' if epochs != 1 else ''} over {images} in batches of {_batch(run, plan)}"
 
 

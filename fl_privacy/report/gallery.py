@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.images import data_uri
 from fl_privacy.report.numbers import metric, title
 from fl_privacy.results import Attacker, Pair, Run
@@ -60,7 +61,7 @@ def view_all(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[ImageView]
 
 def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[ImageView]:
     """The image that was read best, the median and the worst by PSNR, as far as there are that many."""
-    ranked = rank_by_psnr(run)
+    ranked = rank_by(run, IMAGE_METRIC)
     places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
     if len(ranked) < 3:
         places = dict(list({"Best": 0, "Worst": len(ranked) - 1}.items())[: len(ranked)])
@@ -68,13 +69,14 @@ def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[Image
     return [_view(ranked[place], pairs, adaptive, rank) for rank, place in places.items()]
 
 
-def rank_by_psnr(run: Run) -> list[Mapping[str, Any]]:
-    """Attacked images that anyone read, each by the attacker that read it better, the one read best first."""
+def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
+    """Attacked examples that anyone read, each by the attacker that read it better by a metric of which high values
+    leak; the one read best first."""
     adaptive = _adaptive_images(run)
     ranked = []
     for image in run.of_kind("image"):
         both = (image, adaptive.get((image["id"], image["image"]), {}))
-        found = [v["psnr"] for v in both if v.get("failure") is None and v.get("psnr") is not None]
+        found = [v[metric_name] for v in both if v.get("failure") is None and v.get(metric_name) is not None]
         if found:
             ranked.append((max(found), image))
     return [image for _, image in sorted(ranked, key=lambda pair: -pair[0])]
@@ -116,9 +118,9 @@ def _view(
     shown = original if pair is None or original is not None else pair.guess
     return ImageView(
         rank=rank,
-        where=f"Round {image['round']}, client {image['client']}, {_place(image)}",
+        where=f"Round {image['round']}, client {image['client']}, {place_of(image)}",
         figures=caption(image),
-        label="" if failed else ", ".join(filter(None, [_label(image), _certainty(image), image["member"]])),
+        label="" if failed else ", ".join(filter(None, [whose_label(image), certainty_of(image), image["member"]])),
         failure=failed,
         original="" if original is None else data_uri(original),
         transformed=data_uri(pair.transformed) if pair and pair.transformed is not None else "",
@@ -130,17 +132,20 @@ def _view(
     )
 
 
-def _label(image: Mapping[str, Any]) -> str:
+def whose_label(image: Mapping[str, Any]) -> str:
+    """Whether the class was found, in words; empty where that is not known."""
     if (found := image.get("label")) is not None:
         return f"taken for class {found}"
     right = image.get("label_correct")
     return "" if right is None else "label found" if right else "label wrong"
 
 
-def _certainty(image: Mapping[str, Any]) -> str:
+def certainty_of(image: Mapping[str, Any]) -> str:
+    """How sure the attacker is, in words; empty where it is not."""
     return "" if image["certainty"] == Certainty.APPROXIMATE else str(image["certainty"])
 
 
-def _place(image: Mapping[str, Any]) -> str:
+def place_of(image: Mapping[str, Any], kind: str = "image") -> str:
+    """Which of a victim's examples, in words."""
     name = str(image["id"]).rpartition("/")[2].replace("-", " ")
-    return f"{name}, image {image['image']}" if image["image"] else name
+    return f"{name}, {kind} {image['image']}" if image["image"] else name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fl_privacy.metrics import FEW, share_at_most
 from fl_privacy.report.inferred import told_apart
 from fl_privacy.report.numbers import metric, percent, title
-from fl_privacy.report.readings import Reading, Tone, in_round, most_recognized, readings_of, tone_of
+from fl_privacy.report.readings import Reading, Tone, in_round, kind_of, most_recognized, readings_of, tone_of
 from fl_privacy.results import Recognized, Summary
 
 
@@ -26,9 +26,10 @@ class Verdict:
     tone: Tone
 
 
-def verdict(summary: Summary) -> Verdict:
-    """The headline of a run: what of its images is recognizable, and what else was told of them."""
-    images, told = _of_images(summary), told_apart(summary.inferred)
+def verdict(summary: Summary, kind: str = "image") -> Verdict:
+    """The headline of a run: what of its images, or examples of another ``kind``, is recognizable, and what else was
+    told of them."""
+    images, told = _of_images(summary, kind), told_apart(summary.inferred)
     if not told:
         return images
     known = f"the server can tell {' and '.join(told)}"
@@ -37,19 +38,19 @@ def verdict(summary: Summary) -> Verdict:
     return Verdict(f"{images.text}{'; ' if images.tone == 'leak' else ', but '}{known}", images.basis, "leak")
 
 
-def _of_images(summary: Summary) -> Verdict:
-    """By PSNR: the last attacked round and the first, each by the attacker that read most."""
+def _of_images(summary: Summary, kind: str) -> Verdict:
+    """By the main metric: the last attacked round and the first, each by the attacker that read most."""
     found = readings_of(summary)
     if not found:
         asked = "; what was asked beside was not told from chance" if summary.inferred else ""
-        return Verdict(f"No image was attacked{asked}", "", "open")
+        return Verdict(f"No {kind} was attacked{asked}", "", "open")
     most = most_recognized(found)
     if most is None:
         number = found[-1].leakage.images
         if any(reading.failures < reading.leakage.images for reading in found):
             return _without_truth(found)
         return Verdict(
-            f"The attack failed on {'the only image' if number == 1 else f'all {number} images'}", "", "open"
+            f"The attack failed on {f'the only {kind}' if number == 1 else f'all {number} {kind}s'}", "", "open"
         )
     rounds = sorted({reading.round for reading in found})
     worst = {round: reading for round in rounds if (reading := most_recognized(in_round(found, round))) is not None}
@@ -81,12 +82,12 @@ def bound_in_words(bound: Recognized) -> str:
 
 
 def _count(reading: Reading) -> str:
-    count, n = _recognized(reading)
+    (count, n), kind = _recognized(reading), kind_of([reading])
     if n == 1:
-        return f"The attacked image is {'' if count else 'not '}recognizable"
+        return f"The attacked {kind} is {'' if count else 'not '}recognizable"
     if count:
-        return f"{count} of {n} attacked images {'is' if count == 1 else 'are'} recognizable"
-    return f"None of the {n} attacked images is recognizable"
+        return f"{count} of {n} attacked {kind}s {'is' if count == 1 else 'are'} recognizable"
+    return f"None of the {n} attacked {kind}s is recognizable"
 
 
 def _share(reading: Reading) -> str:
@@ -108,7 +109,7 @@ def _recognized(reading: Reading) -> tuple[int, int]:
 def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
     """By which bound, what the other attacker read, what failed, and what so few images leave open."""
     most = max(worst.values(), key=lambda reading: reading.recognized)
-    bound, statistic = most.recognized_by(), most.statistic("psnr")
+    bound, statistic = most.recognized_by(), most.statistic(most.main)
     assert bound is not None and statistic is not None
     sentences = [f"Recognizable means {bound_in_words(bound)} ({bound.source})."]
     others = [reading for reading in found if reading not in worst.values() and reading.recognized_by()]
@@ -123,5 +124,7 @@ def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
     if not bound.recognizable:
         share = percent(share_at_most(0, bound.n, groups=statistic.groups))
         too_few = ", too few to call them private" if statistic.groups < FEW else ""
-        sentences.append(f"From {bound.n} alone{too_few}, up to {share} of all images could be (95 % confidence).")
+        sentences.append(
+            f"From {bound.n} alone{too_few}, up to {share} of all {kind_of(found)}s could be (95 % confidence)."
+        )
     return " ".join(sentences)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fl_privacy.metrics import FEW, METRICS, Statistic
+from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
 from fl_privacy.results import Attacker, Leakage, Recognized, Summary
 
 Tone = Literal["leak", "private", "open"]
@@ -36,9 +37,15 @@ class Reading:
         """Over the images of the round; ``None`` if it was not measured, or the attack failed on all of them."""
         return self.leakage.metrics.get(metric)
 
-    def recognized_by(self, metric: str = "psnr") -> Recognized | None:
-        """How many images are recognizable by ``metric``; likewise."""
-        return next((bound for bound in self.leakage.thresholds if bound.metric == metric), None)
+    @property
+    def main(self) -> str:
+        """The metric by which it is judged: images by PSNR, texts by the F1 of their tokens."""
+        return TEXT_METRIC if TEXT_METRIC in self.leakage.metrics else IMAGE_METRIC
+
+    def recognized_by(self, metric: str | None = None) -> Recognized | None:
+        """How many images are recognizable by ``metric``, by default the main one; likewise."""
+        name = metric or self.main
+        return next((bound for bound in self.leakage.thresholds if bound.metric == name), None)
 
     @property
     def failures(self) -> int:
@@ -47,7 +54,7 @@ class Reading:
 
     @property
     def recognized(self) -> float:
-        """Share of the images that are recognizable by PSNR, in [0, 1]; -1 where that is not known."""
+        """Share of the images that are recognizable, in [0, 1]; -1 where that is not known."""
         bound = self.recognized_by()
         return bound.recognizable / bound.n if bound else -1.0
 
@@ -76,9 +83,16 @@ def worst_by(metric: str, found: Sequence[Reading]) -> Reading | None:
 
 
 def most_recognized(found: Sequence[Reading]) -> Reading | None:
-    """The one with the largest share of images recognizable by PSNR, of equals the larger mean."""
-    known = [(reading, s.mean) for reading in found if reading.recognized_by() and (s := reading.statistic("psnr"))]
+    """The one with the largest share of recognizable images, of equals the larger mean."""
+    known = [
+        (reading, s.mean) for reading in found if reading.recognized_by() and (s := reading.statistic(reading.main))
+    ]
     return max(known, key=lambda pair: (pair[0].recognized, pair[1]), default=(None, 0.0))[0]
+
+
+def kind_of(found: Sequence[Reading]) -> Literal["image", "text"]:
+    """What was attacked, in a word."""
+    return "text" if any(reading.main == TEXT_METRIC for reading in found) else "image"
 
 
 def in_round(found: Sequence[Reading], round: int) -> list[Reading]:
@@ -100,9 +114,9 @@ def tone(statistic: Statistic, bound: Recognized, *, failures: int) -> Tone:
     return "private" if (high < bound.value if bound.leaks == "above" else low >= bound.value) else "open"
 
 
-def tone_of(found: Sequence[Reading], metric: str = "psnr") -> Tone:
-    """Of all readings together: a leak if any is one, private if all are."""
-    judged = [(reading.statistic(metric), reading.recognized_by(metric), reading.failures) for reading in found]
+def tone_of(found: Sequence[Reading]) -> Tone:
+    """Of all readings together by their main metric: a leak if any is one, private if all are."""
+    judged = [(reading.statistic(reading.main), reading.recognized_by(), reading.failures) for reading in found]
     tones = [tone(statistic, bound, failures=failed) for statistic, bound, failed in judged if statistic and bound]
     if "leak" in tones:
         return "leak"

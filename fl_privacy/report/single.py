@@ -8,6 +8,7 @@ from markupsafe import Markup
 from fl_privacy import malicious
 from fl_privacy.config.reading import select
 from fl_privacy.metrics import METRICS
+from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
 from fl_privacy.report.app_audit import audit_lede, is_audit
 from fl_privacy.report.attacked import assumptions
 from fl_privacy.report.charts import Curve, line_chart, partition_chart
@@ -16,39 +17,49 @@ from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extre
 from fl_privacy.report.headline import bound_in_words, verdict
 from fl_privacy.report.inferred import views_of
 from fl_privacy.report.page import render
-from fl_privacy.report.readings import Reading, in_round, readings_of, tone, tone_of, worst_by
+from fl_privacy.report.readings import Reading, in_round, kind_of, readings_of, tone, tone_of, worst_by
+from fl_privacy.report.sentences import all_sentences, extreme_sentences
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
-from fl_privacy.results import Pair, Run
+from fl_privacy.results import Pair, Run, Sentence
 from fl_privacy.victim_ids import Certainty
 
 CURVES_SHOWN = 100
 
 
-def render_run(run: Run, pairs: Mapping[tuple[str, int], Pair], problems: list[str]) -> str:
-    """The HTML of ``run`` with its pictures ``pairs``; ``problems`` are told in a banner."""
+def render_run(
+    run: Run,
+    pairs: Mapping[tuple[str, int], Pair],
+    problems: list[str],
+    sentences: Mapping[tuple[str, int], Sentence] | None = None,
+) -> str:
+    """The HTML of ``run`` with its pictures ``pairs``, or ``sentences``; ``problems`` are told in a banner."""
     found = readings_of(run.summary)
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
     traced = [(reading, reading.leakage.tracing) for reading in found if reading.leakage.tracing]
+    kind = "text" if sentences else kind_of(found)
     return render(
         "run.html.j2",
+        kind=kind,
+        sentences=all_sentences(run, sentences) if sentences else [],
+        extreme_sentences=extreme_sentences(run, sentences, TEXT_METRIC) if sentences else [],
         run=run,
         summary=run.summary,
         adaptive=run.summary.adaptive,
-        verdict=verdict(run.summary),
+        verdict=verdict(run.summary, kind),
         problems=problems,
         lede=_lede(run),
-        psnr_tiles=_psnr_tiles(found),
+        main_tiles=_main_tiles(found),
         labels=worst_by("label_correct", last),
         proven=max(proven, key=lambda reading: reading.leakage.certainties[Certainty.PROVEN], default=None),
         traced=min(traced, key=lambda pair: pair[1].mean)[0] if traced else None,
         readings=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
-        extremes=view_extremes(run, pairs),
-        images=view_all(run, pairs),
+        extremes=[] if sentences else view_extremes(run, pairs),
+        images=[] if sentences else view_all(run, pairs),
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
-        gallery_title=gallery_title(run),
+        gallery_title=gallery_title(run).replace("images", f"{kind}s"),
         leakage=_leakage_rows(last),
         members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],
@@ -92,22 +103,24 @@ def _reads_itself(run: Run) -> bool:
     return attack is not None and bool(attack.reads_images)
 
 
-def _psnr_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
+def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
     """The last attacked round and the first, each by the attacker that read most, beside what the other read."""
     rounds = sorted({reading.round for reading in found})
     tiles = []
     for round in dict.fromkeys([rounds[-1], rounds[0]]) if rounds else ():
         of_round = in_round(found, round)
-        worst = worst_by("psnr", of_round)
+        main = TEXT_METRIC if kind_of(found) == "text" else IMAGE_METRIC
+        worst = worst_by(main, of_round)
         if worst is None:
             continue
         others = [reading for reading in of_round if reading is not worst]
         tiles.append(
             {
-                "title": "Mean PSNR" + (f", round {round}" if len(rounds) > 1 else ""),
-                "statistic": worst.statistic("psnr"),
+                "metric": main,
+                "title": f"Mean {METRICS[main].title}" + (f", round {round}" if len(rounds) > 1 else ""),
+                "statistic": worst.statistic(main),
                 "who": worst.among(of_round),
-                "others": [(other.attacker, other.statistic("psnr")) for other in others],
+                "others": [(other.attacker, other.statistic(main)) for other in others],
             }
         )
     return tiles

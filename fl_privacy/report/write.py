@@ -5,9 +5,10 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_private, write_whole
+from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report import ppc
 from fl_privacy.report.comparison import render_comparison
-from fl_privacy.report.gallery import caption, rank_by_psnr
+from fl_privacy.report.gallery import caption, rank_by
 from fl_privacy.report.images import grid_picture
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import Sample, samples_of_rows
@@ -98,7 +99,7 @@ def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
 
 def _single(run: Run) -> str:
     pairs, problems = run.read_pairs() if run.shared != "figures" else ({}, [])
-    ranked = [v for v in rank_by_psnr(run) if (v["id"], v["image"]) in pairs]
+    ranked = [v for v in rank_by(run, IMAGE_METRIC) if (v["id"], v["image"]) in pairs]
     chosen = (
         ranked
         if len(ranked) <= PICTURED
@@ -114,4 +115,5 @@ def _single(run: Run) -> str:
             adaptive=[pair.adaptive for pair in shown] if run.summary.adaptive else None,
             transformed=[pair.transformed for pair in shown] if any(p.transformed is not None for p in shown) else None,
         )
-    return render_run(run, pairs, [*run.problems, *problems])
+    sentences, unread = run.read_sentences() if run.shared != "figures" else ({}, [])
+    return render_run(run, pairs, [*run.problems, *problems, *unread], sentences)

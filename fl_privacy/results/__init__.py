@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fl_privacy.results.pictures import Pair
     from fl_privacy.results.read import Baseline, PartitionTable, Run, find_baseline, read_run, read_summary
     from fl_privacy.results.records import Attacker
+    from fl_privacy.results.sentences import Sentence
     from fl_privacy.results.summary import Leakage, Recognized, Summary, Traced
 
 _HOMES = {
@@ -22,6 +23,7 @@ _HOMES = {
     "fl_privacy.results.pictures": ("Pair",),
     "fl_privacy.results.read": ("Baseline", "PartitionTable", "Run", "find_baseline", "read_run", "read_summary"),
     "fl_privacy.results.records": ("Attacker",),
+    "fl_privacy.results.sentences": ("Sentence",),
     "fl_privacy.results.summary": ("Leakage", "Recognized", "Summary", "Traced"),
 }
 
@@ -37,6 +39,7 @@ __all__ = [
     "Recognized",
     "Run",
     "RunFolder",
+    "Sentence",
     "Summary",
     "Traced",
     "describe_environment",

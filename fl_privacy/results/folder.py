@@ -17,6 +17,7 @@ from fl_privacy.results.identity import Identity, run_hash
 from fl_privacy.results.lock import Lock, hold, release
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
+from fl_privacy.results.sentences import write_sentences
 from fl_privacy.results.summary import Summary
 from fl_privacy.victim_ids import VictimId
 
@@ -213,7 +214,9 @@ class RunFolder:
         self, round: int, scores: Sequence[VictimScore], *, attacker: Attacker = Attacker.PLAIN
     ) -> None:
         """Keep originals and the guesses of ``attacker`` in ``round`` for the report."""
-        if scores:
+        if scores and scores[0].sentences:
+            write_sentences(self.path / "reconstructions", round, scores, attacker)
+        elif scores:
             write_pairs(self.path / "reconstructions", round, scores, attacker)
 
     def finish(self, *, undefended_accuracy: float | None = None) -> Summary:

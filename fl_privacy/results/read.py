@@ -15,6 +15,7 @@ from fl_privacy.results.identity import Identity, training_hash
 from fl_privacy.results.pictures import Pair, read_pairs
 from fl_privacy.results.records import Attacker, parse_json, read_records, records_of
 from fl_privacy.results.schema import ENVIRONMENT, PARTS, SENTENCES, wrong_field, wrong_identity, wrong_partition
+from fl_privacy.results.sentences import Sentence, read_sentences
 from fl_privacy.results.share import Shared, shared_as
 from fl_privacy.results.summary import Summary
 
@@ -77,6 +78,10 @@ class Run:
     def read_pairs(self) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
         """(victim id, image) -> original and guess, and what is wrong with the files they are in."""
         return read_pairs(self.path / "reconstructions")
+
+    def read_sentences(self) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
+        """Likewise, the texts of a run that attacked these."""
+        return read_sentences(self.path / "reconstructions")
 
 
 def read_run(path: Path) -> Run:

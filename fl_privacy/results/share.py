@@ -15,7 +15,7 @@ Shared = Literal["figures", "originals"]
 
 NOTE = "share.json"
 FIGURES = ("environment.json", "threat_model.json", "defense.json", "partition.json", "metrics.jsonl", "summary.json")
-PICTURES = ("reconstructions/*.safetensors", "pictures/*.png")
+PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures/*.png")
 
 
 def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:

@@ -52,6 +52,7 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[[Any], torch.optim.Optimize
         {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     ),
+    "adamw": ({"optimizer": "adamw", "weight_decay": 0.1}, lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1)),
     "adam": ({"optimizer": "adam", "weight_decay": 0.1}, lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.1)),
     "frozen norm": ({"batch_norm": "eval"}, lambda p: torch.optim.SGD(p, lr=0.1)),
     "loss scale": ({"loss_scale": 3.0}, lambda p: torch.optim.SGD(p, lr=0.1)),

@@ -14,6 +14,7 @@ PLANS = {
     "momentum": LocalPlan(shares="delta", lr=0.1, epochs=2, batch_size=2, momentum=0.9),
     "nesterov": LocalPlan(shares="delta", lr=0.1, steps=3, batch_size=2, momentum=0.8, nesterov=True, weight_decay=0.1),
     "short batch": LocalPlan(shares="delta", lr=0.1, epochs=1, batch_size=3, loss_scale=2.0),
+    "adamw": LocalPlan(shares="delta", lr=0.01, steps=3, batch_size=4, optimizer="adamw", weight_decay=0.1),
     "adam": LocalPlan(shares="delta", lr=0.01, steps=3, batch_size=4, optimizer="adam"),
 }
 
@@ -25,6 +26,8 @@ def observe_training(batch: Batch, plan: LocalPlan) -> Observation:
     parameters = {name: p.clone().requires_grad_() for name, p in sent.parameters.items()}
     if plan.optimizer == "adam":
         optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters.values(), lr=plan.lr)
+    elif plan.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(parameters.values(), lr=plan.lr, weight_decay=plan.weight_decay)
     else:
         optimizer = torch.optim.SGD(
             parameters.values(),

@@ -9,6 +9,7 @@ from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.auto.budget import EVALUATIONS, Budget, expect_budget, most_attempts, rungs
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race, Winner
+from fl_privacy.attacks.auto.texts import TextMembers, of_texts
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
@@ -37,6 +38,9 @@ class AutoAttack:
     and with much total variation where it is not, batch-norm statistics where they were sent. What was solved for
     without a proof is one of the starts. A defense that is known, or that the update itself shows (zeros, few levels,
     empty columns), is answered by all.
+
+    Texts are read by ``attack=dager``; where it proves nothing, descents on the embeddings of words are tried as well
+    (:class:`fl_privacy.attacks.auto.texts.TextMembers`), by ``standard`` where the budget is in seconds.
 
     Members with different losses are compared by one rule, :mod:`fl_privacy.attacks.auto.judgment`, which never sees
     the truth. A victim depends on its own numbers alone, as in :class:`fl_privacy.attacks.GradientInversion`.
@@ -67,6 +71,10 @@ class AutoAttack:
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
+        if of_texts(observations):
+            evaluations = self.evaluations or EVALUATIONS.get(str(self.budget), EVALUATIONS["standard"])
+            members = TextMembers(evaluations=evaluations, device=self.device, most_victims=self.most_victims)
+            return members(observations, seed=seed, progress=progress)
         seen = seen_through(observations)
         return attack_in_groups(seen, lambda group, report: self._attack(group, seed, report), progress=progress)
 

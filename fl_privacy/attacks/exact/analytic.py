@@ -55,7 +55,7 @@ class AnalyticInversion:
     def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
         """As many victims at a time as memory is meant for."""
         first = group.first
-        if first.plan.shares != "gradient" and first.plan.optimizer == "adam":
+        if first.plan.shares != "gradient" and first.plan.optimizer != "sgd":
             raise NotAttackableError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
         layer = find_first_layer(first.model, first.sent, first.input_shape)
         if missing := {layer.weight, layer.bias} - first.upload.tensors.keys():

@@ -126,7 +126,7 @@ def _is_muted(weight: Tensor, layer: FirstLayer) -> bool:
 
 def _layer(observation: Observation) -> FirstLayer:
     """The first layer, where the update is one gradient of it."""
-    if observation.plan.shares != "gradient" and observation.plan.optimizer == "adam":
+    if observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd":
         raise NotFullyConnectedError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
     layer = find_first_layer(observation.model, observation.sent, observation.input_shape)
     if missing := {layer.weight, layer.bias} - observation.upload.tensors.keys():

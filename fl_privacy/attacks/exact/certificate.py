@@ -42,7 +42,7 @@ class Reproduction:
         p in all other classes and images, the client has scaled its gradient and the labels are classes.
 
         Args:
-            images: (B, C, H, W).
+            images: (B, C, H, W), or tokens (B, L).
         """
         observation = self.observation
         output = labeling.output_layer(observation.model, observation.num_classes)
@@ -51,7 +51,7 @@ class Reproduction:
             return None
         owner, device = output[0].rpartition(".")[0], self._device
         with torch.no_grad(), entering({owner: self.model.get_submodule(owner)}) as calls:
-            probabilities = self.model(images.to(device, torch.float64)).softmax(1)
+            probabilities = self.model(self._entering(images)).softmax(1)
         entered, observed = calls[0].inputs, gradient[output[0]].double()
         if entered.dim() != 2:
             return None
@@ -74,12 +74,16 @@ class Reproduction:
         found = loss_gradients(
             self.model,
             ModelState(dict(self.model.named_parameters()), dict(self.model.named_buffers())),
-            Batch(batch.inputs.to(device, torch.float64), labels.double() if labels.is_floating_point() else labels),
+            Batch(self._entering(batch.inputs), labels.double() if labels.is_floating_point() else labels),
             batch_norm=observation.plan.batch_norm,
             loss_scale=observation.plan.loss_scale,
             loss_function=F.cross_entropy,
         ).gradients
         return _distance(found, observed)
+
+    def _entering(self, inputs: Tensor) -> Tensor:
+        """Images in double precision; tokens as they are."""
+        return inputs.to(self._device, torch.float64 if inputs.is_floating_point() else inputs.dtype)
 
     @property
     def _device(self) -> torch.device:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fl_privacy.models import TextModel
 from fl_privacy.types import Observation
 
 
@@ -62,7 +63,7 @@ def _nothing_to_learn(observation: Observation) -> str | None:
 
 def _wrong_knowledge(observation: Observation) -> str | None:
     labels, count = observation.knowledge.labels, observation.upload.num_examples
-    if labels is None:
+    if labels is None or (isinstance(observation.model, TextModel) and observation.model.next_token):
         return None
     if labels.is_floating_point() and labels.shape == (count, observation.num_classes):
         return _no_probabilities(labels)

@@ -7,6 +7,7 @@ from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.settings import LabelPolicy
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.gradients.watch import entering
+from fl_privacy.models import TextModel
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
 
@@ -35,12 +36,17 @@ def choose_labels(
         return told.to(like.device, like.dtype if told.is_floating_point() else torch.long), "known"
     if policy == "known":
         raise NotAttackableError("The attack is expected to be told the labels, but was not; use labels=auto.")
+    if isinstance(model, TextModel) and model.next_token:
+        raise NotAttackableError(
+            "The labels of a language model are its next tokens, which are not inferred; use attack=dager, or"
+            " threat_model=knows_labels."
+        )
     layer = output_layer(model, observation.num_classes)
     if layer is None:
         raise NotAttackableError("The model has no linear output layer to infer labels from; use labels=optimize.")
     gradient = {n: g.to(like) / loss_scale for n, g in as_gradient(observation).items() if n in layer}
     generator = derive_generator(seed, "attack", str(observation.id), "labels")
-    guesses = torch.rand((_GUESSES, *observation.input_shape), generator=generator).to(like)
+    guesses = _guessed_inputs(model, observation.input_shape, generator, like)
     outputs = guessed_outputs(model, guesses, layer[0])
     found = infer_labels(gradient, layer, observation.upload.num_examples, *outputs)
     if found is None:
@@ -48,6 +54,14 @@ def choose_labels(
             "The output layer's gradient was withheld, so no label can be inferred; use labels=optimize."
         )
     return found, "inferred"
+
+
+def _guessed_inputs(model: nn.Module, shape: tuple[int, ...], generator: torch.Generator, like: Tensor) -> Tensor:
+    """Images of noise, or texts of tokens at random."""
+    if isinstance(model, TextModel):
+        tokens = torch.randint(model.words.num_embeddings, (_GUESSES, *shape), generator=generator)
+        return tokens.to(like.device)
+    return torch.rand((_GUESSES, *shape), generator=generator).to(like)
 
 
 def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:

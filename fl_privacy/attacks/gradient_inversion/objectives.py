@@ -190,3 +190,27 @@ class GaussianKernel:
         if self.depth == "linear":
             return 1 + (self.last - 1) * share
         return float(self.last**share) if self.depth == "geometric" else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedL2L1:
+    """Squared Euclidean distance plus ``alpha`` times the absolute one of each tensor, with a factor of its own on
+    ``alpha``, larger near the input (TAG, Deng et al. 2021, Eq. 5).
+
+    Attributes:
+        alpha: of the first tensor.
+        last: factor on it at the last one, linear between; 1 is the same for all.
+    """
+
+    alpha: float = 0.1
+    last: float = 0.1
+    layers: LayerWeights = field(default_factory=dict)
+    elementwise: bool = field(default=True, init=False)
+    by_layer: bool = field(default=True, init=False)
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        terms = {}
+        for position, (name, s) in enumerate(statistics.items()):
+            share = position / max(len(statistics) - 1, 1)
+            terms[name] = s.distance + self.alpha * (1 + (self.last - 1) * share) * s.absolute
+        return _weighted_sum(self.layers, terms)

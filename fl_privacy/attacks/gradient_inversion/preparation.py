@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from fl_privacy.attacks.adaptive import AssumedTransform, Constraints, choose_transforms
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, Evaluation, compiling_pays
+from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, longest_text
 from fl_privacy.attacks.gradient_inversion.grouping import Group
-from fl_privacy.attacks.gradient_inversion.initialization import Blank
+from fl_privacy.attacks.gradient_inversion.initialization import Blank, Space
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.memory import victims_at_once, written_bytes
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
@@ -23,6 +24,7 @@ from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound, prepare_
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import OneByOne, frozen_copy
+from fl_privacy.models import TextModel
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation
 
@@ -198,11 +200,20 @@ class Prepared:
         pays = recording_pays(at_once, inner * self.settings.iterations)
         return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
 
+    def read(self, inputs: Tensor) -> Tensor:
+        """What was found, as it is reported: images in [0, 1], or the tokens of texts."""
+        source = self.settings.source
+        if isinstance(source, WordEmbeddings):
+            return source.read(inputs).cpu()
+        return inputs.clamp(0, 1).float().cpu()
+
     @property
     def _obstacle(self) -> str | None:
         """Why the problems can't be compiled."""
         if self.rounds[0].known.transforms:
             return "its guesses go through transformations that differ from attempt to attempt"
+        if isinstance(self.settings.source, WordEmbeddings):
+            return "texts are of different lengths"
         if self.settings.source is not None and self.settings.source.stages > 1:
             return "what is optimized changes from stage to stage"
         if isinstance(self.rounds[0].gradients, OneByOne):
@@ -220,18 +231,45 @@ class Prepared:
         return next(self.observer.parameters())
 
 
+def of_modality(settings: Settings, observation: Observation) -> Settings:
+    """``settings`` for what the model of ``observation`` takes: of texts the embeddings of words are optimized, without
+    what is known of images."""
+    if not isinstance(observation.model, TextModel):
+        return settings
+    values = observation.assumed().parameters[observation.model.word_weight]
+    dtype = torch.float64 if settings.dtype == "float64" else torch.float32
+    table = values.to(settings.device or values.device, dtype)
+    source = WordEmbeddings(table=table, first=settings.start, reading=settings.reading, norm=settings.embedding_norm)
+    return replace(settings, source=source, priors=(), projection="none", space=Space())
+
+
+def _as_wide(labels: Tensor | None, longest: int) -> Tensor | None:
+    """Labels that are next tokens (B, L) for texts of ``longest`` tokens; others as they are."""
+    if labels is None or labels.dim() != 2 or labels.is_floating_point():
+        return labels
+    return torch.nn.functional.pad(labels, (0, longest - labels.shape[1]), value=-100)
+
+
+def _variables_of_one(first: Observation, group: Group) -> tuple[int, ...]:
+    """Of one image (C, H, W), or text (L, d)."""
+    if not isinstance(first.model, TextModel):
+        return first.input_shape
+    return longest_text(list(group.observations.values())), first.model.words.embedding_dim
+
+
 def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
     """Make ``group`` ready for the attack of ``settings``.
 
     Raises:
         NotAttackableError: no victim of the group can be attacked.
     """
-    first = group.first
+    settings, first = of_modality(settings, group.first), group.first
     device = torch.device(settings.device or next(iter(first.sent.parameters.values())).device)
     dtype = torch.float64 if settings.dtype == "float64" else torch.float32
     rounds = [prepare_round(settings, one, device=device, dtype=dtype) for one in (group, *group.earlier)]
     evaluating = replace(first.plan, batch_norm="eval")
     victim_model, members, failures = rounds[0].victim_model, [], {}
+    shape = (first.upload.num_examples, *_variables_of_one(first, group))
     for position, observation in group.observations.items():
         try:
             found = choose_labels(
@@ -240,11 +278,11 @@ def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
         except NotAttackableError as reason:
             failures[position] = str(reason)
         else:
-            members.append(Member(position, observation, *found))
+            members.append(Member(position, observation, _as_wide(found[0], shape[1]), found[1]))
     return Prepared(
         settings=settings,
         seed=seed,
-        shape=(first.upload.num_examples, *first.input_shape),
+        shape=shape,
         num_classes=first.num_classes,
         rounds=rounds,
         observer=frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=dtype),

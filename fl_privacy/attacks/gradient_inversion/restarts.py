@@ -61,8 +61,8 @@ def _attack_chunk(
     problem = prepared.problem(members, restarts, together)
     variables, generators = prepared.start(members, restarts)
     found = minimize_in_stages(prepared, problem, variables, generators, report)
-    images, labels = found.images.clamp(0, 1).float().cpu(), found.labels
-    labels = (labels if labels.dim() == 2 else labels.argmax(-1)).cpu()
+    images, labels = prepared.read(found.images), found.labels
+    labels = (labels.argmax(-1) if labels.is_floating_point() else labels).cpu()
     accepted = (found.loss < settings.accept * problem.zero_loss()).tolist()
     histories = [tuple(row[row.isfinite()].tolist()) for row in found.history.T.cpu()]
     return [

@@ -24,6 +24,7 @@ from fl_privacy.attacks.gradient_inversion.targets import (
 )
 from fl_privacy.gradients import Layered, Unrolled, VictimGradients, VictimModel, frozen_copy, victim_gradients
 from fl_privacy.gradients.low_rank import factorize
+from fl_privacy.models import TextModel
 from fl_privacy.types import Observation, Tensors
 
 
@@ -79,6 +80,8 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
     """
     first = group.first
     uploaded = [name for name in first.sent.parameters if name in first.upload.tensors]
+    if isinstance(first.model, TextModel):  # what is optimized is no sum of its rows
+        uploaded = [name for name in uploaded if name != first.model.word_weight]
     names = weighted_names(settings.objective.layers, uploaded)
     unrolls = needs_unrolling(first.plan, first.upload.num_examples, settings.local_steps)
     model = frozen_copy(first.model, first.assumed(), first.plan, device=device, dtype=dtype)
@@ -110,9 +113,11 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
 
 def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
     """(2, B, C, H, W) images that ``victim_model.model`` takes."""
-    shape = (first.upload.num_examples, *first.input_shape)
+    shape = (first.upload.num_examples, *_input_of_one(first))
     parameter = next(victim_model.model.parameters())
     trial = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(parameter)
+    if isinstance(first.model, TextModel):
+        trial[..., -1] = 1
     try:
         with torch.no_grad():
             logits = victim_model.model(trial[0])
@@ -120,9 +125,15 @@ def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
         reason = str(error).strip().splitlines()[0]
         raise NotAttackableError(f"The model does not take inputs of shape {shape}: {reason}") from error
     expected = (shape[0], first.num_classes)
-    if logits.shape != expected:
+    if logits.shape[:2] != expected:
         raise NotAttackableError(f"The model is expected to return {expected}, but got {tuple(logits.shape)}.")
     return trial
+
+
+def _input_of_one(first: Observation) -> tuple[int, ...]:
+    """(C, H, W), or (L, d + 1) of the embeddings of a text."""
+    model = first.model
+    return (*first.input_shape, model.words.embedding_dim + 1) if isinstance(model, TextModel) else first.input_shape
 
 
 def _choose(
@@ -130,7 +141,8 @@ def _choose(
 ) -> tuple[VictimGradients, Mapping[str, int]]:
     if unrolls:
         return Unrolled(victim_model), {}
-    labels = torch.zeros(trial.shape[:2], dtype=torch.long, device=trial.device)
+    of_one = trial.shape[2:3] if getattr(victim_model.model, "next_token", False) else ()
+    labels = torch.zeros((*trial.shape[:2], *of_one), dtype=torch.long, device=trial.device)
     try:
         chosen = victim_gradients(victim_model, trial, labels)
     except RuntimeError as error:
@@ -151,6 +163,8 @@ def _circumstances(
         matched_per_uploaded=matched_per_uploaded(first.plan, first.upload.num_examples, unrolls=unrolls),
         scales=settings.objective.elementwise,
         complete=set(names) == set(first.sent.parameters),
-        smooths=settings.source is not None or any(isinstance(prior, TotalVariation) for prior in settings.priors),
+        smooths=isinstance(first.model, TextModel)
+        or settings.source is not None
+        or any(isinstance(prior, TotalVariation) for prior in settings.priors),
         learnable=learnable,
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from fl_privacy.attacks.gradient_inversion.embeddings import TokenReading
 from fl_privacy.attacks.gradient_inversion.initialization import Normal, Projection, Space, Start
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Objective
 from fl_privacy.attacks.gradient_inversion.priors import Prior
@@ -24,6 +25,7 @@ as it is: a long attack on few victims on a CPU is run from a recording of its o
 DType = Literal["float32", "float64"]
 
 _CHOICES = {
+    "reading": TokenReading,
     "labels": LabelPolicy,
     "projection": Projection,
     "local_steps": LocalSteps,
@@ -45,6 +47,9 @@ class Settings:
         space: in which pixels are optimized.
         source: what the images come out of, instead of being optimized pixel by pixel; ``start`` and ``space`` have
             no effect then.
+        reading: how the embeddings that are found for the words of a text are read as tokens.
+        embedding_norm: weight of the squared difference between the mean length of the embeddings found for the words
+            of a text and of those of tokens (LAMP, Balunovic et al. 2022).
         evident: whether an attacker that is told of no defense takes what the update shows for it: zeros, few levels,
             empty columns, and otherwise the norm, to which the guess is clipped (GGL, Li et al. 2022, section 4.2).
         projection: brings the images back to [0, 1] after each iteration.
@@ -69,6 +74,8 @@ class Settings:
     start: Start = field(default_factory=Normal)
     space: Space = field(default_factory=Space)
     source: ImageSource | None = None
+    reading: TokenReading = "nearest"
+    embedding_norm: float = 0.0
     evident: bool = False
     projection: Projection = "none"
     iterations: int = 300

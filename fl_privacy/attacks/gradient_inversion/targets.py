@@ -37,7 +37,7 @@ def as_gradient(observation: Observation) -> Tensors:
     The steps of Adam hide the scale of the gradient; its sign survives.
     """
     plan, total = observation.plan, accumulated_gradient(observation)
-    if plan.shares == "gradient" or plan.optimizer == "adam":
+    if plan.shares == "gradient" or plan.optimizer != "sgd":
         return total
     factor = _sgd_factor(len(step_slices(observation.upload.num_examples, plan)), plan)
     sent = observation.sent.parameters
@@ -48,7 +48,7 @@ def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -
     """How much larger what is matched is than what was uploaded: 1 for a gradient; of a delta without the sign."""
     if plan.shares == "gradient":
         return 1.0
-    if unrolls or plan.optimizer == "adam":
+    if unrolls or plan.optimizer != "sgd":
         return 1 / plan.lr
     return 1 / (plan.lr * _sgd_factor(len(step_slices(num_examples, plan)), plan))
 

@@ -9,6 +9,7 @@ from fl_privacy.attacks.presets.generative import ggl, gifd
 from fl_privacy.attacks.presets.inverting import ats_attack, grad_inversion, inverting_gradients
 from fl_privacy.attacks.presets.options import FeatureOptions, GenerativeOptions, GradientOptions, vary
 from fl_privacy.attacks.presets.refiner import refiner_aware
+from fl_privacy.attacks.presets.text import tag
 
 __all__ = [
     "FeatureOptions",
@@ -25,5 +26,6 @@ __all__ = [
     "model_inversion",
     "refiner_aware",
     "sapag",
+    "tag",
     "vary",
 ]

@@ -89,6 +89,7 @@ def sapag(
         optimizer=LBFGS(lr=1.0 if lr is None else lr),
         iterations=500,
         labels="optimize",
+        reading="pseudo_inverse",
     )
     if optimizer == "adamw":
         adam = Adam(lr=1e-3 if lr is None else lr, weight_decay=0.01)

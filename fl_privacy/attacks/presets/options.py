@@ -7,8 +7,9 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_ty
 
 from fl_privacy.attacks.feature_inversion import FeatureSource, FrontPolicy, ModelInversion
 from fl_privacy.attacks.gradient_inversion import Compile, DType, GradientInversion, LabelPolicy, LocalSteps, Projection
+from fl_privacy.attacks.gradient_inversion.embeddings import TokenReading
 from fl_privacy.attacks.gradient_inversion.initialization import STARTS, named_start
-from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel
+from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel, WeightedL2L1
 from fl_privacy.attacks.gradient_inversion.untrained import Untrained
 from fl_privacy.checks import one_of
 
@@ -52,6 +53,8 @@ class GradientOptions(_Options, total=False):
     """
 
     labels: LabelPolicy
+    reading: TokenReading
+    embedding_norm: float
     layers: Mapping[str, float] | None
     space: ImageSpace
     enough: float
@@ -86,7 +89,7 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
         chosen |= {"source": Untrained(), "projection": "none"} if space == "network" else {}
     if layers := chosen.pop("layers", None):
         objective = chosen.get("objective", published.objective) if isinstance(published, GradientInversion) else None
-        assert isinstance(objective, L1 | L2 | Cosine | GaussianKernel)
+        assert isinstance(objective, L1 | L2 | Cosine | GaussianKernel | WeightedL2L1)
         chosen["objective"] = replace(objective, layers=layers)
     return replace(published, **chosen)
 

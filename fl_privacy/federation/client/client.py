@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.data.examples import Examples
+from fl_privacy.data.examples import LabelledExamples
 from fl_privacy.defenses import ClientState, Defense, LocalData
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client.examples import LocalWork, OwnExamples, augment, local_batches
@@ -59,7 +59,7 @@ class Client:
     """
 
     id: int
-    examples: Examples
+    examples: LabelledExamples
     indices: Tensor
     model: nn.Module
     plan: LocalPlan
@@ -68,7 +68,7 @@ class Client:
     audit_seed: int | None = None
     device: torch.device | str = "cpu"
     threads: int = 1
-    test: Examples | None = None
+    test: LabelledExamples | None = None
     guard: ModelGuard | None = None
 
     def update(self, sent: ModelState, state: ClientState, *, round: int) -> LocalResult:
@@ -193,7 +193,7 @@ class Client:
         """Those that the client trains on, its own or what its defense made of them, at ``indices``."""
         return self._own(state).batch(indices)
 
-    def evaluate(self, sent: ModelState, state: ClientState, examples: Examples) -> Evaluation:
+    def evaluate(self, sent: ModelState, state: ClientState, examples: LabelledExamples) -> Evaluation:
         """Accuracy of the model sent, joined with this client's private part, on ``examples``."""
         model = self._own_model(state)
         values = join_private(model, sent.to(self.device), state).to(self.device)

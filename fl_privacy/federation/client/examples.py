@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.data.examples import Examples
+from fl_privacy.data.examples import LabelledExamples
 from fl_privacy.defenses import Defense, LocalData
+from fl_privacy.errors import UserError
 from fl_privacy.types import Batch, LocalPlan
 
 
@@ -23,7 +24,7 @@ class OwnExamples:
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, examples: Examples, indices: Tensor, device: torch.device | str) -> "OwnExamples":
+    def of(cls, examples: LabelledExamples, indices: Tensor, device: torch.device | str) -> "OwnExamples":
         """Those of ``examples`` at ``indices``, as they are."""
         return cls(len(indices), lambda chosen: examples.batch(indices[chosen], device))
 
@@ -76,6 +77,10 @@ def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> l
 def augment(batch: Batch, plan: LocalPlan, rng: torch.Generator) -> Batch:
     """``batch`` as ``plan`` changes training images; each image has its own draws."""
     images = batch.inputs
+    if not images.is_floating_point():
+        raise UserError(
+            "plan.crop_padding and plan.flip are expected with images, but the data are text; leave them out."
+        )
     if plan.crop_padding:
         offsets = torch.randint(2 * plan.crop_padding + 1, (2, len(images)), generator=rng, device=rng.device)
         images = cropped(images, plan.crop_padding, offsets.to(images.device))

@@ -96,8 +96,8 @@ def local_update(
     for model_hook in defense.model:
         model = timed(model_hook, model, state.of_images(tuple(batches[0].inputs.shape[1:])), private_rng)
     values = join_private(model, sent, state)
-    shares_gradient = plan.shares == "gradient"
-    still = sent.parameters if shares_gradient else ()
+    shares_gradient, held = plan.shares == "gradient", plan.held(sent.parameters)
+    still = sent.parameters if shares_gradient else held
     steps = take_steps(
         model,
         values,
@@ -110,11 +110,8 @@ def local_update(
         rng=rng,
         timed=timed,
     )
-    parameters, buffers = steps.values.parameters, steps.values.buffers
-    if shares_gradient:
-        update: Tensors = {name: steps.gradients[name] for name in sent.parameters if name in steps.gradients}
-    else:
-        update = {name: parameters[name] - p for name, p in sent.parameters.items()}
+    buffers = steps.values.buffers
+    update = _update(steps, sent, shares_gradient, held)
     for upload_hook in defense.upload:
         update = timed(upload_hook, update, state, rng)
     if plan.shares == "weights":
@@ -127,6 +124,16 @@ def local_update(
         seconds=time.perf_counter() - started,
         defense_seconds=timed.seconds,
     )
+
+
+def _update(steps: Steps, sent: ModelState, shares_gradient: bool, held: Collection[str]) -> Tensors:
+    """The gradient of the last step, or the change of the parameters sent; without those ``held``."""
+    after = steps.values.parameters
+    if shares_gradient:
+        return {
+            name: g for name in sent.parameters if name not in held and (g := steps.gradients.get(name)) is not None
+        }
+    return {name: after[name] - p for name, p in sent.parameters.items() if name not in held}
 
 
 def take_steps(
@@ -153,6 +160,7 @@ def take_steps(
     buffers: Tensors = values.buffers
     trained = [p for name, p in parameters.items() if name not in still]
     optimizer = _optimizer(trained, plan) if trained else None
+    held = plan.held(public)
     losses, gradients = [], dict[str, Tensor]()
     for batch in counted("training step", batches):
         for data_hook in defense.data:
@@ -162,7 +170,7 @@ def take_steps(
             model, current, batch, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale, changes=defense.loss
         )
         step = LocalStep(model=model, sent=current, batch=batch, plan=plan, state=state, rng=rng, changes=defense.loss)
-        shared: Tensors = {name: g for name, g in result.gradients.items() if name in public}
+        shared: Tensors = {name: g for name, g in result.gradients.items() if name in public and name not in held}
         private = {name: g for name, g in result.gradients.items() if name not in public}
         for gradient_hook in defense.gradient:
             shared = timed(gradient_hook, shared, step)
@@ -257,6 +265,7 @@ class _Descent:
 
 
 def _optimizer(parameters: Sequence[Tensor], plan: LocalPlan) -> torch.optim.Optimizer | _Descent:
-    if plan.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
+    if plan.optimizer != "sgd":
+        kind = torch.optim.Adam if plan.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=plan.lr, weight_decay=plan.weight_decay)
     return _Descent(parameters, plan)

@@ -1,0 +1,115 @@
+"""Texts as what is optimized: the embeddings of their words, and the tokens that these are read as."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.gradient_inversion.initialization import Blank, Start
+from fl_privacy.attacks.gradient_inversion.sources import NextSource, Shape
+from fl_privacy.generator import Provenance
+from fl_privacy.models import TextModel
+from fl_privacy.types import Observation
+
+TokenReading = Literal["nearest", "pseudo_inverse"]
+"""How an embedding is read as a token: ``nearest`` by the cosine (TAG, LAMP), or the largest entry of its product with
+the pseudo-inverse of the embeddings (SAPAG)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WordEmbeddings:
+    """Inputs of a :class:`TextModel` out of variables that are the embeddings of words (V, B, L, d).
+
+    They are in units of the root mean square of those of the tokens: so a rate means the same for every model.
+
+    Attributes:
+        table: (n, d) embeddings of the tokens.
+        first: draws the first guess.
+        reading: of tokens.
+        norm: weight of the squared difference between the mean length of the guess and of embeddings (LAMP, Balunovic
+            et al. 2022, Eq. 5).
+    """
+
+    table: Tensor
+    first: Start
+    reading: TokenReading
+    norm: float = 0.0
+    stages: int = 1
+
+    def size(self, shape: Shape) -> int:
+        """B L d."""
+        return int(torch.Size(shape).numel())
+
+    def start(self, blank: Blank) -> Tensor:
+        """(B L d,)."""
+        return self.first(blank).flatten()
+
+    def held(self, blank: Blank) -> Tensor:
+        """(B L,) 1 where there is a token."""
+        batch, longest, _ = blank.shape
+        lengths = known_lengths(blank.observation)
+        if lengths is None:
+            return torch.ones(batch * longest)
+        return (torch.arange(longest) < lengths.cpu()[:, None]).float().flatten()
+
+    def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+        """(V, B, L, d + 1): the embeddings, and whether there is a token."""
+        batch, longest, width = shape
+        there = held.reshape(-1, batch, longest, 1).to(variables.dtype)
+        return torch.cat([self._unit * variables.reshape(-1, batch, longest, width), there], -1)
+
+    def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
+        """(V,)."""
+        if not self.norm:
+            return variables.new_zeros(len(variables))
+        lengths = variables.reshape(len(variables), -1, shape[-1]).norm(dim=-1).mean(1)
+        usual = self.table.norm(dim=1).mean() / self._unit
+        apart: Tensor = self.norm * (lengths - usual).square()
+        return apart
+
+    def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
+        """As they are: an embedding may be anywhere."""
+        return variables
+
+    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
+        """Nothing."""
+        return None
+
+    def provenance(self, image: Sequence[int]) -> Provenance | None:
+        """Not trained."""
+        return None
+
+    @torch.no_grad()
+    def read(self, inputs: Tensor) -> Tensor:
+        """(..., L, d + 1) -> tokens (..., L), -1 where there is none."""
+        found = inputs[..., :-1]
+        if self.reading == "nearest":
+            scores = torch.nn.functional.normalize(found, dim=-1) @ torch.nn.functional.normalize(self.table, dim=1).T
+        else:
+            scores = found @ torch.linalg.pinv(self.table)
+        return scores.argmax(-1).masked_fill(inputs[..., -1] < 0.5, -1)
+
+    @cached_property
+    def _unit(self) -> float:
+        return float(self.table.square().mean().sqrt())
+
+
+def known_lengths(observation: Observation) -> Tensor | None:
+    """(B,) of the texts: those told, or that of a single one as the gradient of the positions shows it."""
+    told, model = observation.knowledge.lengths, observation.model
+    if told is not None or not isinstance(model, TextModel) or model.position_weight is None:
+        return told
+    rows = observation.update().get(model.position_weight)
+    if rows is None or observation.upload.num_examples != 1:
+        return None
+    seen = (rows.abs().amax(1) > 0).nonzero().flatten()
+    return seen[-1:] + 1 if 0 < len(seen) < len(rows) else None
+
+
+def longest_text(observations: Sequence[Observation]) -> int:
+    """L, so that all texts of ``observations`` fit."""
+    found = [(known_lengths(o), o.input_shape[0]) for o in observations]
+    return max(longest if lengths is None else int(lengths.max()) for lengths, longest in found)

@@ -1,0 +1,174 @@
+"""Texts of an encoder: of the tokens at each position, those that together become what the second block has seen."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.text.candidates import CLEAR, Candidates
+from fl_privacy.attacks.text.spans import Span, entering_block
+from fl_privacy.models import TextModel
+
+_AT_ONCE = 512
+_SWEEPS = 8
+_NARROWINGS, _TRIED, _SPARE = 4, 6, 2
+_STARTS = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Assembled:
+    """A text put together.
+
+    Attributes:
+        tokens: (L,).
+        residual: how far what it becomes is from the span.
+        clear: whether every other token at any position is so many times farther.
+    """
+
+    tokens: Tensor
+    residual: float
+    clear: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Assembly:
+    """The search for texts.
+
+    Attributes:
+        model: with the values sent.
+        span: of the second block.
+        classified: the position of the token alone of which what it becomes is in the span; ``None`` where that of
+            every token is.
+        candidates: of the first block.
+    """
+
+    model: TextModel
+    span: Span
+    classified: int | None
+    candidates: Candidates
+
+    def residuals(self, texts: Tensor) -> Tensor:
+        """(n,) of texts (n, L): the root mean square over what is in the span."""
+        found = []
+        for part in torch.split(texts, _AT_ONCE):
+            apart = self.span.distance(entering_block(self.model, part, 1))
+            found.append(apart.square().mean(1).sqrt() if self.classified is None else apart[:, self.classified])
+        return torch.cat(found)
+
+    def descend(self, texts: Tensor, fixed: int) -> list[Assembled]:
+        """From each of ``texts`` (n, L) by the best token at one position after the other but ``fixed``."""
+        texts = texts.clone()
+        best = self.residuals(texts)
+        for _ in range(_SWEEPS):
+            before, least = best.clone(), torch.full_like(best, torch.inf)
+            for position in range(texts.shape[1]):
+                choices = self.candidates.tokens[position]
+                if len(choices) < 2:
+                    continue
+                tried = texts.repeat_interleave(len(choices), 0)
+                tried[:, position] = choices.repeat(len(texts))
+                apart = self.residuals(tried).reshape(len(texts), len(choices))
+                least = torch.minimum(least, apart.topk(2, largest=False).values[:, 1])
+                if position == fixed:
+                    apart = apart.masked_fill(choices != texts[:, position, None], torch.inf)
+                best, chosen = apart.min(1)
+                texts[:, position] = choices[chosen]
+            if bool((best >= before * (1 - 1e-6)).all()):
+                break
+        return [
+            Assembled(text, residual, other > CLEAR * residual)
+            for text, residual, other in zip(texts, best.tolist(), least.tolist(), strict=True)
+        ]
+
+
+def narrowed(assembly: Assembly, lengths: list[int], rng: torch.Generator) -> Assembly:
+    """With fewer candidates at each position: those that come nearest to the span among random others.
+
+    What a token becomes depends mostly on itself, so that texts put together at random tell, for all their positions at
+    once, the tokens that were there from those that were not; the others get more alike to the texts from round to
+    round.
+    """
+    if assembly.classified is not None:
+        return assembly
+    tokens = list(assembly.candidates.tokens)
+    reached = [max(1, sum(length > p for length in lengths)) for p in range(len(tokens))]
+    for _ in range(_NARROWINGS):
+        drawn = _TRIED * max(len(at) for at in tokens)
+        picked = [_dealt(len(at), drawn, rng) for at in tokens]
+        texts = torch.stack([at[chosen] for at, chosen in zip(tokens, picked, strict=True)], 1)
+        parts = [
+            assembly.span.distance(entering_block(assembly.model, part, 1)) for part in torch.split(texts, _AT_ONCE)
+        ]
+        apart = torch.cat(parts)
+        for position, (at, chosen) in enumerate(zip(tokens, picked, strict=True)):
+            best = apart.new_full((len(at),), torch.inf).scatter_reduce(
+                0, chosen.to(apart.device), apart[:, position], "amin"
+            )
+            kept = max(_SPARE * reached[position], (len(at) + 1) // 2)
+            tokens[position] = at[best.argsort()[:kept]]
+    return replace(assembly, candidates=replace(assembly.candidates, tokens=tokens))
+
+
+def _dealt(number: int, drawn: int, rng: torch.Generator) -> Tensor:
+    """(drawn,) indices below ``number`` in random order, each equally often up to one."""
+    passes = -(-drawn // number)
+    return torch.cat([torch.randperm(number, generator=rng) for _ in range(passes)])[:drawn]
+
+
+def assemble(
+    assembly: Assembly, *, lengths: list[int], tolerance: float, rng: torch.Generator, rounds: int
+) -> list[Assembled]:
+    """As many texts as ``lengths`` says, the nearest to the span where not all are within ``tolerance``.
+
+    Every token that is in no text yet is the fixed one of a search of its own, from other tokens at random.
+    """
+    assembly = narrowed(assembly, lengths, rng)
+    candidates = assembly.candidates
+    found: dict[tuple[int, ...], Assembled] = {}
+    for _ in range(rounds):
+        sure = [text.tokens.tolist() for text in found.values() if text.residual < tolerance]
+        if len(sure) >= len(lengths):
+            break
+        explained = {pair for tokens in sure for pair in enumerate(tokens)}
+        for length in sorted(set(lengths)):
+            likely = _likely(candidates, length, explained)
+            position = max(range(length), key=lambda p: len(likely[p]))
+            starts = torch.stack(
+                [_start(likely, position, token, rng) for token in likely[position] for _ in range(_STARTS)]
+            )
+            for text in assembly.descend(starts, position):
+                key = tuple(text.tokens.tolist())
+                if key not in found or text.residual < found[key].residual:
+                    found[key] = text
+    return _chosen(list(found.values()), lengths)
+
+
+def _likely(candidates: Candidates, length: int, explained: set[tuple[int, int]]) -> list[Tensor]:
+    """The tokens at each position of a text of ``length`` that are in none yet, or all where each is in one."""
+    found = []
+    for position, at in enumerate(candidates.tokens[:length]):
+        left = [token for token in at.tolist() if (position, token) not in explained]
+        found.append(at.new_tensor(left) if left else at)
+    return found
+
+
+def _start(likely: list[Tensor], position: int, token: Tensor, rng: torch.Generator) -> Tensor:
+    """(L,) a text of tokens at random, with ``token`` at ``position``."""
+    drawn = [at[int(torch.randint(len(at), (1,), generator=rng))] for at in likely]
+    drawn[position] = token
+    return torch.stack(drawn)
+
+
+def _chosen(texts: list[Assembled], lengths: list[int]) -> list[Assembled]:
+    """For each of ``lengths`` one, the nearest to the span first."""
+    left = sorted(texts, key=lambda text: text.residual)
+    chosen: list[Assembled] = []
+    for length in lengths:
+        fitting = next((text for text in left if len(text.tokens) == length), None)
+        if fitting is None:  # equal texts of one length are one
+            fitting = next((text for text in chosen if len(text.tokens) == length), None)
+        else:
+            left.remove(fitting)
+        if fitting is not None:
+            chosen.append(fitting)
+    return chosen

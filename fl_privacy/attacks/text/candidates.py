@@ -1,0 +1,97 @@
+"""Which tokens were at which positions of any of the texts, by the span of a first block's inputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.text.spans import Span, entering_block
+from fl_privacy.models import TextModel
+from fl_privacy.types import Tensors
+
+_AT_ONCE = 1 << 24
+"""Elements of embeddings compared at a time."""
+
+CLEAR = 10.0
+"""Times nearer than the nearest other token those taken have to be, to be beyond doubt."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Tokens by position.
+
+    Attributes:
+        tokens: for each position (n,) those that were there, the nearest first; none where no text is as long.
+        distances: (n,) likewise, of each from the span.
+        clear: whether all of them are in the span beyond doubt, and no other is near.
+    """
+
+    tokens: Sequence[Tensor]
+    distances: Sequence[Tensor]
+    clear: bool
+
+    @property
+    def length(self) -> int:
+        """Of the longest text."""
+        return max((p + 1 for p, found in enumerate(self.tokens) if len(found)), default=0)
+
+    @property
+    def number(self) -> int:
+        """Of all pairs of token and position."""
+        return sum(map(len, self.tokens))
+
+
+def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor | None:
+    """(n,) tokens whose embedding got a gradient: all that are in the texts. ``None`` where it was withheld, or where
+    nothing in it is zero, as with a head tied to it or noise."""
+    found = gradient.get(model.word_weight)
+    if found is None:
+        return None
+    rows = found.abs().amax(1) > 0
+    return None if bool(rows.all()) else rows.nonzero().flatten()
+
+
+def find_candidates(
+    model: TextModel, span: Span, *, tokens: Tensor, lengths: Tensor | None, longest: int, tolerance: float, texts: int
+) -> Candidates:
+    """Every pair of token and position whose embedding is in ``span``.
+
+    Those of a single text are all in it that are in the span. Of several texts others can be as well: the embedding of
+    a token at a position is a sum, so that with (v, p), (w, p) and (v, q) the span holds (w, q), in the texts or not.
+
+    Args:
+        model: with the values sent.
+        span: of the first block.
+        tokens: (n,) that may be in the texts at all.
+        lengths: (B,) of the texts, where they are known; where fewer tokens are in the span than there have to be, the
+            nearest are taken.
+        longest: no text is longer.
+        tolerance: distance up to which a pair is in the span, in that of a random vector.
+        texts: B.
+    """
+    table = _distances(model, span, tokens, longest)
+    found, distances, nearest_other, doubt = [], [], 1.0, False
+    for position in range(longest):
+        reached = texts if lengths is None else int((lengths > position).sum())
+        order = table[:, position].argsort()
+        count = int((table[:, position] < tolerance).sum())
+        if texts == 1:
+            doubt |= count > 1 or (lengths is not None and count != reached)
+            count = min(count, 1)
+        if lengths is not None and reached:
+            count = max(count, reached if count == 0 else 1)
+        found.append(tokens[order[:count]])
+        distances.append(table[order[:count], position])
+        if count < len(tokens):
+            nearest_other = min(nearest_other, float(table[order[count], position]))
+    farthest = max((float(d.max()) for d in distances if len(d)), default=1.0)
+    return Candidates(found, distances, not doubt and nearest_other > CLEAR * farthest)
+
+
+def _distances(model: TextModel, span: Span, tokens: Tensor, longest: int) -> Tensor:
+    """(n, L) of every token at every position; a first block's inputs are each of a single token."""
+    parts = []
+    for some in torch.split(tokens, max(1, _AT_ONCE // (longest * span.width))):
+        parts.append(span.distance(entering_block(model, some[:, None].expand(-1, longest), 0)))
+    return torch.cat(parts)

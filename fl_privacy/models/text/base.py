@@ -1,0 +1,162 @@
+"""What every model of texts has in common: what enters it, and where tokens can be read from its gradient."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class TextModel(nn.Module, ABC):
+    """A transformer whose input is a text.
+
+    A text enters as token numbers (B, L) int64, of which -1 is none, or as the embeddings of its words, (B, L, d + 1)
+    float, whose last column is 1 where there is a token and 0 where there is none. Tokens are at the left.
+
+    Logits are (B, K) of the texts, or (B, K, L) of each next token.
+    """
+
+    words: nn.Embedding
+    """The embeddings of tokens."""
+
+    causal: bool
+    """Whether what a token becomes depends on those before it alone."""
+
+    next_token: bool = False
+    """Whether each next token is predicted, rather than the class of the text."""
+
+    position_weight: str | None = None
+    """Name of the parameter (P, d) that holds the embeddings of positions; ``None`` where none is learned."""
+
+    transposed: bool = False
+    """Whether the weights of attention have their inputs in rows."""
+
+    @property
+    @abstractmethod
+    def attention_weights(self) -> Sequence[tuple[str, ...]]:
+        """For each block the names of the weights (O, d), or (d, O) where :attr:`transposed`, of the linear layers that
+        what enters its attention enters."""
+
+    @property
+    def word_weight(self) -> str:
+        """Name of the parameter that holds the embeddings of tokens."""
+        return next(name for name, parameter in self.named_parameters() if parameter is self.words.weight)
+
+    @abstractmethod
+    def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
+        """Of words (B, L, d), where ``there`` (B, L) says which there are."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Tokens (B, L), or embeddings (B, L, d + 1) -> logits."""
+        return self.logits(*self.embedded(inputs))
+
+    def embedded(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings (B, L, d) of words, and (B, L) whether they are there."""
+        if inputs.is_floating_point():
+            return inputs[..., :-1], inputs[..., -1] > 0.5
+        there = inputs >= 0
+        return self.words(inputs.clamp_min(0)) * there.unsqueeze(-1), there
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention by plain operations, which can be batched over victims and differentiated twice.
+
+    Args:
+        width: d.
+        heads: that divide it.
+        causal: whether a token sees those before it alone.
+    """
+
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.output = nn.Linear(width, width)
+
+    def forward(self, inputs: Tensor, there: Tensor) -> Tensor:
+        """(B, L, d) and (B, L) -> (B, L, d)."""
+        batch, length, width = inputs.shape
+        query, key, value = (
+            layer(inputs).reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = query @ key.mT * (self.heads / width) ** 0.5
+        seen = there[:, None, None, :]
+        if self.causal:
+            seen = seen & torch.ones(length, length, dtype=torch.bool, device=inputs.device).tril()
+        mixed = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1) @ value
+        attended: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, length, width))
+        return attended
+
+
+class Positions(nn.Module):
+    """Adds a learned embedding of its position to each token.
+
+    Args:
+        length: most positions.
+        width: d.
+        std: of the embeddings at the start.
+    """
+
+    def __init__(self, length: int, width: int, std: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(std * torch.randn(length, width))
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """(B, L, d) -> (B, L, d)."""
+        return embeddings + self.weight[: embeddings.shape[-2]]
+
+
+class FeedForward(nn.Sequential):
+    """Two linear layers with a GELU between them."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward network, each with a residual path and a layer norm.
+
+    Args:
+        width, heads, hidden: sizes.
+        causal: see :class:`Attention`.
+        norm_first: as GPT-2 normalizes; after the sum otherwise, as BERT does.
+        eps: of the layer norms.
+    """
+
+    def __init__(
+        self, width: int, heads: int, hidden: int, *, causal: bool, norm_first: bool, eps: float = 1e-5
+    ) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, causal=causal)
+        self.attention_norm = nn.LayerNorm(width, eps=eps)
+        self.feed_forward = FeedForward(width, hidden)
+        self.norm = nn.LayerNorm(width, eps=eps)
+        self.norm_first = norm_first
+
+    def forward(self, inputs: Tensor, there: Tensor) -> Tensor:
+        """(B, L, d) and (B, L) -> (B, L, d)."""
+        if self.norm_first:
+            between = inputs + self.attention(self.attention_norm(inputs), there)
+            after: Tensor = between + self.feed_forward(self.norm(between))
+            return after
+        between = self.attention_norm(inputs + self.attention(inputs, there))
+        result: Tensor = self.norm(between + self.feed_forward(between))
+        return result
+
+
+def weights_of_blocks(prefix: str, blocks: int) -> list[tuple[str, ...]]:
+    """Of query, key and value in each :class:`Block` of ``prefix``."""
+    return [
+        tuple(f"{prefix}.{number}.attention.{name}.weight" for name in ("query", "key", "value"))
+        for number in range(blocks)
+    ]
+
+
+def initialize_as_bert(model: nn.Module, std: float) -> None:
+    """Weights from N(0, std^2), biases zero, layer norms one."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)

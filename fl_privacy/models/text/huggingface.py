@@ -1,0 +1,122 @@
+"""Any encoder or decoder of Hugging Face's transformers, with a head for classes or next tokens."""
+
+import importlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.errors import UserError
+from fl_privacy.models.text.base import TextModel
+
+_ENTERED = re.compile(
+    r"(query|key|value|[qkv]_proj|[qkv]_lin|c_attn|query_key_value|qkv_proj|Wqkv|in_proj|SelfAttention\.[qkv])$"
+)
+"""Names of the linear layers at a block's entry."""
+
+
+class HuggingFaceText(TextModel):
+    """A network of transformers as a :class:`TextModel`.
+
+    Args:
+        network: ``AutoModel``, or ``AutoModelForCausalLM`` where next tokens are predicted.
+        num_classes: K of the classifier on what became of the first token, in a decoder of the last.
+        next_token: whether each next token is predicted.
+    """
+
+    def __init__(self, network: Any, *, num_classes: int, next_token: bool) -> None:
+        super().__init__()
+        self.network, self.next_token = network, next_token
+        self.classifier = None if next_token else nn.Linear(network.config.hidden_size, num_classes)
+        entered = [
+            name for name, module in network.named_modules() if _ENTERED.search(name) and hasattr(module, "weight")
+        ]
+        blocks: dict[str, list[str]] = {}
+        for name in entered:
+            blocks.setdefault(name.rpartition(".")[0], []).append(f"network.{name}.weight")
+        self._entered = [tuple(names) for names in blocks.values()]
+        self.transposed = any(type(network.get_submodule(name)).__name__ == "Conv1D" for name in entered)
+        self.causal = _is_causal(network)
+        self.position_weight = next(
+            (f"network.{name}" for name, _ in network.named_parameters() if _is_position(name)), None
+        )
+
+    @property
+    def words(self) -> nn.Embedding:  # type: ignore[override]
+        found: nn.Embedding = self.network.get_input_embeddings()
+        return found
+
+    @property
+    def attention_weights(self) -> Sequence[tuple[str, ...]]:
+        return self._entered
+
+    def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
+        made = self.network(inputs_embeds=embeddings, attention_mask=there.to(embeddings.dtype))
+        if self.classifier is None:
+            predicted: Tensor = made.logits.mT
+            return predicted
+        states = made.last_hidden_state
+        taken = (there & ~nn.functional.pad(there, (0, 1))[..., 1:]).to(states.dtype)
+        state = (states * taken.unsqueeze(-1)).sum(1) if self.causal else states[:, 0]
+        classes: Tensor = self.classifier(state)
+        return classes
+
+
+def hugging_face(
+    *,
+    vocabulary_size: int,
+    num_classes: int,
+    next_token: bool = False,
+    name: str = "prajjwal1/bert-tiny",
+    pretrained: bool = True,
+) -> HuggingFaceText:
+    """A model of the Hugging Face hub, or of a folder on this machine.
+
+    Args:
+        vocabulary_size: of the data, which are to have the tokenizer of the model (``data.tokenizer``).
+        num_classes: K.
+        next_token: whether each next token is predicted.
+        name: on the hub, or a folder with ``config.json``.
+        pretrained: take its weights; otherwise new ones of its architecture.
+
+    Raises:
+        UserError: transformers is missing, there is no such model, or the data have another tokenizer.
+    """
+    try:
+        library = importlib.import_module("transformers")
+    except ImportError as error:
+        raise UserError(
+            "model=hf needs transformers, which is missing; run `pip install 'fl-privacy[text]'`."
+        ) from error
+    kind = library.AutoModelForCausalLM if next_token else library.AutoModel
+    place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    try:
+        if pretrained:
+            network = kind.from_pretrained(place, attn_implementation="eager")
+        else:
+            network = kind.from_config(library.AutoConfig.from_pretrained(place), attn_implementation="eager")
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError(f"model.name={name} can't be had from Hugging Face: {reason}; check the name.") from error
+    tokens = network.get_input_embeddings().num_embeddings
+    if vocabulary_size > tokens:
+        raise UserError(f"{name} has {tokens} tokens, but the data {vocabulary_size}; set data.tokenizer={name}.")
+    return HuggingFaceText(network, num_classes=num_classes, next_token=next_token)
+
+
+def _is_position(name: str) -> bool:
+    return bool(re.search(r"(position_embeddings|wpe|embed_positions)\.weight$", name))
+
+
+@torch.no_grad()
+def _is_causal(network: nn.Module) -> bool:
+    """Whether the first state stays as it is where the last token is another."""
+    training = network.training
+    network.eval()
+    inner = getattr(network, "base_model", network)
+    states = [inner(input_ids=torch.tensor([[5, 6, last]])).last_hidden_state[0, 0] for last in (7, 8)]
+    network.train(training)
+    return bool(torch.allclose(states[0], states[1], atol=1e-6))

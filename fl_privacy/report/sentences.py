@@ -1,0 +1,101 @@
+"""The attacked texts of a run as a page shows them: token by token, right, misplaced or wrong."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fl_privacy.pieces import as_shown
+from fl_privacy.report.gallery import SHOWN, certainty_of, place_of, rank_by, whose_label
+from fl_privacy.report.numbers import metric, title
+from fl_privacy.results import Run, Sentence
+
+CAPTION = ("token_f1", "rouge_l", "exact_match")
+
+Kind = Literal["plain", "right", "misplaced", "wrong"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token: as it is read, how it was found, and whether it goes on with the word before it."""
+
+    text: str
+    kind: Kind
+    glued: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceView:
+    """One attacked text.
+
+    Attributes:
+        rank: ``Best``, ``Median``, ``Worst`` read, or empty.
+        where: round, client and number in words.
+        figures: its metrics in words.
+        label: whether the class was found, and whether the attacker is sure.
+        failure: why nothing was read.
+        original: its tokens; empty where nobody knows them.
+        guess: of the plain attacker.
+        adaptive: of the adaptive attacker; ``None`` where there was none.
+    """
+
+    rank: str = ""
+    where: str
+    figures: str
+    label: str
+    failure: str | None
+    original: Sequence[Piece]
+    guess: Sequence[Piece]
+    adaptive: Sequence[Piece] | None
+
+
+def all_sentences(run: Run, found: Mapping[tuple[str, int], Sentence]) -> list[SentenceView]:
+    """The first ``SHOWN`` attacked texts in the order they were recorded."""
+    return [_view(record, found) for record in run.of_kind("image")[:SHOWN]]
+
+
+def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[SentenceView]:
+    """The text that was read best, the median and the worst by the metric ``by``, as far as there are that many."""
+    ranked = rank_by(run, by)
+    places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
+    if len(ranked) < 3:
+        places = dict(list({"Best": 0, "Worst": len(ranked) - 1}.items())[: len(ranked)])
+    return [_view(ranked[place], found, rank) for rank, place in places.items()]
+
+
+def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]:
+    """Each token of ``guess``: right where ``original`` has it at the same place, misplaced where that has it elsewhere
+    and no other token of the guess stands for it, else wrong."""
+    if original is None:
+        return [Piece(*_readable(token, "plain")) for token in guess]
+    right = [at < len(original) and token == original[at] for at, token in enumerate(guess)]
+    left = Counter(original) - Counter(token for token, is_right in zip(guess, right, strict=True) if is_right)
+    pieces = []
+    for token, is_right in zip(guess, right, strict=True):
+        kind: Kind = "right" if is_right else "misplaced" if left[token] > 0 else "wrong"
+        if kind == "misplaced":
+            left[token] -= 1
+        pieces.append(Piece(*_readable(token, kind)))
+    return pieces
+
+
+def _readable(token: str, kind: Kind) -> tuple[str, Kind, bool]:
+    shown, glued = as_shown(token)
+    return shown, kind, glued
+
+
+def _view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> SentenceView:
+    sentence = found.get((record["id"], record["image"]), Sentence(None))
+    failed, original = record.get("failure"), sentence.original
+    figures = [f"{title(name)} {metric(record[name], name)}" for name in CAPTION if record.get(name) is not None]
+    said = [whose_label(record), certainty_of(record), record["member"]]
+    return SentenceView(
+        rank=rank,
+        where=f"Round {record['round']}, client {record['client']}, {place_of(record, 'text')}",
+        figures=" · ".join(figures),
+        label="" if failed else ", ".join(filter(None, said)),
+        failure=failed,
+        original=[Piece(*_readable(token, "plain")) for token in original or ()],
+        guess=colored(sentence.guess or (), original),
+        adaptive=None if sentence.adaptive is None else colored(sentence.adaptive, original),
+    )

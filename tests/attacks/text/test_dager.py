@@ -1,0 +1,122 @@
+"""DAGER reads texts exactly, and says so only where they are."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fl_privacy.attacks import Dager
+from fl_privacy.gradients import loss_gradients
+from fl_privacy.models import TextModel, gpt_tiny
+from fl_privacy.models.text.bert import Bert
+from fl_privacy.models.text.gpt import Gpt
+from fl_privacy.types import Batch, Certainty, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
+
+VOCABULARY, LONGEST = 120, 12
+
+
+def encoder() -> TextModel:
+    return Bert(
+        vocabulary_size=VOCABULARY, max_length=LONGEST, num_classes=3, width=64, layers=3, heads=2, hidden=64, std=0.2
+    )
+
+
+def decoder() -> TextModel:
+    return Gpt(vocabulary_size=VOCABULARY, max_length=LONGEST, num_classes=3, width=64, layers=3, heads=2, hidden=64)
+
+
+def language_model() -> TextModel:
+    return gpt_tiny(vocabulary_size=VOCABULARY, max_length=LONGEST, num_classes=VOCABULARY, next_token=True)
+
+
+def texts(lengths: list[int], seed: int = 0) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, VOCABULARY, (len(lengths), max(lengths)), generator=rng)
+    tokens[:, 0] = 1
+    return tokens.masked_fill(torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None], -1)
+
+
+def observed(make: Callable[[], TextModel], tokens: torch.Tensor, *, told: bool = True) -> Observation:
+    torch.manual_seed(1)
+    model = make()
+    labels = torch.arange(len(tokens)) % 3
+    if model.next_token:
+        follows = torch.cat([tokens[:, 1:], tokens.new_full((len(tokens), 1), -1)], 1)
+        labels = follows.masked_fill(follows < 0, -100)
+    state = ModelState.of(model)
+    gradients = loss_gradients(model, state, Batch(tokens, labels)).gradients
+    return Observation(
+        id=VictimId(0, 0, 0),
+        model=model,
+        sent=state,
+        upload=Upload(tensors=dict(gradients), num_examples=len(tokens)),
+        plan=LocalPlan(),
+        input_shape=(LONGEST,),
+        num_classes=VOCABULARY if model.next_token else 3,
+        knowledge=Knowledge(lengths=(tokens >= 0).sum(1) if told else None),
+    )
+
+
+def without_rows(observation: Observation) -> Observation:
+    """Where the gradient of the embeddings is not uploaded."""
+    tensors = {n: t for n, t in observation.upload.tensors.items() if n not in ("words.weight", "positions.weight")}
+    return replace(observation, upload=replace(observation.upload, tensors=tensors))
+
+
+def rows(tokens: torch.Tensor) -> set[tuple[int, ...]]:
+    return {tuple(row[row >= 0].tolist()) for row in tokens}
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("make", [encoder, decoder, language_model])
+def test_a_single_text_is_read_exactly_and_proven(make: Callable[[], TextModel], told: bool) -> None:
+    tokens = texts([9])
+    observation = observed(make, tokens, told=told)
+    for seen in (observation, without_rows(observation)) if make is not language_model else (observation,):
+        (found,) = Dager()([seen], seed=0)
+        assert found.batch is not None and rows(found.batch.inputs) == rows(tokens)
+        assert found.certainty is Certainty.PROVEN
+        if make is not language_model:
+            assert found.batch.labels.tolist() == [0]
+
+
+@pytest.mark.parametrize(("make", "lengths"), [(encoder, [7, 5, 8]), (decoder, [7, 5, 8]), (language_model, [7, 5, 8])])
+def test_a_batch_is_read_exactly_and_proven(make: Callable[[], TextModel], lengths: list[int]) -> None:
+    tokens = texts(lengths)
+    (found,) = Dager()([observed(make, tokens)], seed=0)
+    assert found.batch is not None and rows(found.batch.inputs) == rows(tokens)
+    assert found.certainty is Certainty.PROVEN
+
+
+def test_nothing_is_proven_of_more_tokens_than_the_model_is_wide() -> None:
+    (found,) = Dager()([observed(encoder, texts([12] * 8))], seed=0)
+    assert found.certainty is not Certainty.PROVEN
+
+
+@pytest.mark.parametrize("make", [encoder, decoder])
+def test_nothing_is_proven_of_what_a_defense_has_changed(make: Callable[[], TextModel]) -> None:
+    """Noise, pruning and rounding: whatever is read is right, or not said to be proven."""
+    rng = torch.Generator().manual_seed(3)
+    changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "noise": lambda g: g + 1e-3 * torch.randn(g.shape, generator=rng),
+        "faint noise": lambda g: g + 1e-9 * torch.randn(g.shape, generator=rng),
+        "pruned": lambda g: g * (g.abs() >= g.abs().flatten().quantile(0.2)),
+        "rounded": lambda g: (g / g.abs().max().clamp_min(1e-12) * 127).round() * g.abs().max() / 127,
+    }
+    tokens = texts([6])
+    clean = observed(make, tokens)
+    for name, change in changes.items():
+        upload = replace(clean.upload, tensors={n: change(g) for n, g in clean.upload.tensors.items()})
+        (found,) = Dager()([replace(clean, upload=upload)], seed=0)
+        if found.certainty is Certainty.PROVEN:
+            assert found.batch is not None and rows(found.batch.inputs) == rows(tokens), name
+        if name in ("noise", "pruned", "rounded"):
+            assert found.certainty is not Certainty.PROVEN, name
+
+
+def test_an_image_model_and_withheld_layers_are_said() -> None:
+    observation = observed(encoder, texts([6]))
+    tensors = {n: t for n, t in observation.upload.tensors.items() if not n.startswith("blocks.0.attention")}
+    (found,) = Dager()([replace(observation, upload=replace(observation.upload, tensors=tensors))], seed=0)
+    assert "was withheld" in str(found.failure)

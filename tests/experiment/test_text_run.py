@@ -1,0 +1,81 @@
+"""A federation on texts, attacked: its page shows sentences."""
+
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.cli.main import run_command_line
+from fl_privacy.report.sentences import colored
+from fl_privacy.results import read_run
+
+pytest.importorskip("tokenizers")
+
+WORDS = ["a", "fine", "dull", "warm", "film", "plot", "image", "acts", "joy", "ends", "cast", "songs"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for label, shift in (("bad", 0), ("good", 5)):
+        lines = [" ".join(WORDS[(shift + k * step) % len(WORDS)] for k in range(3, 9)) for step in range(1, 21)]
+        (folder / f"{label}.txt").write_text("\n".join(lines))
+    out = folder / "out"
+    words = ["run", "data=text_folder", f"data.root={folder}", "data.vocabulary_size=100", "model=bert_tiny"]
+    more = ["attack=dager", "federation.clients=2", "federation.rounds=1", "victims=2", f"out={out}", "bpki.bins=2"]
+    assert run_command_line([*words, *more, "intercept.save=true"]) == 0
+    return next(path.parent for path in out.glob("*/summary.json"))
+
+
+def test_the_texts_are_read_word_for_word(run: Path) -> None:
+    recorded = read_run(run)
+    assert recorded.summary.plain.metrics["exact_match"].mean == 1
+    assert recorded.summary.plain.certainties == {"proven": 2}
+    assert "psnr" not in recorded.summary.plain.metrics
+    assert any("how many tokens each text has" in sentence for sentence in recorded.threat_model)
+
+
+def test_the_page_shows_sentences_for_their_owner_alone(run: Path) -> None:
+    page = (run / "report.html").read_text()
+    assert 'class="token right"' in page and "2 of 2 attacked texts are recognizable" in page
+    assert (run / "report.html").stat().st_mode & 0o077 == 0
+    (stored,) = (run / "reconstructions").glob("*.json")
+    assert stored.stat().st_mode & 0o077 == 0
+    sentences, problems = read_run(run).read_sentences()
+    assert len(sentences) == 2 and not problems
+    assert all(sentence.original == sentence.guess for sentence in sentences.values())
+
+
+def test_a_shared_copy_has_no_sentences(run: Path, tmp_path: Path) -> None:
+    assert run_command_line(["report", str(run), "--share", str(tmp_path / "copy")]) == 0
+    (copy,) = (tmp_path / "copy").rglob("report.html")
+    assert 'class="token' not in copy.read_text() and not list(copy.parent.rglob("sentences-*.json"))
+
+
+def test_what_was_captured_is_attacked_again(run: Path, tmp_path: Path) -> None:
+    assert run_command_line(["attack", f"captured={run}", "attack=dager", f"out={tmp_path}"]) == 0
+    (again,) = tmp_path.glob("*/summary.json")
+    assert read_run(again.parent).summary.plain.metrics["exact_match"].mean == 1
+
+
+def test_tokens_are_right_misplaced_or_wrong() -> None:
+    kinds = [piece.kind for piece in colored(["a", "c", "b", "b", "x"], ["a", "b", "c", "d"])]
+    assert kinds == ["right", "misplaced", "misplaced", "wrong", "wrong"]
+
+
+@pytest.mark.parametrize("defense", ["soteria", "ats", "refiner", "spn"])
+def test_defenses_of_images_are_refused(
+    run: Path, tmp_path: Path, defense: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["attack", "data=text_folder", f"data.root={run.parent.parent}", "data.vocabulary_size=100"]
+    more = ["model=bert_tiny", "attack=dager", "victims=1", f"defense={defense}", f"out={tmp_path}"]
+    assert run_command_line([*words, *more]) == 2
+    assert "the data are text" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("defense", ["dp_noise", "dp_sgd", "pruning", "quantization"])
+def test_defenses_of_updates_are_attacked(run: Path, tmp_path: Path, defense: str) -> None:
+    words = ["attack", "data=text_folder", f"data.root={run.parent.parent}", "data.vocabulary_size=100"]
+    more = ["model=bert_tiny", "attack=tag", "attack.iterations=3", "victims=1", f"defense={defense}"]
+    assert run_command_line([*words, *more, f"out={tmp_path}"]) == 0
+    (found,) = tmp_path.glob("*/summary.json")
+    assert read_run(found.parent).summary.plain.metrics["token_f1"].n == 1

@@ -1,0 +1,68 @@
+"""Models of text: padding changes nothing, embeddings stand for tokens, decoders do not look ahead."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.models import TextModel, TransformerLM, bert_mini, bert_tiny, build_fitting, check_text_model, gpt_tiny
+
+FACTS = {"vocabulary_size": 50, "max_length": 10, "num_classes": 3}
+LM = {**FACTS, "num_classes": 50, "next_token": True}
+
+MODELS: dict[str, Callable[[], TextModel]] = {
+    "bert_tiny": lambda: bert_tiny(**FACTS),
+    "bert_tiny mean": lambda: bert_tiny(**FACTS, pooling="mean"),
+    "bert_mini": lambda: bert_mini(**FACTS),
+    "gpt_tiny": lambda: gpt_tiny(**FACTS),
+    "gpt_tiny lm": lambda: gpt_tiny(**LM),  # type: ignore[arg-type]
+    "transformer_lm": lambda: TransformerLM(**LM, width=16),  # type: ignore[arg-type]
+    "transformer_lm class": lambda: TransformerLM(**FACTS, width=16),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> TextModel:
+    torch.manual_seed(0)
+    return MODELS[request.param]().double()
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.tensor([[1, 7, 9, 4, 2, -1, -1], [1, 8, 2, -1, -1, -1, -1], [3, 3, 5, 6, 7, 8, 9]])
+
+
+def test_padding_changes_nothing(model: TextModel, tokens: Tensor) -> None:
+    together = model(tokens)
+    for row, text in enumerate(tokens):
+        length = int((text >= 0).sum())
+        alone = model(text[None, :length])[0]
+        assert torch.allclose(together[row][..., : alone.shape[-1]], alone)
+
+
+def test_embeddings_stand_for_tokens(model: TextModel, tokens: Tensor) -> None:
+    embeddings, there = model.embedded(tokens)
+    assert torch.allclose(model(torch.cat([embeddings, there[..., None].double()], -1)), model(tokens))
+
+
+def test_what_it_says_of_itself_is_so(model: TextModel, tokens: Tensor) -> None:
+    named = dict(model.named_parameters())
+    assert named[model.word_weight] is model.words.weight
+    assert all(named[name].shape[1] == model.words.embedding_dim for block in model.attention_weights for name in block)
+    assert model.position_weight is None or model.position_weight in named
+    if model.next_token:
+        changed = tokens.clone()
+        changed[2, -1] = 11
+        assert torch.allclose(model(changed)[2, :, :-1], model(tokens)[2, :, :-1]) and model.causal
+
+
+def test_a_model_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(UserError, match="reads text"):
+        build_fitting(bert_tiny, {"in_channels": 1, "image_size": 8, "num_classes": 2}, seed=0)
+    with pytest.raises(UserError, match="TextModel"):
+        check_text_model(torch.nn.Linear(2, 2), 4, 2)
+    with pytest.raises(UserError, match=r"model\.heads"):
+        TransformerLM(**FACTS, width=10, heads=4)
+    check_text_model(bert_tiny(**FACTS), 10, 3)
