@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_privacy.experiment.inference_questions import Asked
 from fl_privacy.inference import About
-from fl_privacy.metrics import aggregate
+from fl_privacy.metrics import FEW, aggregate
 from fl_privacy.metrics.epsilon_bounds import auc_bound, balanced_accuracy_bound, proven_epsilon, tpr_bound
 from fl_privacy.metrics.roc import (
     Estimate,
@@ -155,7 +155,7 @@ class InferenceJudge:
         low, high = found.ci95 or (0.0, 1.0)
         measures = {"error": Measure(value=found.mean, low=low, high=high, chance=by_mean)}
         deviations = shares - shares.mean(0)
-        if deviations.abs().max() > 0:
+        if deviations.abs().max() > 0 and len(guessed) >= FEW:
             measures["correlation"] = _measure(
                 correlation((guessed - guessed.mean(0)).numpy(), deviations.numpy(), seed=self.seed), None
             )

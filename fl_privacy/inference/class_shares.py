@@ -116,7 +116,8 @@ class _Shadows:
 
     def told(self, gradient: Tensors) -> Tensor:
         """(K,) of one client's mean gradient."""
-        return self._products({n: gradient[n].unsqueeze(0) for n in self.names}, 1)[0]
+        known = {n: gradient[n] if n in gradient else torch.zeros_like(self.sent.parameters[n]) for n in self.names}
+        return self._products({n: g.unsqueeze(0) for n, g in known.items()}, 1)[0]
 
     @cached_property
     def class_gradients(self) -> list[Tensors]:

@@ -180,7 +180,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
             charts[f"{axis} beside accuracy"] = scatter_chart(
                 told,
                 x="PMM, percent" if use_pmm else "Test accuracy, percent",
-                y=f"{axis}, percent (high leaks)",
+                y=f"{axis.rpartition(', ')[2]}, percent (high leaks)",
                 alt=f"{axis} against accuracy: " + ", ".join(f"{p.label} at {p.x:.1f} %, {p.y:.1f} %" for p in told),
             )
     return charts

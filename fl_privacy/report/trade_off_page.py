@@ -115,7 +115,7 @@ def inferred_charts(rows: Sequence[DefenseRow], best: DefenseRow | None) -> dict
             charts[axis] = trade_off_chart(
                 [FamilyCurve(points=p, series=series.get(family), adaptive=False) for family, p in points.items()],
                 x=_utility_axis(use_pmm=use_pmm),
-                y=f"{axis}, percent (high leaks)",
+                y=f"{axis.rpartition(', ')[2]}, percent (high leaks)",
                 alt=f"{axis} over utility: " + "; ".join(told),
                 bound=max(chances),
                 bound_label="by guessing",

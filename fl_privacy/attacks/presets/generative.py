@@ -69,14 +69,14 @@ def gifd(
     layers: int = 2,
     reach: float = 0.3,
     lr: float = 0.1,
-    total_variation: float = 1e-4,
+    total_variation: float = 0.0,
     **options: Unpack[GenerativeOptions],
 ) -> GradientInversion:
     """Generative images from feature domains (GIFD, Fang et al. 2023): latents first, then features within a generator.
 
     After the latents, what leaves the first layer is optimized within an l1 ball around what was found, then what
-    leaves the second, and so on; of all stages the images are taken that fit the update best. Cosine distance, total
-    variation and Adam with a falling rate. ``iterations`` are those of each stage.
+    leaves the second, and so on; of all stages the images are taken that fit the update best. Cosine distance, Adam
+    with a falling rate. ``iterations`` are those of each stage.
 
     Args:
         generator: as of :func:`ggl`.
@@ -84,7 +84,7 @@ def gifd(
         reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0. The authors' radii are
             those of their generators.
         lr: of Adam.
-        total_variation: weight.
+        total_variation: weight; where the angle between gradients is small, even 1e-4 leaves nothing but gray.
         options: as for all attacks.
     """
     whole("attack.layers", layers, at_least=0, example=2)

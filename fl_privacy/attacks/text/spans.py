@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.gradients.watch import entering
+from fl_privacy.gradients.watch import entering, replaced_input
 from fl_privacy.models import TextModel
 from fl_privacy.types import Tensors
 
@@ -78,17 +79,11 @@ def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
     name = model.attention_weights[block][0].rpartition(".")[0]
     module = model.get_submodule(name)
 
-    def stop(*_: object) -> None:
+    def stop(inputs: Tensor) -> Tensor:
         raise _EnteredError
 
-    with entering({name: module}) as calls:
-        handle = module.register_forward_pre_hook(stop)
-        try:
-            model(inputs)
-        except _EnteredError:
-            pass
-        finally:
-            handle.remove()
+    with entering({name: module}) as calls, replaced_input(module, stop), suppress(_EnteredError):
+        model(inputs)
     return calls[0].inputs
 
 
