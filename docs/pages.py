@@ -9,6 +9,7 @@ import io
 import json
 import re
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ REFERENCE = {
     "fl_privacy.regression": "Whether an app leaks more than it did.",
     "fl_privacy.errors": "The error that a user is meant to read.",
 }
-MARK = re.compile(r"<!-- (catalog|metrics): ?(\w*) -->")
+MARK = re.compile(r"<!-- (catalog|metrics|rows): ?(\w*) -->")
 FORMULA = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE)
 
 
@@ -98,7 +99,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
     """Lists and formulas in the place of their marks."""
-    made = MARK.sub(lambda m: catalog(m[2]) if m[1] == "catalog" else metrics_table(), markdown)
+    made = MARK.sub(lambda m: MADE[m[1]](m[2]), markdown)
     return FORMULA.sub(lambda m: formula(m[1]), made)
 
 
@@ -200,6 +201,34 @@ def metrics_table() -> str:
         for name, metric in METRICS.items()
     ]
     return "\n".join(["| metric | | leaks where | recognizable | |", "|---|---|---|---|---|", *rows])
+
+
+def rows_table(name: str) -> str:
+    """What ``experiments/rows/NAME/rows.jsonl`` holds, a table for each kind of rows; "not run" without that file."""
+    path = ROOT / "experiments" / "rows" / name / "rows.jsonl"
+    if not path.exists():
+        return "Not run."
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    kinds = groupby(rows, key=lambda row: (next(iter(row)), row.get("server")))
+    return "\n\n".join(_rows_of_a_kind(list(group)) for _, group in kinds)
+
+
+def _rows_of_a_kind(rows: list[dict[str, Any]]) -> str:
+    """A column for whatever one of them has a figure of."""
+    names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
+    lines = [f"| {' | '.join(name.replace('_', ' ') for name in names)} |", f"|{'---|' * len(names)}"]
+    lines += [f"| {' | '.join(_figure(row.get(name)) for name in names)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return "" if value is None else _escaped(str(value))
+
+
+MADE = {"catalog": catalog, "metrics": lambda _: metrics_table(), "rows": rows_table}
+"""Mark -> what stands in its place."""
 
 
 def _bound(metric: Any) -> str:

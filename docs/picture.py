@@ -18,7 +18,7 @@ RUNS = "runs/picture"
 """Where finished attacks are kept, so that it goes on where it was stopped."""
 
 TARGET = Path(__file__).resolve().parent / "assets" / "picture.png"
-COMMON = "data=photograph data.image_size=32 model=lenet_dlg attack=idlg attack.iterations=150 victims=4"
+COMMON = "data=photograph data.image_size=32 model=lenet_dlg attack=auto victims=4"
 ROWS = {
     "read, undefended": "defense=none",
     "read through 8 bits": "defense=quantization",
