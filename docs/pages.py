@@ -223,19 +223,18 @@ def attacks_table(name: str) -> str:
     cells: dict[str, dict[str, str]] = {}
     for row in map(json.loads, path.read_text().splitlines()):
         trained = "trained" if row["trained"] else "untrained"
-        cell = f"{row['model']}, {trained}, batch {row['batch']}, {row['seconds']:.1f} s"
-        where = next((known for known in cells if known.rpartition(",")[0] == cell.rpartition(",")[0]), cell)
-        found = (
-            f"{row['psnr']:.1f}, {row['recognizable']:.0%}" if row["failures"] < row["victims"] else "does not apply"
-        )
-        cells.setdefault(where, {})[row["attack"]] = found
+        read = f"{row['psnr']:.1f}, {row['recognizable']:.0%}"
+        found = cells.setdefault(f"{row['model']}, {trained}, batch {row['batch']}", {})
+        found.setdefault("seconds", f"{row['seconds']:.1f}")
+        found[f"`{row['attack']}`"] = read if row["failures"] < row["victims"] else "does not apply"
     attacks = list(dict.fromkeys(attack for found in cells.values() for attack in found))
-    lines = [f"| | {' | '.join(f'`{attack}`' for attack in attacks)} |", f"|---|{'---|' * len(attacks)}"]
+    lines = [f"| | {' | '.join(attacks)} |", f"|---|{'---|' * len(attacks)}"]
     lines += [f"| {cell} | {' | '.join(found.get(a, '') for a in attacks)} |" for cell, found in cells.items()]
     told = (
-        "Mean PSNR in dB and share recognizable (25 dB) of 16 images of CIFAR-10 each, at the CPU seconds a victim that"
+        "Mean PSNR in dB and share recognizable (25 dB) of 16 images of CIFAR-10 each, at the CPU seconds that `auto`"
     )
-    return f"{told} `auto` took; `python experiments/{name}.py --out experiments/rows/{name}`.\n\n" + "\n".join(lines)
+    told += f" takes for a victim; `python experiments/{name}.py --out experiments/rows/{name}`."
+    return "\n".join([told, "", *lines])
 
 
 def _rows_of_a_kind(rows: list[dict[str, Any]]) -> str:
