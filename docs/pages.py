@@ -113,6 +113,8 @@ def method_page(kind: str, name: str, told: dict[str, Any]) -> str:
         parts.append(
             f"Published: {published}. Settings differ; [results](../results.md) has ours beside it where it was run."
         )
+    if rows := told.get("rows"):
+        parts += ["## Beside the others\n", attacks_table(rows)]
     parts.append("## Settings\n")
     for option in told["options"]:
         parts += [f"### `{kind}={option}`\n", describe_option(kind, option), settings_of(kind, option)]
@@ -211,6 +213,28 @@ def rows_table(name: str) -> str:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     kinds = groupby(rows, key=lambda row: (next(iter(row)), row.get("server")))
     return "\n\n".join(_rows_of_a_kind(list(group)) for _, group in kinds)
+
+
+def attacks_table(name: str) -> str:
+    """Attacks by networks: mean PSNR in dB and share recognizable, of ``experiments/rows/NAME/rows.jsonl``."""
+    path = ROOT / "experiments" / "rows" / name / "rows.jsonl"
+    if not path.exists():
+        return "Not run."
+    cells: dict[str, dict[str, str]] = {}
+    for row in map(json.loads, path.read_text().splitlines()):
+        trained = "trained" if row["trained"] else "untrained"
+        read = f"{row['psnr']:.1f}, {row['recognizable']:.0%}"
+        found = cells.setdefault(f"{row['model']}, {trained}, batch {row['batch']}", {})
+        found.setdefault("seconds", f"{row['seconds']:.1f}")
+        found[f"`{row['attack']}`"] = read if row["failures"] < row["victims"] else "does not apply"
+    attacks = list(dict.fromkeys(attack for found in cells.values() for attack in found))
+    lines = [f"| | {' | '.join(attacks)} |", f"|---|{'---|' * len(attacks)}"]
+    lines += [f"| {cell} | {' | '.join(found.get(a, '') for a in attacks)} |" for cell, found in cells.items()]
+    told = (
+        "Mean PSNR in dB and share recognizable (25 dB) of 16 images of CIFAR-10 each, at the CPU seconds that `auto`"
+    )
+    told += f" takes for a victim; `python experiments/{name}.py --out experiments/rows/{name}`."
+    return "\n".join([told, "", *lines])
 
 
 def _rows_of_a_kind(rows: list[dict[str, Any]]) -> str:

@@ -47,6 +47,7 @@ def test_configurations_are_complete(name: str) -> None:
         attacks.GradientInversion
         | attacks.AnalyticInversion
         | attacks.AutoAttack
+        | attacks.Dager
         | attacks.ExactInversion
         | attacks.ModelInversion,
     )
