@@ -118,7 +118,7 @@ def _view(
     shown = original if pair is None or original is not None else pair.guess
     return ImageView(
         rank=rank,
-        where=f"Round {image['round']}, client {image['client']}, {place_of(image)}",
+        where=f"Round {image['round']}, {place_of(image)}",
         figures=caption(image),
         label="" if failed else ", ".join(filter(None, [whose_label(image), certainty_of(image), image["member"]])),
         failure=failed,
@@ -146,6 +146,6 @@ def certainty_of(image: Mapping[str, Any]) -> str:
 
 
 def place_of(image: Mapping[str, Any], kind: str = "image") -> str:
-    """Which of a victim's examples, in words."""
-    name = str(image["id"]).rpartition("/")[2].replace("-", " ")
-    return f"{name}, {kind} {image['image']}" if image["image"] else name
+    """Whose and which of a victim's examples, in words."""
+    names = [f"client {image['client']}", str(image["id"]).rpartition("/")[2].replace("-", " ")]
+    return ", ".join([*dict.fromkeys(names), *([f"{kind} {image['image']}"] if image["image"] else [])])

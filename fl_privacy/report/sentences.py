@@ -91,7 +91,7 @@ def _view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], 
     said = [whose_label(record), certainty_of(record), record["member"]]
     return SentenceView(
         rank=rank,
-        where=f"Round {record['round']}, client {record['client']}, {place_of(record, 'text')}",
+        where=f"Round {record['round']}, {place_of(record, 'text')}",
         figures=" · ".join(figures),
         label="" if failed else ", ".join(filter(None, said)),
         failure=failed,
