@@ -9,7 +9,6 @@ import io
 import json
 import re
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -211,8 +210,10 @@ def rows_table(name: str) -> str:
     if not path.exists():
         return "Not run."
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    kinds = groupby(rows, key=lambda row: (next(iter(row)), row.get("server")))
-    return "\n\n".join(_rows_of_a_kind(list(group)) for _, group in kinds)
+    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        kinds.setdefault((next(iter(row)), row.get("server", "")), []).append(row)
+    return "\n\n".join(map(_rows_of_a_kind, kinds.values()))
 
 
 def attacks_table(name: str) -> str:
@@ -248,6 +249,8 @@ def _rows_of_a_kind(rows: list[dict[str, Any]]) -> str:
 def _figure(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_figure(each)}" for name, each in value.items())
     return "" if value is None else _escaped(str(value))
 
 

@@ -6,7 +6,7 @@ A row for each server and defense, at the defense's settings in ``conf/``: the s
 to be single ones, the share of those recognized (PSNR of at least 15 dB) and the mean PSNR; for membership traps the
 shares of right and wrong answers; for inconsistent models the relative error of the one client's update. Each row is a
 line of ``rows.jsonl`` in the folder ``--out`` as soon as it is known, and is not measured again. Defenses that train on
-condensed images are left out: these are of no single image.
+condensed images are left out: these are of no single image; so is RecUP-FL, which is for data with an attribute.
 """
 
 import argparse
@@ -45,6 +45,7 @@ DEFENSES = (
     "ats",
     "split_fed",
     "spn",
+    "fdl_pp",
     "refiner",
 )
 STEPS = LocalPlan(shares="delta", lr=0.01, steps=4, batch_size=8)
