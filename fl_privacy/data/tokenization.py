@@ -43,10 +43,11 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
     file = file / "tokenizer.json" if file.is_dir() else file
     try:
         found = library.Tokenizer.from_file(str(file)) if file.is_file() else library.Tokenizer.from_pretrained(name)
-    except Exception as error:
+    except Exception as error:  # what the library raises has no class of its own
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(
             f"data.tokenizer is expected to be {', '.join(TRAINED)}, minilm, a tokenizer.json or a name of the Hugging"
-            f" Face hub, but {name!r} can't be had: {str(error).splitlines()[0].rstrip('.')}."
+            f" Face hub, but {name!r} can't be had: {reason}."
         ) from error
     found.no_padding()
     found.no_truncation()

@@ -164,11 +164,24 @@ def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimSc
         failure = "There is no guess with finite pixels."
     elif batch is not None:
         guesses, labels = batch.inputs.detach().cpu().float().clamp(0, 1), hard_labels(batch.labels.detach().cpu())
-    guess = None if failure or batch is None else 0
+    return _without_truth(reconstruction, guesses, labels, failure)
+
+
+def _unjudged_texts(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
+    batch = reconstruction.batch
+    guesses = torch.full(shape, -1) if batch is None else batch.inputs.detach().cpu().long()
+    failure = reconstruction.failure or (None if batch is not None else "The attack made no guess.")
+    return _without_truth(reconstruction, guesses, None, failure)
+
+
+def _without_truth(
+    reconstruction: Reconstruction, guesses: Tensor, labels: Tensor | None, failure: str | None
+) -> VictimScore:
+    guessed = failure is None and reconstruction.batch is not None
     return VictimScore(
         id=reconstruction.id,
         images=tuple(
-            ImageScore(image=k, guess=None if guess is None else k, values={}, failure=failure) for k in range(shape[0])
+            ImageScore(image=k, guess=k if guessed else None, values={}, failure=failure) for k in range(len(guesses))
         ),
         originals=None,
         guesses=guesses,
@@ -178,25 +191,6 @@ def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimSc
         certainty=reconstruction.certainty,
         member=reconstruction.member,
         labels=labels,
-    )
-
-
-def _unjudged_texts(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
-    batch = reconstruction.batch
-    guesses = torch.full(shape, -1) if batch is None else batch.inputs.detach().cpu().long()
-    failure = reconstruction.failure or (None if batch is not None else "The attack made no guess.")
-    return VictimScore(
-        id=reconstruction.id,
-        images=tuple(
-            ImageScore(image=k, guess=None if failure else k, values={}, failure=failure) for k in range(len(guesses))
-        ),
-        originals=None,
-        guesses=guesses,
-        attack_loss=reconstruction.loss,
-        history=reconstruction.history,
-        label_source=reconstruction.label_source,
-        certainty=reconstruction.certainty,
-        member=reconstruction.member,
     )
 
 

@@ -95,11 +95,12 @@ def hugging_face(
     place = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
     try:
         if pretrained:
-            network = kind.from_pretrained(place, attn_implementation="eager")
+            network = kind.from_pretrained(place, attn_implementation="eager", trust_remote_code=False)
         else:
-            network = kind.from_config(library.AutoConfig.from_pretrained(place), attn_implementation="eager")
+            settings = library.AutoConfig.from_pretrained(place, trust_remote_code=False)
+            network = kind.from_config(settings, attn_implementation="eager", trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(f"model.name={name} can't be had from Hugging Face: {reason}; check the name.") from error
     tokens = network.get_input_embeddings().num_embeddings
     if vocabulary_size > tokens:
