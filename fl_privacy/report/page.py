@@ -1,11 +1,14 @@
 """Templates to a page that needs nothing besides itself."""
 
+import base64
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from fl_privacy.report import numbers, readings
 
@@ -14,9 +17,17 @@ CONTENT_SECURITY_POLICY = (
 )
 """Of every page: its own styles and pictures inside it, no scripts, nothing from elsewhere."""
 
+TEMPLATES = Path(__file__).resolve().parent / "templates"
 
-def render(template: str, **values: Any) -> str:
-    """The page ``template`` with ``values``; whatever they hold is escaped."""
+
+def render(template: str, *, script: str | None = None, **values: Any) -> str:
+    """The page ``template`` with ``values``; whatever they hold is escaped.
+
+    Args:
+        template: name of its file.
+        script: name of the only script that the page may run, one of this package's own, which stands in it as it is.
+        values: by name.
+    """
     environment = Environment(
         loader=PackageLoader("fl_privacy.report"),
         autoescape=True,
@@ -35,7 +46,12 @@ def render(template: str, **values: Any) -> str:
         "title_of": numbers.title,
         "few": readings.few,
     }
-    return environment.get_template(template).render(content_security_policy=CONTENT_SECURITY_POLICY, **values)
+    policy, program = CONTENT_SECURITY_POLICY, Markup("")
+    if script is not None:
+        program = Markup((TEMPLATES / script).read_text(encoding="utf-8"))
+        digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
+        policy = f"{policy}; script-src 'sha256-{digest}'"
+    return environment.get_template(template).render(content_security_policy=policy, script=program, **values)
 
 
 def link_to(folder: Path, out: Path) -> str | None:

@@ -10,7 +10,15 @@ if TYPE_CHECKING:
     from fl_privacy.results.folder import RunFolder, folder_name, is_finished
     from fl_privacy.results.identity import Identity
     from fl_privacy.results.pictures import Pair
-    from fl_privacy.results.read import Baseline, PartitionTable, Run, find_baseline, read_run, read_summary
+    from fl_privacy.results.read import (
+        Baseline,
+        PartitionTable,
+        Run,
+        find_baseline,
+        read_environment,
+        read_run,
+        read_summary,
+    )
     from fl_privacy.results.records import Attacker
     from fl_privacy.results.sentences import Sentence
     from fl_privacy.results.summary import Leakage, Recognized, Summary, Traced
@@ -21,7 +29,15 @@ _HOMES = {
     "fl_privacy.results.folder": ("RunFolder", "folder_name", "is_finished"),
     "fl_privacy.results.identity": ("Identity",),
     "fl_privacy.results.pictures": ("Pair",),
-    "fl_privacy.results.read": ("Baseline", "PartitionTable", "Run", "find_baseline", "read_run", "read_summary"),
+    "fl_privacy.results.read": (
+        "Baseline",
+        "PartitionTable",
+        "Run",
+        "find_baseline",
+        "read_environment",
+        "read_run",
+        "read_summary",
+    ),
     "fl_privacy.results.records": ("Attacker",),
     "fl_privacy.results.sentences": ("Sentence",),
     "fl_privacy.results.summary": ("Leakage", "Recognized", "Summary", "Traced"),
@@ -46,6 +62,7 @@ __all__ = [
     "find_baseline",
     "folder_name",
     "is_finished",
+    "read_environment",
     "read_run",
     "read_summary",
 ]
