@@ -11,7 +11,7 @@ from fl_privacy.checks import fits, in_words, whole
 from fl_privacy.config.foreign import expect_plain, read_settings
 from fl_privacy.config.grid import UNDEFENDED, GridPoint, grid_points
 from fl_privacy.config.groups import suggest
-from fl_privacy.config.keys import keys_of
+from fl_privacy.config.keys import is_within, keys_of
 from fl_privacy.config.overrides import merge_overrides, override_keys
 from fl_privacy.config.settings import Role
 from fl_privacy.errors import UserError
@@ -186,12 +186,14 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
             raise UserError(f"{key} of the track {name} is expected to have an entry, but has none.")
     for own in _overrides_of(raw):
         expect_plain(own, (), where=f"The track {name}")
+    free = _of_runtime(name, overrides)
+    of_attacks = [o for o, key in zip(free, override_keys(free), strict=True) if key.startswith("attack.")]
     return Track(
         name=Path(name).stem,
         version=raw["version"],
         about=" ".join(raw["about"].split()),
-        settings=(*raw["settings"], *_of_runtime(name, overrides)),
-        attack=tuple(raw["attack"]),
+        settings=(*raw["settings"], *(o for o in free if o not in of_attacks)),
+        attack=(*raw["attack"], *of_attacks),
         early=raw["early"],
         trainings={training: tuple(own) for training, own in raw["trainings"].items()},
         uploads={uploads: _upload_kind(entry) for uploads, entry in raw["uploads"].items()},
@@ -214,7 +216,7 @@ def track_names() -> list[str]:
 def _of_runtime(name: str, overrides: Sequence[str]) -> Sequence[str]:
     free = keys_of(Role.RUNTIME)
     for key in override_keys(overrides):
-        if key not in free:
+        if not is_within(key, free):
             raise UserError(
                 f"The track {name} fixes {key}, or else its figures could not be compared; copy its file"
                 f" ({TRACKS / 'smoke.yaml'} is one), change that and run the copy, or set one of"

@@ -2,14 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.config import RunSettings, compose_run
 from fl_privacy.config.grid import GridPoint
+from fl_privacy.config.keys import is_within, keys_of
 from fl_privacy.config.overrides import override_keys
+from fl_privacy.config.settings import Role
 from fl_privacy.config.track import Cell, Track
 from fl_privacy.data import Examples
 from fl_privacy.experiment.build import build_dataset
@@ -98,7 +100,7 @@ class Benchmark:
             write_table(
                 self.out / MEASURED,
                 MeasuredTable(
-                    settings=(*self.track.settings, *next(iter(self.track.trainings.values()))),
+                    settings=_deciding((*self.track.settings, *next(iter(self.track.trainings.values())))),
                     attacks=("auto", *dict.fromkeys(cell.server for cell in self.track.cells if cell.server)),
                     weights="both",
                     command=f"fl-privacy benchmark {self.track.name}",
@@ -184,7 +186,8 @@ def _planned(track: Track, point: GridPoint, composed: _Composed) -> PlannedPoin
     def changes(training: str, **further: object) -> dict[str, object]:
         looks = f"defense={REFINER}" in point.overrides and training in track.evaluators
         own = {"defense.evaluator": str(_evaluator_file(composed.out, track, training))} if looks else {}
-        return {"name": track.entry.get(point.family), **own, **further}
+        named = {"name": track.entry[point.family]} if point.family in track.entry else {}
+        return {**named, **own, **further}
 
     def training(name: str, *, early: bool) -> Job:
         return planned_job("run", composed(point, track.training(point, name, early=early), changes(name)))
@@ -219,6 +222,12 @@ def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
                     content.update(tensor.contiguous().numpy().tobytes())
         found[name] = content.hexdigest()
     return found
+
+
+def _deciding(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Those that figures depend on."""
+    keys = override_keys(overrides)
+    return tuple(o for o, key in zip(overrides, keys, strict=True) if not is_within(key, keys_of(Role.RUNTIME)))
 
 
 def _hardware(environment: Mapping[str, Any]) -> str:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 SCRIPT = "benchmark.js"
 """Sorts and filters; without it the page shows the board that it opens with."""
 
+FARTHEST = 60.0
+"""Decibel; what is read better stands there in the picture."""
+
 IN_WORDS: Mapping[Threat, str] = {
     "honest": "Honest but curious",
     "adaptive": "Also those that know the defense",
@@ -177,7 +180,7 @@ def _headline(board: Board) -> str:
 def _lede(measured: Measured, board: Board) -> str:
     sentences = [measured.track.about]
     if board.best is not None and (found := board.best.candidate(board.threat)) is not None:
-        at_most = f", at most {metric(found.upper, 'psnr')}" if math.isfinite(found.upper) else ""
+        at_most = f", at most {metric(found.upper, 'psnr')}" if found.upper < 100 else ""
         count = f"{found.recognizable} of {found.images} images recognizably"
         count = count if found.recognizable else f"none of {found.images} images recognizably"
         sentences.append(
@@ -198,7 +201,7 @@ def _tiles(measured: Measured) -> list[tuple[str, str, str]]:
     families = len({s.tried.family for s in measured.standings}) - 1
     return [
         ("Defenses", str(families), f"at {len(measured.standings) - 1} strengths"),
-        ("Ways to attack", str(len(track.cells)), f"{len(track.uploads)} uploads, states of the model, servers"),
+        ("Ways to attack", str(len(track.cells)), "uploads, states of the model, servers"),
         ("Victims", measured.victims, "in each of them"),
         ("Measured in", seconds(measured.seconds), f"of work, {measured.jobs_done} of {measured.jobs} jobs"),
     ]
@@ -224,38 +227,38 @@ def _fixed(measured: Measured) -> list[tuple[str, str]]:
 
 
 def _picture(board: Board) -> Markup | None:
-    """Means and intervals of each defense under each kind of attacker."""
-    shown = [s for s in board.ranked if s.candidate("malicious")]
+    """Means of each defense under each kind of attacker, with the upper ends of their intervals."""
+    shown = [standing for standing in board.ranked if standing.candidate("malicious")]
     if not shown:
         return None
-    told: list[str] = []
-    finite = [f.psnr for s in shown for t in THREATS if (f := s.candidate(t)) and math.isfinite(f.psnr)]
-    right = 1.15 * max([*finite, RECOGNIZABLE])
 
     def draw(axes: Axes) -> None:
         for number, threat in enumerate(THREATS):
             for place, standing in enumerate(shown):
-                found = standing.candidate(threat)
-                if found is None:
-                    continue
-                y, x = place + 0.22 * (number - 1), min(found.psnr, right)
-                reach = min(found.upper, right) - x if math.isfinite(found.upper) else 0.0
-                axes.errorbar(
-                    [x], [y], xerr=[[0.0], [max(reach, 0.0)]], fmt="os^"[number], markersize=4.5,
-                    color=SERIES[number], elinewidth=1.2, capsize=2, label=IN_WORDS[threat] if place == 0 else None,
-                )  # fmt: skip
+                if (found := standing.candidate(threat)) is not None:
+                    x, end = min(found.psnr, FARTHEST), min(found.upper, FARTHEST)
+                    axes.errorbar(
+                        [x],
+                        [place + 0.22 * (number - 1)],
+                        xerr=[[0.0], [max(end - x, 0.0)]],
+                        fmt="os^"[number],
+                        markersize=4.5,
+                        color=SERIES[number],
+                        elinewidth=1.2,
+                        capsize=2,
+                    )
         axes.axvline(RECOGNIZABLE, color=INK, linestyle="--", linewidth=1.0)
-        axes.set_yticks(range(len(shown)), [s.tried.name for s in shown], fontsize=8)
-        axes.set_ylim(len(shown) - 0.5, -0.5)
-        axes.set(xlabel="Mean PSNR in dB, with the upper end of its interval; dashed: recognizable")
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.4, -0.12 * 3.3 / height), ncols=3)
+        axes.set_yticks(range(len(shown)), [standing.tried.name for standing in shown], fontsize=8)
+        axes.set(xlabel="PSNR in dB", xlim=(0.0, FARTHEST + 1.0), ylim=(len(shown) - 0.5, -0.5))
         axes.grid(visible=False, axis="y")
 
+    told = []
     for standing in shown:
         figures = [f"{t} {metric(f.psnr, 'psnr')}" for t in THREATS if (f := standing.candidate(t))]
         told.append(f"{standing.tried.name}: {', '.join(figures)}")
-    height = max(2.2, 0.9 + 0.27 * len(shown))
-    return draw_svg(draw, "What attackers read behind each defense. " + "; ".join(told), height=height)
+    return draw_svg(
+        draw, f"What attackers read behind each defense. {'; '.join(told)}", height=max(1.6, 0.7 + 0.27 * len(shown))
+    )
 
 
 def _known(value: float) -> float | None:

@@ -40,7 +40,7 @@ def test_a_shipped_track_attacks_in_every_way(name: str) -> None:
 
 
 def test_cells_are_uploads_by_states_by_servers(tmp_path: Path) -> None:
-    track = load_track(write_track(tmp_path), ["device=cpu"])
+    track = load_track(write_track(tmp_path), ["device=cpu", "attack.shards=2"])
     assert [cell.title for cell in track.cells] == [
         "one image, untrained",
         "one image, early",
@@ -51,6 +51,7 @@ def test_cells_are_uploads_by_states_by_servers(tmp_path: Path) -> None:
     whole = compose_run(track.training(track.points[1], "FedSGD"))
     assert (early.federation.rounds, whole.federation.rounds) == (1, 2)
     assert whole.device == "cpu" and whole.choices.attack == "none"
+    assert compose_run(track.attacking(track.points[1], track.cells[0])).attack.shards == 2
     assert track.sha256 == load_track(write_track(tmp_path)).sha256
     assert track.sha256 != load_track(write_track(tmp_path, TINY.replace("0.99", "0.9"))).sha256
 
