@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from fl_privacy.cli import workers
 from fl_privacy.cli.main import run_command_line
+from fl_privacy.experiment.trade_off import Job
 from fl_privacy.report.benchmark_json import SCHEMA
 from fl_privacy.results import is_finished
 from tests.benchmark.tracks import OWN, write_defense, write_track
@@ -26,6 +29,19 @@ def figures(page: Path) -> Any:
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(found)
     del found["clock"]
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_this_process() -> Iterator[None]:
+    """Jobs start no workers, which take seconds to start; those of a benchmark that is killed do."""
+
+    def run_here(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
+        for job in jobs:
+            on_done(job, workers._do(job))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "run_in_processes", run_here)
+        yield
 
 
 @pytest.fixture(scope="module")
