@@ -47,7 +47,7 @@ _UPLOADS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class AttackCell:
     """One way in which every defense is attacked.
 
     Attributes:
@@ -122,11 +122,11 @@ class Track:
     entry: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[AttackCell]:
         """All of them: honest servers first, upload by upload."""
-        honest = [Cell(uploads=name, state=state) for name, kind in self.uploads.items() for state in kind.states]
+        honest = [AttackCell(uploads=name, state=state) for name, kind in self.uploads.items() for state in kind.states]
         malicious = [
-            Cell(uploads=name, state=state, server=server)
+            AttackCell(uploads=name, state=state, server=server)
             for name, kind in self.uploads.items()
             for server in kind.servers
             for state in kind.server_states
@@ -139,7 +139,7 @@ class Track:
         own = ("attack=none", "baseline=false", *rounds)
         return merge_overrides(self.settings, self.trainings[name], point.overrides, own)
 
-    def attacking(self, point: GridPoint, cell: Cell) -> list[str]:
+    def attacking(self, point: GridPoint, cell: AttackCell) -> list[str]:
         """Overrides of the attack of ``cell`` on ``point``, but for the weights of the model."""
         kind = self.uploads[cell.uploads]
         server = kind.servers[cell.server] if cell.server else ()

@@ -9,7 +9,7 @@ import torch
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings
 from fl_privacy.data import Examples
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.build import (
     agreed_network,
     build_attack,
@@ -75,7 +75,8 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     else:
         monitor.say(f"Preparing data {config.choices.data}, model {config.choices.model} and {config.victims} victims")
         experiment, sent = untrained_clients(config)
-        with monitor.working("Making the victims' uploads"):
+        made = f"The victims' upload with defense={config.choices.defense} and server={config.choices.server}"
+        with blamed_on(made), monitor.working("Making the victims' uploads"):
             observations = experiment.observe(sent)
         weights = "as trained elsewhere" if config.weights else "untrained"
         threats = [*experiment.threat_model(), f"The model is {weights}."]

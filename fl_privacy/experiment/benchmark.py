@@ -12,7 +12,7 @@ from fl_privacy.config.grid import GridPoint
 from fl_privacy.config.keys import is_within, keys_of
 from fl_privacy.config.overrides import override_keys
 from fl_privacy.config.settings import Role
-from fl_privacy.config.track import Cell, Track
+from fl_privacy.config.track import AttackCell, Track
 from fl_privacy.data import Examples
 from fl_privacy.experiment.build import build_dataset
 from fl_privacy.experiment.trade_off import Job, planned_job
@@ -45,7 +45,7 @@ class PlannedPoint:
     point: GridPoint
     trainings: Mapping[str, Job]
     early: Mapping[str, Job]
-    attacks: Mapping[Cell, Job]
+    attacks: Mapping[AttackCell, Job]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ def _planned(track: Track, point: GridPoint, composed: _Composed) -> PlannedPoin
     trainings = {name: training(name, early=False) for name in track.trainings}
     early = {name: training(name, early=True) for name in sorted(early_ones)}
 
-    def attack(cell: Cell) -> Job:
+    def attack(cell: AttackCell) -> Job:
         name = track.uploads[cell.uploads].training
         models = {"untrained": None, "early": early.get(name), "trained": trainings[name]}
         model = models[cell.state]

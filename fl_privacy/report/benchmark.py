@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from fl_privacy.config.track import Cell, Track
+from fl_privacy.config.track import AttackCell, Track
 from fl_privacy.report.advice import ROUNDING, THREATS, MeasuredDefense, Threat
 from fl_privacy.report.readings import Reading, readings_of
 from fl_privacy.report.recommendation import Candidate, candidate_of
@@ -34,7 +34,7 @@ class Tried:
     overrides: tuple[str, ...]
     own: bool
     trainings: Mapping[str, Path]
-    attacks: Mapping[Cell, Path]
+    attacks: Mapping[AttackCell, Path]
     problems: Mapping[str, str]
 
     @property
@@ -49,7 +49,7 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Standing:
+class DefenseStanding:
     """What came out of it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Standing:
     tried: Tried
     trainings: Mapping[str, Summary]
     undefended: Mapping[str, float]
-    readings: Mapping[Cell, tuple[Reading, ...]]
+    readings: Mapping[AttackCell, tuple[Reading, ...]]
 
     @property
     def losses(self) -> dict[str, float]:
@@ -112,7 +112,7 @@ class Standing:
         accuracy = None if self.loss is None else self.accuracy
         return candidate_of(self.heard(threat, uploads), name=self.tried.name, accuracy=accuracy, pmm=None)
 
-    def missing(self, threat: Threat) -> list[Cell]:
+    def missing(self, threat: Threat) -> list[AttackCell]:
         """Cells that nobody knows anything of: no attack finished, or an honest server's failed on all its victims.
 
         A malicious server that failed on all of them found none of the images that it looked for.
@@ -148,16 +148,16 @@ class Board:
 
     threat: Threat
     accuracy_loss: float
-    ranked: Sequence[Standing]
-    beyond: Sequence[Standing]
+    ranked: Sequence[DefenseStanding]
+    beyond: Sequence[DefenseStanding]
 
     @property
-    def defended(self) -> list[Standing]:
+    def defended(self) -> list[DefenseStanding]:
         """The ranked ones with a defense."""
         return [standing for standing in self.ranked if not standing.tried.undefended]
 
     @property
-    def best(self) -> Standing | None:
+    def best(self) -> DefenseStanding | None:
         """The defense that leaks least; ``None`` where none was measured."""
         return next(iter(self.defended), None)
 
@@ -178,7 +178,7 @@ class Measured:
     """
 
     track: Track
-    standings: Sequence[Standing]
+    standings: Sequence[DefenseStanding]
     code: Sequence[str]
     data: Mapping[str, str]
     seconds: float
@@ -201,19 +201,19 @@ class Measured:
         return str(least) if least == most else f"{least} to {most}"
 
 
-def read_standings(tried: Sequence[Tried]) -> list[Standing]:
+def read_standings(tried: Sequence[Tried]) -> list[DefenseStanding]:
     """One for each of ``tried``, the undefended one first."""
     found = [
         {name: s for name, path in one.trainings.items() if (s := read_summary(path)) is not None} for one in tried
     ]
     undefended = {name: s.final_accuracy for name, s in found[0].items() if s.final_accuracy is not None}
     return [
-        Standing(tried=one, trainings=trainings, undefended=undefended, readings=_read(one))
+        DefenseStanding(tried=one, trainings=trainings, undefended=undefended, readings=_read(one))
         for one, trainings in zip(tried, found, strict=True)
     ]
 
 
-def measured_of(standing: Standing, undefended: Standing) -> MeasuredDefense | None:
+def measured_of(standing: DefenseStanding, undefended: DefenseStanding) -> MeasuredDefense | None:
     """For ``fl-privacy advise``; its accuracy is lower than the undefended one by the largest loss of a training.
 
     ``None`` unless all of it finished.
@@ -234,8 +234,8 @@ def measured_of(standing: Standing, undefended: Standing) -> MeasuredDefense | N
     )
 
 
-def _board(standings: Sequence[Standing], threat: Threat, loss: float) -> Board:
-    families: dict[str, list[Standing]] = {}
+def _board(standings: Sequence[DefenseStanding], threat: Threat, loss: float) -> Board:
+    families: dict[str, list[DefenseStanding]] = {}
     for standing in standings:
         families.setdefault(standing.tried.family, []).append(standing)
     ranked, beyond = [], []
@@ -248,12 +248,12 @@ def _board(standings: Sequence[Standing], threat: Threat, loss: float) -> Board:
     return Board(threat=threat, accuracy_loss=loss, ranked=sorted(ranked, key=lambda s: s.rank(threat)), beyond=beyond)
 
 
-def _counts(cell: Cell, reading: Reading, threat: Threat) -> bool:
+def _counts(cell: AttackCell, reading: Reading, threat: Threat) -> bool:
     if threat == "malicious":
         return True
     return not cell.server and (threat == "adaptive" or reading.attacker is Attacker.PLAIN)
 
 
-def _read(tried: Tried) -> dict[Cell, tuple[Reading, ...]]:
+def _read(tried: Tried) -> dict[AttackCell, tuple[Reading, ...]]:
     summaries = {cell: found for cell, path in tried.attacks.items() if (found := read_summary(path)) is not None}
     return {cell: tuple(readings_of(found, cell.title)) for cell, found in summaries.items()}

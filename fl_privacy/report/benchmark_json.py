@@ -7,7 +7,7 @@ from typing import Any
 
 from fl_privacy.metrics import Statistic
 from fl_privacy.report.advice import THREATS
-from fl_privacy.report.benchmark import Board, Measured, Standing
+from fl_privacy.report.benchmark import Board, DefenseStanding, Measured
 from fl_privacy.report.benchmark_page import why_incomplete
 from fl_privacy.report.readings import Reading
 from fl_privacy.report.recommendation import Candidate
@@ -46,7 +46,7 @@ def benchmark_as_plain(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _setting(standing: Standing) -> dict[str, Any]:
+def _setting(standing: DefenseStanding) -> dict[str, Any]:
     tried = standing.tried
     accuracies = {name: summary.final_accuracy for name, summary in standing.trainings.items()}
     candidates = {threat: standing.candidate(threat) for threat in THREATS}
@@ -115,7 +115,7 @@ def _board(board: Board) -> dict[str, Any]:
     }
 
 
-def _place(standing: Standing) -> Mapping[str, str]:
+def _place(standing: DefenseStanding) -> Mapping[str, str]:
     return {"defense": standing.tried.family, "strength": standing.tried.strength}
 
 

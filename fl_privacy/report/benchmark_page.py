@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from fl_privacy.report.advice import THREATS, Threat
-from fl_privacy.report.benchmark import Board, Measured, Standing
+from fl_privacy.report.benchmark import Board, DefenseStanding, Measured
 from fl_privacy.report.charts import INK, SERIES, draw_svg
 from fl_privacy.report.numbers import metric, seconds
 from fl_privacy.report.page import render
@@ -55,7 +55,7 @@ class PageRow:
     loss: float
     order: int
     rank: str
-    standing: Standing
+    standing: DefenseStanding
     found: Candidate | None
     why: str
     most: Reading | None
@@ -127,7 +127,7 @@ def render_benchmark(measured: Measured) -> str:
     )
 
 
-def why_incomplete(standing: Standing) -> str:
+def why_incomplete(standing: DefenseStanding) -> str:
     """What of it is not known, in words; empty where all is."""
     tried = standing.tried
     folders = [path for name, path in tried.trainings.items() if name not in standing.trainings]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from fl_privacy.report.benchmark_json import SCHEMA
 from fl_privacy.results import is_finished
 from tests.benchmark.tracks import OWN, write_defense, write_track
 from tests.experiment.runs import run, stamps, wait_until
+
+MINE = "mostly_sent"
 
 
 def figures(page: Path) -> Any:
@@ -115,39 +118,46 @@ def test_killed_twice_it_ends_with_the_same_table(track: str, page: Path, tmp_pa
     assert {path: at for path, at in stamps(out).items() if path in before} == before
 
 
-def test_an_entry_stands_beside_the_shipped_ones(track: str, page: Path, place: Path) -> None:
-    before = stamps(page.parent)
-    mine = write_defense(place)
-    done = run("benchmark", track, "--entry", mine, "defense.share=0,0.5", out=page.parent)
+@pytest.fixture
+def copied(page: Path, tmp_path: Path) -> Path:
+    """The folder again; attacks on the model of a training name its folder, hence are others there."""
+    return Path(shutil.copytree(page.parent, tmp_path / "runs"))
+
+
+def test_an_entry_stands_beside_the_shipped_ones(track: str, copied: Path) -> None:
+    before = stamps(copied)
+    mine = write_defense(copied.parent)
+    done = run("benchmark", track, "--entry", mine, "defense.share=0.5,1", out=copied)
     assert done.status == 0
     found = figures(done.path)
     entered = [s for s in found["settings"] if s["entered"]]
-    assert [s["strength"] for s in entered] == ["share 0", "share 0.5"]
-    assert len(found["settings"]) == 5 and stamps(page.parent).keys() > before.keys()
-    assert {path: at for path, at in stamps(page.parent).items() if path in before} == before
-    assert "nothing_left" in done.path.read_text() and ">entered<" in done.path.read_text()
-    write_defense(place, OWN.replace("share * torch.zeros_like", "share * torch.ones_like"))
-    folders = {path.parent.name for path in stamps(page.parent)}
-    code = [sys.executable, "-m", "fl_privacy", "benchmark", track, "--entry", mine, f"out={page.parent}"]
-    said = subprocess.run([*code, "--only-report"], capture_output=True, text=True, check=True).stdout
-    assert "0 of them finished" not in said and "9 jobs, 6 of them finished already" not in said
-    assert {path.parent.name for path in stamps(page.parent)} == folders
-    assert json.loads((page.parent / "benchmark.json").read_text())["settings"][-1]["incomplete"], (
-        "other code, other run"
-    )
+    assert [(s["defense"], s["strength"]) for s in entered] == [
+        ("mostly_sent", "share 0.5"),
+        ("mostly_sent", "share 1"),
+    ]
+    assert len(found["settings"]) == 5 and not any(s["incomplete"] for s in entered)
+    assert {path: at for path, at in stamps(copied).items() if path in before} == before
+    assert any(place["defense"] == MINE for place in found["boards"][-1]["ranked"])
+    assert MINE in done.path.read_text() and ">entered<" in done.path.read_text()
+    write_defense(copied.parent, OWN.replace("share * tensor", "-share * tensor"))
+    assert run("benchmark", track, "--entry", mine, "defense.share=0.5", "--only-report", out=copied).status == 0
+    (entered,) = [s for s in figures(copied / "benchmark.html")["settings"] if s["entered"]]
+    assert entered["incomplete"], "other code is another run"
 
 
-def test_what_was_not_measured_ranks_last_and_says_why(track: str, page: Path, place: Path) -> None:
-    failing = OWN.replace(
-        "def on_upload(tensors, state, rng):", "def on_upload(tensors, state, rng):\n        raise ValueError"
+def test_what_was_not_measured_ranks_last_and_says_why(track: str, copied: Path) -> None:
+    failing = OWN.replace("return {name", "raise ValueError('in vain')\n        return {name").replace(
+        "mostly", "never"
     )
-    path = write_defense(place, failing.replace("nothing_left", "never_works"), "failing.py")
-    done = run("benchmark", track, "--entry", path, out=page.parent)
-    assert done.status == 2
-    (entered,) = [s for s in figures(page)["settings"] if s["entered"]]
-    assert entered["incomplete"].startswith("training; ") and entered["worst"]["malicious"] is None
-    assert all(place["defense"] != "never_works" for board in figures(page)["boards"] for place in board["ranked"])
-    assert "settings are not complete" in page.read_text()
+    path = write_defense(copied.parent, failing, "never_works.py")
+    assert run("benchmark", track, "--entry", path, out=copied).status == 2
+    found = figures(copied / "benchmark.html")
+    (entered,) = [s for s in found["settings"] if s["entered"]]
+    assert entered["incomplete"].startswith("training; one image, untrained; ") and "in vain" in entered["incomplete"]
+    assert entered["worst"]["malicious"] is None
+    assert all(place["defense"] != "never_sent" for board in found["boards"] for place in board["ranked"])
+    assert all("never_sent" in {place["defense"] for place in board["beyond"]} for board in found["boards"])
+    assert "settings are not complete" in (copied / "benchmark.html").read_text()
 
 
 def test_advise_reads_its_folder(page: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -27,19 +27,17 @@ evaluators: {}
 OWN = '''
 """A defense that is not in the package."""
 
-import torch
-
 from fl_privacy.defenses import Defense
 from fl_privacy.effects import Part
 
 
-def nothing_left(*, share: float = 1.0) -> Defense:
-    """Send zeros, but for a share of each tensor."""
+def mostly_sent(*, share: float = 0.9) -> Defense:
+    """Scale what is sent."""
 
     def on_upload(tensors, state, rng):
-        return {name: share * torch.zeros_like(tensor) for name, tensor in tensors.items()}
+        return {name: share * tensor for name, tensor in tensors.items()}
 
-    return Defense(parts=(Part("nothing_left", {"share": share}, strength="share"),), upload=(on_upload,))
+    return Defense(parts=(Part("mostly_sent", {"share": share}, strength="share"),), upload=(on_upload,))
 '''
 
 
@@ -50,7 +48,7 @@ def write_track(folder: Path, text: str = TINY) -> str:
     return str(path)
 
 
-def write_defense(folder: Path, text: str = OWN, name: str = "nothing_of_mine.py") -> str:
+def write_defense(folder: Path, text: str = OWN, name: str = "mostly_mine.py") -> str:
     """The path of a file with a defense."""
     path = folder / name
     path.write_text(text)
