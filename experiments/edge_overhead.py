@@ -226,6 +226,7 @@ def main() -> None:
         return
     done = read(options.rows)
     wanted = [(m, d, b) for m in options.models for b in options.batches for d in options.defenses]
+    options.rows.parent.mkdir(parents=True, exist_ok=True)
     for key in [] if options.only_table else [key for key in wanted if key not in done]:
         row = cell(*key, core=options.core, repeats=options.repeats)
         with options.rows.open("a") as file:
