@@ -56,7 +56,7 @@ def test_without_its_rows_a_table_is_not_run(results: ModuleType, rows: Path) ->
     assert "**Not run.**" in section(page, head) and "fl-privacy trade-off" in section(page, head)
     findings = results.pages(rows)[results.PAGES["findings.md"]]
     assert "knows_the_defense.png" in (ROOT / "docs" / "findings.md").read_text()
-    assert "knows_the_defense.png" not in findings and "**Soteria**" not in findings
+    assert "knows_the_defense.png" not in findings and "A stronger attacker matters" not in findings
     assert "*Not run:* `fl-privacy train-evaluator" in findings
 
 
