@@ -76,7 +76,7 @@ def _why(ended: Ended) -> str:
 def _one_client(run: Path, repeats: int) -> dict[str, float | int | None]:
     """Rounds of the first client of ``run``, in this process."""
     import torch  # noqa: PLC0415
-    from omegaconf import OmegaConf  # noqa: PLC0415
+    from omegaconf import DictConfig, OmegaConf  # noqa: PLC0415
 
     from fl_privacy.defenses import ClientState  # noqa: PLC0415
     from fl_privacy.experiment.build import clients_of  # noqa: PLC0415
@@ -84,8 +84,8 @@ def _one_client(run: Path, repeats: int) -> dict[str, float | int | None]:
 
     torch.set_num_threads(1)
     config = OmegaConf.load(run / "config.yaml")
-    del config["command"]
-    client = clients_of(OmegaConf.to_yaml(config))[0]
+    settings = DictConfig({name: value for name, value in config.items() if name != "command"})
+    client = clients_of(OmegaConf.to_yaml(settings))[0]
     sent, state = public_state(client.model, client.defense), ClientState()
     rounds = []
     for round in range(repeats):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.effects import Part
-from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.environment import describe_environment
@@ -269,30 +268,6 @@ def folder_name(label: str, config: Mapping[str, Any]) -> str:
 def is_finished(path: Path) -> bool:
     """Whether the run in folder ``path`` came to its end."""
     return (path / "summary.json").is_file()
-
-
-def append_node_cost(
-    path: Path, *, fits: bool, memory: int, peak_bytes: int, held_by: str, **cost: float | None
-) -> None:
-    """What a client's round of the finished run in folder ``path`` takes on a small device, after its other records.
-
-    Args:
-        path: of the run.
-        fits: whether it was done with the memory there was.
-        memory: bytes that there were.
-        peak_bytes: of its own, at most.
-        held_by: who held it to that memory.
-        cost: ``cpu_seconds``, ``seconds`` and ``joules`` of a round, ``repeats``.
-
-    Raises:
-        UserError: the run has not finished.
-    """
-    if not is_finished(path):
-        raise UserError(f"{path} is expected to hold a finished run, but has no summary.json; start the run again.")
-    with RecordWriter(path / "metrics.jsonl") as records:
-        records.append(
-            {"kind": "node", "fits": fits, "memory": memory, "peak_bytes": peak_bytes, "held_by": held_by, **cost}
-        )
 
 
 def move_aside(path: Path, why: str) -> None:
