@@ -17,8 +17,8 @@ _POWER = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How a command ended.
+class Held:
+    """What became of a command that was held to its limits.
 
     Attributes:
         status: its exit status; negative where a signal ended it.
@@ -37,7 +37,7 @@ class Ended:
     held_by: str
 
 
-def run_limited(command: Sequence[str], *, memory: int, core: int, environment: Mapping[str, str]) -> Ended:
+def run_limited(command: Sequence[str], *, memory: int, core: int, environment: Mapping[str, str]) -> Held:
     """Run ``command`` on the core numbered ``core`` with at most ``memory`` bytes.
 
     A memory cgroup holds it where this user may make one. Otherwise this process looks every 20 ms and ends it; a peak
@@ -63,7 +63,7 @@ def run_limited(command: Sequence[str], *, memory: int, core: int, environment: 
         too_large = peak > memory if group is None else _killed_for_memory(group)
         out.seek(0)
         complaint.seek(0)
-        return Ended(
+        return Held(
             status=process.returncode,
             out=out.read(),
             complaint=complaint.read(),

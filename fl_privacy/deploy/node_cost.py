@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from fl_privacy.deploy.limits import MIB, Ended, joules_so_far, run_limited
+from fl_privacy.deploy.limits import MIB, Held, joules_so_far, run_limited
 from fl_privacy.errors import UserError
 from fl_privacy.results import append_node_cost, read_run
 
@@ -68,7 +68,7 @@ def _measure(run: Path, memory: int, core: int | None, repeats: int) -> str:
     return f"{run.name}: {cost['cpu_seconds']:.3g} CPU s a round, {ended.peak / MIB:.0f} MiB at most"
 
 
-def _why(ended: Ended) -> str:
+def _why(ended: Held) -> str:
     said = ended.complaint.strip().splitlines()
     return said[-1] if said else f"status {ended.status}"
 
