@@ -54,7 +54,7 @@ wheel: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade uv
-	@backend=; if UV_HTTP_TIMEOUT=10 $(BIN)/uv pip install --quiet --dry-run --no-deps --torch-backend=auto \
+	@backend=; if UV_HTTP_TIMEOUT=10 $(BIN)/uv pip install --quiet --dry-run --reinstall --no-deps --torch-backend=auto \
 	  --python $(BIN)/python torch 2>/dev/null; then backend=--torch-backend=auto; \
 	else echo "PyTorch's own index can't be reached: its wheels for this hardware are not to be had, the registry's" \
 	  "bring CUDA along"; fi; \
