@@ -10,6 +10,7 @@ from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
 from fl_privacy.report.attacked import what_was_done
 from fl_privacy.report.charts import Curve, line_chart, partition_chart
 from fl_privacy.report.cost import figures_of
+from fl_privacy.report.film import films_of_run
 from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extremes
 from fl_privacy.report.headline import bound_in_words, verdict
 from fl_privacy.report.inferred import views_of
@@ -17,7 +18,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, in_round, kind_of, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.sentences import all_sentences, extreme_sentences
 from fl_privacy.report.settings import batch_norm_in_words, overview
-from fl_privacy.results import Pair, Run, Sentence
+from fl_privacy.results import Attacker, Film, Pair, Run, Sentence
 from fl_privacy.victim_ids import Certainty
 
 CURVES_SHOWN = 100
@@ -28,8 +29,10 @@ def render_run(
     pairs: Mapping[tuple[str, int], Pair],
     problems: list[str],
     sentences: Mapping[tuple[str, int], Sentence] | None = None,
+    films: Mapping[Attacker, Sequence[Film]] | None = None,
 ) -> str:
-    """The HTML of ``run`` with its pictures ``pairs``, or ``sentences``; ``problems`` are told in a banner."""
+    """The HTML of ``run`` with its pictures ``pairs`` and ``films``, or ``sentences``; ``problems`` are told in a
+    banner."""
     found = readings_of(run.summary)
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
@@ -57,6 +60,7 @@ def render_run(
         images=[] if sentences else view_all(run, pairs),
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run).replace("images", f"{kind}s"),
+        films=films_of_run(run, films or {}, pairs),
         leakage=_leakage_rows(last),
         members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],

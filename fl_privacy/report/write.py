@@ -116,4 +116,5 @@ def _single(run: Run) -> str:
             transformed=[pair.transformed for pair in shown] if any(p.transformed is not None for p in shown) else None,
         )
     sentences, unread = run.read_sentences() if run.shared != "figures" else ({}, [])
-    return render_run(run, pairs, [*run.problems, *problems, *unread], sentences)
+    films, damaged = run.read_films() if run.shared != "figures" else ({}, [])
+    return render_run(run, pairs, [*run.problems, *problems, *unread, *damaged], sentences, films)

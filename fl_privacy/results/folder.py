@@ -12,6 +12,7 @@ from fl_privacy.effects import Part
 from fl_privacy.files import write_whole
 from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.environment import describe_environment
+from fl_privacy.results.films import film_of, write_films
 from fl_privacy.results.findings import Finding
 from fl_privacy.results.identity import Identity, run_hash
 from fl_privacy.results.lock import Lock, hold, release
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from fl_privacy.metrics import VictimScore
     from fl_privacy.metrics.distortion import UpdateDistortion
     from fl_privacy.metrics.tracing import Tracing
+    from fl_privacy.types import Reconstruction
 
 FORMAT = 1
 """Of the folder; raised when a reader of the older one would misread it."""
@@ -218,6 +220,18 @@ class RunFolder:
             write_sentences(self.path / "reconstructions", round, scores, attacker)
         elif scores:
             write_pairs(self.path / "reconstructions", round, scores, attacker)
+
+    def save_films(
+        self,
+        found: Sequence[Reconstruction],
+        scores: Sequence[VictimScore],
+        *,
+        attacker: Attacker = Attacker.PLAIN,
+    ) -> None:
+        """Keep how ``attacker`` came to what it ``found``, where that was filmed."""
+        films = [film for one, score in zip(found, scores, strict=True) if (film := film_of(one, score)) is not None]
+        if films:
+            write_films(self.path / "reconstructions", films, attacker)
 
     def finish(self, *, undefended_accuracy: float | None = None) -> Summary:
         """Write ``summary.json``, which marks the run as finished, and return it.

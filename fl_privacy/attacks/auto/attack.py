@@ -149,6 +149,7 @@ def _reconstruction(reproduction: Reproduction, winner: Winner | None) -> Recons
         batch=winner.batch,
         loss=winner.mismatch,
         history=winner.history,
+        film=winner.film,
         label_source=winner.label_source,
         countermeasures=winner.countermeasures,
         certainty=certainty,

@@ -1,0 +1,68 @@
+"""Films show how a guess came about, of whom it was asked, and change no bit of it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fl_privacy.attacks import reconstruct
+from fl_privacy.film import FRAMES, LARGEST, Frame, cut, frame, joined
+from fl_privacy.types import Observation
+
+ATTACKS = {
+    "inverting_gradients": {"iterations": 60, "restarts": 2},
+    "adam_dlg": {"iterations": 40},
+    "auto": {"evaluations": 100},
+}
+
+
+@pytest.fixture(scope="module")
+def observations():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 6, 3), torch.nn.Sigmoid(), torch.nn.Flatten(), torch.nn.Linear(6 * 36, 10)
+    )
+    found = []
+    for number in range(3):
+        loss = cross_entropy(net(torch.rand(1, 1, 8, 8)), torch.tensor([number]))
+        gradients = torch.autograd.grad(loss, list(net.parameters()))
+        found.append(Observation.of_gradients(net, gradients, input_shape=(1, 8, 8), number=number))
+    return found
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_filmed_attack_ends_in_the_same_bits(observations, attack):
+    plain = reconstruct(observations, attack, **ATTACKS[attack])
+    filmed = reconstruct([replace(o, filmed=k < 2) for k, o in enumerate(observations)], attack, **ATTACKS[attack])
+    for one, other in zip(plain, filmed, strict=True):
+        assert torch.equal(one.batch.inputs, other.batch.inputs) and torch.equal(one.batch.labels, other.batch.labels)
+        assert (one.loss, one.history, one.member) == (other.loss, other.history, other.member)
+        assert not one.film
+    assert [bool(one.film) for one in filmed] == [True, True, False]
+    for one in filmed[:2]:
+        places = [each.at for each in one.film]
+        assert places == sorted(set(places)) and places[0] == 0 and places[-1] < len(one.history)
+        assert 3 <= len(places) <= FRAMES
+        result = (one.batch.inputs[0].clamp(0, 1) * 255).round()
+        apart = [(each.image - result).abs().mean().item() for each in one.film]
+        assert apart[-1] < 1 and apart[0] > 3, "from noise to what was found"
+
+
+def test_large_images_are_small_in_a_film_and_others_as_they_are():
+    images = torch.rand(2, 3, 100, 200)
+    assert frame(0, images).image.shape == (3, 32, LARGEST)
+    assert torch.equal(frame(0, images[..., :60, :60]).image, (images[0, :, :60, :60] * 255).round().byte())
+
+
+def test_films_are_put_together_and_cut():
+    def film(places):
+        return tuple(Frame(at, torch.full((1, 1, 1), at)) for at in places)
+
+    both = joined(film(range(30)), 30, film(range(40)))
+    assert [each.at for each in both] == list(range(70))
+    places = [each.at for each in cut(both)]
+    assert len(places) == FRAMES and places[0] == 0 and places[-1] == 69 and places == sorted(places)
+    assert places[1] - places[0] < places[-1] - places[-2], "close together first"
+    again = cut((*film([0, 1, 5, 5]),))
+    assert [each.at for each in again] == [0, 1, 5]
