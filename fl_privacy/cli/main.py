@@ -29,6 +29,7 @@ from fl_privacy.cli.faults import (
 )
 from fl_privacy.cli.leakage import check_leakage
 from fl_privacy.cli.nodes import deploy, supernode
+from fl_privacy.cli.watching import watch
 from fl_privacy.errors import UserError
 
 DEBUG = "--debug"
@@ -237,6 +238,7 @@ app.command()(advise)
 app.command("check-leakage")(check_leakage)
 app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(supernode)
 app.command()(deploy)
+app.command()(watch)
 
 
 def main() -> None:

@@ -113,7 +113,8 @@ class AttackStage:
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
         """One for each of ``asked``; failures where the attack raised or gave no answer."""
-        with self.monitor.attacking(who) as progress:
+        with self.monitor.attacking(who) as shown:
+            progress = self.folder.teller.telling(f"Attacking {who}", shown)
             found = attempt(lambda: _expect_answers(self.attack(asked, seed=self.seed, progress=progress), asked))
         if not isinstance(found, Failure):
             return found

@@ -30,9 +30,11 @@ def render_run(
     problems: list[str],
     sentences: Mapping[tuple[str, int], Sentence] | None = None,
     films: Mapping[Attacker, Sequence[Film]] | None = None,
+    *,
+    live: bool = False,
 ) -> str:
     """The HTML of ``run`` with its pictures ``pairs`` and ``films``, or ``sentences``; ``problems`` are told in a
-    banner."""
+    banner. A page that is ``live`` is of a run that goes on, and refreshes itself."""
     found = readings_of(run.summary)
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
@@ -40,6 +42,7 @@ def render_run(
     kind = "text" if sentences else kind_of(found)
     return render(
         "run.html.j2",
+        live=live,
         kind=kind,
         sentences=all_sentences(run, sentences) if sentences else [],
         extreme_sentences=extreme_sentences(run, sentences, TEXT_METRIC) if sentences else [],

@@ -16,6 +16,7 @@ from fl_privacy.results.films import film_of, write_films
 from fl_privacy.results.findings import Finding
 from fl_privacy.results.identity import Identity, run_hash
 from fl_privacy.results.lock import Lock, hold, release
+from fl_privacy.results.ongoing import Teller
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
 from fl_privacy.results.sentences import write_sentences
@@ -40,6 +41,7 @@ class RunFolder:
         path: the folder.
         identity: of the run.
         finished: whether it had been finished before; then nothing more can be recorded.
+        teller: writes down how far the work is.
     """
 
     def __init__(self, path: Path, identity: Identity, *, lock: Lock | None) -> None:
@@ -47,6 +49,7 @@ class RunFolder:
         self._started = time.monotonic()
         self._lock = lock
         self._records = None if lock is None else RecordWriter(path / "metrics.jsonl")
+        self.teller = Teller(path)
 
     @classmethod
     def open_or_create(
@@ -248,6 +251,7 @@ class RunFolder:
             undefended_accuracy=undefended_accuracy,
             total_seconds=time.monotonic() - self._started,
         )
+        self.teller.clear()
         write_whole(self.path / "summary.json", dump_json(summary.as_json(), indent=1))
         self.finished = True
         self.close()  # only now: whoever gets the lock next finds a finished run
@@ -258,6 +262,7 @@ class RunFolder:
         try:
             if self._records is not None:
                 self._records.close()
+                self.teller.clear()
         finally:
             release(self._lock)
             self._lock = None
