@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FRAMES = 12
 """In a film, at most."""
@@ -40,11 +41,13 @@ def shots(moments: int) -> frozenset[int]:
 
 def frame(at: int, images: Tensor) -> Frame:
     """Of a guess (B, C, H, W) in [0, 1] or near."""
+    from torch.nn.functional import interpolate  # noqa: PLC0415  (pages go without)
+
     image = images[:1].detach().clamp(0, 1).float().cpu()
     scale = LARGEST / max(image.shape[2:])
     if scale < 1:
         size = [max(1, round(scale * length)) for length in image.shape[2:]]
-        image = torch.nn.functional.interpolate(image, size=size, mode="area")
+        image = interpolate(image, size=size, mode="area")
     return Frame(at, (image[0] * 255).round().byte())
 
 
@@ -53,7 +56,7 @@ def joined(first: Sequence[Frame], moments: int, then: Sequence[Frame]) -> tuple
     return (*first, *(replace(each, at=each.at + moments) for each in then))
 
 
-def cut(film: Sequence[Frame]) -> tuple[Frame, ...]:
+def shortened(film: Sequence[Frame]) -> tuple[Frame, ...]:
     """At most ``FRAMES`` of a longer film, one at a time, spaced like :func:`shots`; the first and the last stay."""
     film = list({each.at: each for each in film}.values())
     if len(film) <= FRAMES:

@@ -14,7 +14,7 @@ from fl_privacy.cli.faults import Interrupted
 from fl_privacy.errors import UserError
 
 if TYPE_CHECKING:
-    from fl_privacy.report.live import Watched
+    from fl_privacy.report.live import WatchedFolder
 
 LOOPBACK = "127.0.0.1"
 
@@ -39,7 +39,7 @@ class WatchServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, watched: "Watched", port: int = 0) -> None:
+    def __init__(self, watched: "WatchedFolder", port: int = 0) -> None:
         super().__init__((LOOPBACK, port), _Handler)
         self.watched = watched
         self.secret = secrets.token_urlsafe(16)
@@ -105,9 +105,9 @@ def watch(
     On this machine alone, read-only, under an address that holds a secret. The page refreshes by itself; Ctrl-C ends
     it.
     """
-    from fl_privacy.report.live import Watched  # noqa: PLC0415
+    from fl_privacy.report.live import WatchedFolder  # noqa: PLC0415
 
-    watched = Watched(folder)
+    watched = WatchedFolder(folder)
     try:
         server = WatchServer(watched, port)
     except OSError as error:

@@ -16,7 +16,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.readings import kind_of, readings_of
 from fl_privacy.report.write import page_of_run
 from fl_privacy.results import Run, read_run
-from fl_privacy.results.ongoing import PROGRESS, read_ongoing, read_plan
+from fl_privacy.results.ongoing import PROGRESS, read_ongoing, read_planned
 
 LAST_ROUNDS = 5
 """By which the time left of a training is told."""
@@ -68,7 +68,7 @@ class LiveRun:
 
 
 @dataclass(eq=False)
-class Watched:
+class WatchedFolder:
     """The pages of ``folder``, a run's or that of many; made when they are asked for, and kept while nothing changes.
 
     Raises:
@@ -145,7 +145,7 @@ class Watched:
         return self._status([one for one in standings if not one.finished], done=done, planned=planned)
 
     def _planned(self) -> list[str]:
-        return read_plan(self.folder)
+        return read_planned(self.folder)
 
     def _over(self, standings: list[LiveRun]) -> bool:
         done = {one.name for one in standings if one.finished}

@@ -5,13 +5,19 @@ several attacks. Whatever a page says of it, by a figure, a color, a point or a 
 and names it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fl_privacy.metrics import FEW, METRICS, Statistic
 from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
 from fl_privacy.results import Attacker, Leakage, Recognized, Summary
+
+COMPARED: Mapping[str, tuple[str, ...]] = {
+    IMAGE_METRIC: ("psnr", "ssim", "lpips"),
+    TEXT_METRIC: ("token_f1", "token_recall", "rouge_l"),
+}
+"""Metric by which readings are judged -> those by which they are compared, itself first."""
 
 Tone = Literal["leak", "private", "open"]
 """``leak`` if any image is recognizable, ``private`` if none is and the interval says so too, ``open`` otherwise."""
@@ -93,6 +99,12 @@ def most_recognized(found: Sequence[Reading]) -> Reading | None:
 def kind_of(found: Sequence[Reading]) -> Literal["image", "text"]:
     """What was attacked, in a word."""
     return "text" if any(reading.main == TEXT_METRIC for reading in found) else "image"
+
+
+def main_of(found: Sequence[Reading]) -> str:
+    """The metric by which all of ``found`` can be compared; empty where images and texts were read."""
+    known = {reading.main for reading in found if reading.leakage.metrics}
+    return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
 
 
 def in_round(found: Sequence[Reading], round: int) -> list[Reading]:

@@ -69,13 +69,13 @@ def read_ongoing(folder: Path) -> Ongoing | None:
     return Ongoing(content["what"], min(1.0, max(0.0, content["share"])), max(0.0, content["seconds"]))
 
 
-def write_plan(out: Path, jobs: Sequence[str]) -> None:
+def write_planned(out: Path, jobs: Sequence[str]) -> None:
     """Write down which folders a sweep is going to fill in ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / PLAN, dump_json({"jobs": list(jobs)}))
 
 
-def read_plan(out: Path) -> list[str]:
+def read_planned(out: Path) -> list[str]:
     """The folders that a sweep is going to fill in ``out``; empty if nobody says."""
     content = _read(out / PLAN)
     jobs = content.get("jobs") if isinstance(content, dict) else None

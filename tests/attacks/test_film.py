@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fl_privacy.attacks import reconstruct
-from fl_privacy.film import FRAMES, LARGEST, Frame, cut, frame, joined
+from fl_privacy.film import FRAMES, LARGEST, Frame, frame, joined, shortened
 from fl_privacy.types import Observation
 
 ATTACKS = {
@@ -61,8 +61,8 @@ def test_films_are_put_together_and_cut():
 
     both = joined(film(range(30)), 30, film(range(40)))
     assert [each.at for each in both] == list(range(70))
-    places = [each.at for each in cut(both)]
+    places = [each.at for each in shortened(both)]
     assert len(places) == FRAMES and places[0] == 0 and places[-1] == 69 and places == sorted(places)
     assert places[1] - places[0] < places[-1] - places[-2], "close together first"
-    again = cut((*film([0, 1, 5, 5]),))
+    again = shortened((*film([0, 1, 5, 5]),))
     assert [each.at for each in again] == [0, 1, 5]

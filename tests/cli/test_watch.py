@@ -14,15 +14,15 @@ import pytest
 
 from fl_privacy.cli.watching import LOOPBACK, WatchServer
 from fl_privacy.errors import UserError
-from fl_privacy.report.live import Watched
+from fl_privacy.report.live import WatchedFolder
 from fl_privacy.results import RunFolder
-from fl_privacy.results.ongoing import PROGRESS, Teller, read_ongoing, read_plan, write_plan
+from fl_privacy.results.ongoing import PROGRESS, Teller, read_ongoing, read_planned, write_planned
 from tests.results.runs import config, record, round_report, score
 
 
 @contextmanager
 def serving(folder):
-    with WatchServer(Watched(folder)) as server:
+    with WatchServer(WatchedFolder(folder)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
@@ -133,16 +133,16 @@ def test_the_page_grows_with_the_run(tmp_path):
 
 def test_a_plan_says_how_much_is_left(tmp_path):
     done = record(tmp_path, label="done")
-    write_plan(tmp_path, [done.name, "later"])
+    write_planned(tmp_path, [done.name, "later"])
     with serving(tmp_path) as server:
         text = ask(server, "status")[1]
         assert "1 of 2 planned runs finished" in text and 'http-equiv="refresh"' in text
-        write_plan(tmp_path, [done.name])
+        write_planned(tmp_path, [done.name])
         assert 'http-equiv="refresh"' not in ask(server, "status")[1]
 
 
 def test_what_is_told_is_read_back_and_nothing_is_trusted(tmp_path):
-    assert read_ongoing(tmp_path) is None and read_plan(tmp_path) == []
+    assert read_ongoing(tmp_path) is None and read_planned(tmp_path) == []
     shown = []
     tell = Teller(tmp_path).telling("x", lambda done, total: shown.append((done, total)))
     tell(1, 4)
@@ -160,12 +160,12 @@ def test_what_is_told_is_read_back_and_nothing_is_trusted(tmp_path):
         (tmp_path / PROGRESS).write_text(damaged)
         assert read_ongoing(tmp_path) is None
     (tmp_path / "plan.json").write_text(json.dumps({"jobs": [1]}))
-    assert read_plan(tmp_path) == []
+    assert read_planned(tmp_path) == []
 
 
 def test_a_folder_that_is_none_is_a_line(tmp_path):
     with pytest.raises(UserError, match="there is no such folder"):
-        Watched(tmp_path / "none")
+        WatchedFolder(tmp_path / "none")
 
 
 def test_ctrl_c_ends_the_command(tmp_path):

@@ -21,7 +21,7 @@ from fl_privacy.attacks.gradient_inversion.preparation import Member as Prepared
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.optimizers import EvolutionStrategy
-from fl_privacy.film import cut
+from fl_privacy.film import shortened
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
@@ -237,7 +237,7 @@ class Race:
             history=attempt.history,
             label_source=self._victims[attempt.member][position].label_source,
             countermeasures=prepared.countermeasures,
-            film=cut(attempt.film),
+            film=shortened(attempt.film),
         )
 
 

@@ -9,7 +9,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs, infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.standings import Minimum
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.film import Frame, cut
+from fl_privacy.film import Frame, shortened
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 UNKNOWN = -1
@@ -51,7 +51,7 @@ def best_reconstruction(
         history=tuple(history[history.isfinite()].tolist()),
         label_source="inferred" if told is None else "known",
         countermeasures=sentences,
-        film=cut(films.get(best, ())),
+        film=shortened(films.get(best, ())),
     )
 
 

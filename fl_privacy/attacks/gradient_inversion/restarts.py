@@ -10,7 +10,7 @@ from fl_privacy.attacks.gradient_inversion.filming import filmed_rows
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.preparation import Member, Prepared
 from fl_privacy.attacks.gradient_inversion.stages import minimize_in_stages
-from fl_privacy.film import Frame, cut
+from fl_privacy.film import Frame, shortened
 from fl_privacy.types import Batch, Reconstruction
 
 
@@ -98,5 +98,5 @@ def _reconstruction(member: Member, attempts: Sequence[_Restarted], prepared: Pr
         history=chosen.history,
         label_source=member.label_source,
         countermeasures=prepared.countermeasures,
-        film=cut(chosen.film),
+        film=shortened(chosen.film),
     )
