@@ -8,12 +8,22 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE = 60.0
+
+_WITH_PIPES = """
+import os, sys
+high = [os.dup2(int(number), 60 + k) for k, number in enumerate(sys.argv[1:3])]
+for k, number in enumerate(high):
+    os.dup2(number, 3 + k)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Becomes a browser that listens on descriptor 3 and answers on 4."""
 
 
 def find_chromium() -> str | None:
@@ -34,7 +44,7 @@ class Browser:
             "--hide-scrollbars", "--remote-debugging-pipe", f"--user-data-dir={folder}", "about:blank",
         ]  # fmt: skip
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec "$0" "$@" 3<&{in_read} 4>&{out_write}', program, *arguments],
+            [sys.executable, "-c", _WITH_PIPES, str(in_read), str(out_write), program, *arguments],
             pass_fds=(in_read, out_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -80,12 +90,16 @@ class Browser:
     ) -> None:
         """Show ``page``, an address or a file, once it has loaded."""
         address = page if isinstance(page, str) else page.resolve().as_uri()
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.resize(width)
         self.look(dark=dark, media=media)
         self._events.clear()
         self.call("Page.navigate", url=address)
         while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
             self._events.append(self._next())
+
+    def resize(self, width: int) -> None:
+        """A window so many pixels wide."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
 
     def look(self, *, dark: bool = False, media: str = "", calm: bool = False) -> None:
         """By night or by day, on a screen or on paper (``media="print"``), with or without motion."""
