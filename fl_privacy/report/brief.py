@@ -11,7 +11,7 @@ from fl_privacy.metrics import METRICS, share_at_most
 from fl_privacy.report.attacked import what_was_done
 from fl_privacy.report.glossary import glossary_of
 from fl_privacy.report.headline import Verdict, bound_in_words, verdict
-from fl_privacy.report.inferred import TOLD, sentence, told_apart
+from fl_privacy.report.inferred import HEADINGS, HEADLINE, MEASURES, TOLD, sentence, strongest, told_apart
 from fl_privacy.report.numbers import interval, metric, percent, points, ratio, title
 from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, in_round, kind_of, most_recognized, readings_of, worst_by
@@ -155,6 +155,11 @@ def _facts(run: Run, found: Sequence[Reading], kind: str) -> list[Fact]:
     proven = max((r.leakage.certainties.get("proven", 0) for r in last), default=0)
     if proven:
         facts.append(Fact("Proven exact", str(proven), f"{kind}s that the attacker is sure of, without the truth"))
+    for about in TOLD:
+        if (told := strongest(summary.inferred, about)) is not None:
+            shown, (finding, measure) = MEASURES[HEADLINE[about]], told
+            note = f"{shown.title} by {finding.title}, {shown.show(measure.chance)} by guessing"
+            facts.append(Fact(HEADINGS[about][0], shown.show(measure.value), note))
     if summary.final_accuracy is not None:
         kept = f"{points(summary.pmm)} of the undefended accuracy (PMM)" if summary.pmm is not None else "test accuracy"
         facts.append(Fact("Accuracy", percent(summary.final_accuracy), kept))
