@@ -2,6 +2,7 @@
 
 import hmac
 import secrets
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -91,9 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
         allowed = {"Allow": "GET, HEAD"} if status is HTTPStatus.METHOD_NOT_ALLOWED else {}
         for name, value in {**HEADERS, **plain, **allowed, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        with suppress(ConnectionError):  # the page was left before it came
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
 
 def watch(

@@ -1,7 +1,7 @@
 """Pages of what goes on, for whoever watches: of a run, or of all runs in a folder."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -10,6 +10,7 @@ from urllib.parse import quote
 from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
 from fl_privacy.report.comparison import render_comparison
+from fl_privacy.report.gallery import ImageView, view_extremes
 from fl_privacy.report.headline import Verdict, verdict
 from fl_privacy.report.numbers import percent, seconds
 from fl_privacy.report.page import render
@@ -78,6 +79,7 @@ class WatchedFolder:
     folder: Path
     _kept: dict[str, tuple[object, float, str]] = field(default_factory=dict)
     _runs: dict[Path, tuple[object, Run]] = field(default_factory=dict)
+    _seen: tuple[object, Sequence[ImageView]] | None = None
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -137,7 +139,18 @@ class WatchedFolder:
 
     def _overview(self) -> str:
         standings = [self._standing(path) for path in self._folders()]
-        return render("live.html.j2", live=True, folder=self.folder, runs=standings, over=self._over(standings))
+        over, latest = self._over(standings), self._latest()
+        return render("live.html.j2", live=True, folder=self.folder, runs=standings, over=over, latest=latest)
+
+    def _latest(self) -> tuple[str, Sequence[ImageView]] | None:
+        """Name of the run that was the last to record images, and those read best, in the middle and worst."""
+        for path in sorted(self._folders(), key=lambda path: _changed(path / "metrics.jsonl"), reverse=True):
+            run = self._read(path)
+            if run.of_kind("image") and run.shared != "figures":
+                if self._seen is None or self._seen[0] != (path, _signature(path)):
+                    self._seen = (path, _signature(path)), view_extremes(run, run.read_pairs()[0])
+                return path.name, self._seen[1]
+        return None
 
     def _status_of_all(self) -> str:
         standings = [self._standing(path) for path in self._folders()]

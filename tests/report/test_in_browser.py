@@ -168,6 +168,9 @@ def test_a_watched_page_shows_its_progress_and_refreshes(browser, pages):
     frame = "document.querySelector('iframe.live').contentDocument"
     assert "Trained; goes on" in browser.evaluate(f"{frame}.body.innerText")
     assert browser.evaluate(f"{frame}.querySelector('meta[http-equiv=refresh]').content") == "2"
-    assert browser.evaluate("document.querySelector('iframe.live').clientHeight") >= browser.evaluate(
-        f"{frame}.documentElement.scrollHeight"
-    )
+    for width in (DESK, PHONE):
+        browser.resize(width)
+        room = browser.evaluate("document.querySelector('iframe.live').clientHeight")
+        assert browser.evaluate(f"{frame}.querySelector('.progress').scrollHeight") <= room
+    browser.open(pages["watched runs"])
+    assert browser.evaluate("document.querySelectorAll('.pair').length") == 3
