@@ -66,15 +66,11 @@ def render_brief(run: Run) -> str:
     texts = any((run.path / "reconstructions").glob(SENTENCE_FILES))
     kind = "text" if texts else kind_of(found)
     said = verdict(run.summary, kind)
-    parts = {
-        "meaning": [_meaning(run, said, kind)],
-        "attacked": [what_was_done(run), batch_norm_in_words([run.summary])],
-        "assumptions": [line for line in run.threat_model if not line.startswith(NOT_TESTED)],
-        "untested": _untested(run, found, kind),
-        "risks": _risks(run, found, said, kind),
-    }
-    facts = _facts(run, found, kind)
-    words = [said.text, said.basis, *(line for lines in parts.values() for line in lines)]
+    facts, meaning = _facts(run, found, kind), _meaning(run, said, kind)
+    attacked = " ".join(filter(None, [what_was_done(run), batch_norm_in_words([run.summary])]))
+    assumptions = [line for line in run.threat_model if not line.startswith(NOT_TESTED)]
+    untested, risks = _untested(run, found, kind), _risks(run, found, said, kind)
+    words = [said.text, said.basis, meaning, attacked, *assumptions, *untested, *risks]
     words += [f"{fact.name} {fact.value} {fact.note}" for fact in facts]
     return render(
         "brief.html.j2",
@@ -82,8 +78,12 @@ def render_brief(run: Run) -> str:
         verdict=said,
         date=_date(run),
         facts=facts,
+        meaning=meaning,
+        attacked=attacked,
+        assumptions=assumptions,
+        untested=untested,
+        risks=risks,
         glossary=glossary_of(words),
-        **{name: [line for line in lines if line] for name, lines in parts.items()},
     )
 
 

@@ -135,9 +135,9 @@ def tone_of(found: Sequence[Reading]) -> Tone:
     return "private" if tones and set(tones) == {"private"} and len(tones) == len(found) else "open"
 
 
-def few(statistic: Statistic) -> str:
-    """A warning in words where there are too few images for an interval that means much; else empty."""
+def few(statistic: Statistic, kind: str = "image") -> str:
+    """A warning in words where there are too few images, or others of a ``kind``, for an interval; else empty."""
     number, n = statistic.groups, statistic.n
     if number >= FEW:
         return ""
-    return f"only {number} {'image' if number == n else 'upload'}{'' if number == 1 else 's'}"
+    return f"only {number} {kind if number == n else 'upload'}{'' if number == 1 else 's'}"

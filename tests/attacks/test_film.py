@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fl_privacy.attacks import reconstruct
+from fl_privacy.attacks import ggl, gifd, reconstruct
 from fl_privacy.film import FRAMES, LARGEST, Frame, frame, joined, shortened
 from fl_privacy.types import Observation
+from tests.attacks.gradient_inversion.test_generated import made, net, victims
+from tests.generator.makers import generator_file
 
 ATTACKS = {
     "inverting_gradients": {"iterations": 60, "restarts": 2},
@@ -47,6 +49,21 @@ def test_a_filmed_attack_ends_in_the_same_bits(observations, attack):
         result = (one.batch.inputs[0].clamp(0, 1) * 255).round()
         apart = [(each.image - result).abs().mean().item() for each in one.film]
         assert apart[-1] < 1 and apart[0] > 3, "from noise to what was found"
+
+
+@pytest.mark.parametrize("kind", ["latents", "features stage by stage", "evolution"])
+def test_what_comes_out_of_a_generator_is_filmed_as_images(kind):
+    settings = {"generator": generator_file(), "iterations": 12, "dtype": "float64"}
+    if kind == "evolution":
+        pytest.importorskip("cma", reason="the extra cma is not installed")
+        settings |= {"optimizer": "cma", "population": 6}
+    attack = gifd(**settings) if kind.startswith("features") else ggl(**settings)
+    asked = [replace(one, filmed=True) for one in victims(made(2), net())]
+    for one, plain in zip(attack(asked, seed=0), attack(victims(made(2), net()), seed=0), strict=True):
+        places = [each.at for each in one.film]
+        assert one.history == plain.history and torch.equal(one.batch.inputs, plain.batch.inputs)
+        assert places == sorted(set(places)) and places[-1] < len(one.history) and len(places) > 3
+        assert {each.image.shape for each in one.film} == {(3, 8, 8)}
 
 
 def test_large_images_are_small_in_a_film_and_others_as_they_are():

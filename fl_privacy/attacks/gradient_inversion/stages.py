@@ -110,6 +110,7 @@ def _minimum(
             iterations=settings.iterations,
             capacity=prepared.capacity,
             report=report,
+            filmed=filmed,
         )
     descent = Descent(
         optimizer=settings.optimizer,
