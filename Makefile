@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-deploy fuzz kill lint settings docs gallery picture smoke wheel clean
+.PHONY: demo test test-deploy fuzz kill lint settings docs results gallery picture smoke wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
@@ -36,6 +36,10 @@ settings: $(STAMP)
 # The site, where a warning is an error; nothing is fetched.
 docs: $(STAMP)
 	PYTHONPATH=. $(BIN)/python -m mkdocs build --strict --clean
+
+# The papers' tables beside ours, and findings, from the rows that experiments have left in experiments/rows.
+results: $(STAMP)
+	$(BIN)/python docs/results.py
 
 # What the pages of attacks and defenses show; what is there already is kept.
 gallery: $(STAMP)
