@@ -187,6 +187,7 @@ def main() -> None:
     path = options.out / "rows.jsonl"
     done = read(path)
     wanted = [(m, d, b) for m in options.models for b in options.batches for d in options.defenses]
+    options.rows.parent.mkdir(parents=True, exist_ok=True)
     for key in [] if options.only_table else [key for key in wanted if key not in done]:
         row = cell(*key, core=options.core, repeats=options.repeats)
         with path.open("a") as file:
