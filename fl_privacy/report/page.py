@@ -20,11 +20,12 @@ CONTENT_SECURITY_POLICY = (
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
-def render(template: str, *, script: str | None = None, **values: Any) -> str:
+def render(template: str, *, live: bool = False, script: str | None = None, **values: Any) -> str:
     """The page ``template`` with ``values``; whatever they hold is escaped.
 
     Args:
         template: name of its file.
+        live: it is served, and has a frame of its own with the progress.
         script: name of the only script that the page may run, one of this package's own, which stands in it as it is.
         values: by name.
     """
@@ -46,12 +47,13 @@ def render(template: str, *, script: str | None = None, **values: Any) -> str:
         "title_of": numbers.title,
         "few": readings.few,
     }
-    policy, program = CONTENT_SECURITY_POLICY, Markup("")
+    policy, program = f"{CONTENT_SECURITY_POLICY}; frame-src 'self'" if live else CONTENT_SECURITY_POLICY, Markup("")
     if script is not None:
         program = Markup((TEMPLATES / script).read_text(encoding="utf-8"))
         digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
         policy = f"{policy}; script-src 'sha256-{digest}'"
-    return environment.get_template(template).render(content_security_policy=policy, script=program, **values)
+    page = environment.get_template(template)
+    return page.render(content_security_policy=policy, live=live, script=program, **values)
 
 
 def link_to(folder: Path, out: Path) -> str | None:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import sys
+from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -27,10 +28,11 @@ PACKAGES = (
 
 
 def describe_environment(*, seed: int) -> dict[str, Any]:
-    """Versions, hardware and seed, for ``environment.json``."""
+    """Date, versions, hardware and seed, for ``environment.json``."""
     import torch  # noqa: PLC0415  (readers of folders go without)
 
     return {
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "seed": seed,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
