@@ -15,7 +15,8 @@ from fl_privacy.report import numbers, readings
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
-"""Of every page: its own styles and pictures inside it, no scripts, nothing from elsewhere."""
+"""Of every page: its own styles and pictures inside it, no scripts but one that ``render`` is given, nothing from
+elsewhere."""
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 

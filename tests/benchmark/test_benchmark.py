@@ -22,6 +22,8 @@ from fl_privacy.report.benchmark_json import SCHEMA
 from fl_privacy.results import is_finished
 from tests.benchmark.tracks import OWN, write_defense, write_track
 from tests.experiment.runs import run, stamps, wait_until
+from tests.report.browser import Browser, find_chromium
+from tests.report.test_in_browser import BROAD_PAPER, DESK, FAULTS, PHONE, RAW
 
 MINE = "mostly_sent"
 
@@ -98,6 +100,70 @@ def test_boards_rank_by_the_upper_end_of_the_worst_attacker(page: Path) -> None:
         assert worst == sorted(worst), "attackers that can do more read no less"
 
 
+class Page(HTMLParser):
+    """Tags that are open, and what stands outside of scripts and styles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "input", "br", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self.open):
+            self.text.append(data)
+
+
+def test_the_page_is_whole_and_runs_its_own_script_alone(page: Path) -> None:
+    read = Page()
+    read.feed(page.read_text())
+    assert not read.open
+    text = " ".join(read.text)
+    assert not re.search(r"\{\{|\}\}|\{%|\bnan\b|\bNone\b(?! of)|&lt;|<", text), text
+    assert [tag for tag, _ in read.found].count("script") == 1
+    policy = next(a["content"] for t, a in read.found if t == "meta" and a.get("http-equiv"))
+    assert "default-src 'none'" in policy and "script-src 'sha256-" in policy and "http" not in policy
+    rows = [a for t, a in read.found if t == "tr" and "data-threat" in a]
+    assert len(rows) == 3 * 2 * 2 and sum("hidden" not in a for a in rows) == 2
+    assert {a["data-threat"] for a in rows} == {"honest", "adaptive", "malicious"}
+    columns = sum(t == "button" for t, _ in read.found)
+    cells = [t for t, a in read.found if "data-sort" in a]
+    assert len(cells) == columns * len(rows), "every cell of the board can be sorted by"
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium")
+def test_the_board_sorts_filters_and_keeps_within_the_page(page: Path, tmp_path: Path) -> None:
+    shown = "[...document.querySelectorAll('#board tbody tr')].filter(r => !r.hidden)"
+    with Browser(tmp_path / "profile") as browser:
+        for width, media in ((PHONE, ""), (DESK, ""), (BROAD_PAPER, "print")):
+            browser.open(page, width=width, media=media)
+            assert browser.evaluate(FAULTS) == [], (width, media)
+        browser.open(page)
+        assert not RAW.search(browser.evaluate("document.body.innerText"))
+        column = "document.querySelector('#board thead').querySelectorAll('button')"
+        values = f"{shown}.map(r => r.cells[2].dataset.sort).map(Number)"
+        for descending in (False, True):
+            browser.evaluate(f"{column}[2].click()")
+            found = browser.evaluate(values)
+            assert len(found) == 2 and found == sorted(found, reverse=descending)
+        assert browser.evaluate(f"{column}[2].closest('th').getAttribute('aria-sort')") == "descending"
+        browser.evaluate("document.querySelector('[name=threat][value=honest]').click()")
+        assert browser.evaluate(f"{shown}.map(r => r.dataset.threat)") == ["honest"] * 2
+        browser.evaluate(
+            "{ const e = document.querySelector('[name=words]'); e.value = 'PRUN rate';"
+            " e.dispatchEvent(new Event('input', {bubbles: true})); }"
+        )
+        assert browser.evaluate(f"{shown}.map(r => r.querySelector('th').innerText.split('\\n')[0])") == ["Pruning"]
+
+
 def test_killed_twice_it_ends_with_the_same_table(track: str, page: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "fl_privacy", "benchmark", track, f"out={out}", "--jobs", "2"]
@@ -168,45 +234,6 @@ def test_advise_reads_its_folder(page: Path, capfd: pytest.CaptureFixture[str]) 
         assert "Measured on data=mnist_mini model=lenet_dlg" in said and "2 defenses" in said
     assert run_command_line(["advise", "--table", str(page.parent / "none.json")]) == 2
     assert "fl-privacy benchmark" in capfd.readouterr().err
-
-
-class Page(HTMLParser):
-    """Tags that are open, and what stands outside of scripts and styles."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text: list[str] = []
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "input", "br", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not {"script", "style"} & set(self.open):
-            self.text.append(data)
-
-
-def test_the_page_is_whole_and_runs_its_own_script_alone(page: Path) -> None:
-    read = Page()
-    read.feed(page.read_text())
-    assert not read.open
-    text = " ".join(read.text)
-    assert not re.search(r"\{\{|\}\}|\{%|\bnan\b|\bNone\b(?! of)|&lt;|<", text), text
-    assert [tag for tag, _ in read.found].count("script") == 1
-    policy = next(a["content"] for t, a in read.found if t == "meta" and a.get("http-equiv"))
-    assert "default-src 'none'" in policy and "script-src 'sha256-" in policy and "http" not in policy
-    rows = [a for t, a in read.found if t == "tr" and "data-threat" in a]
-    assert len(rows) == 3 * 2 * 2 and sum("hidden" not in a for a in rows) == 2
-    assert {a["data-threat"] for a in rows} == {"honest", "adaptive", "malicious"}
-    columns = sum(t == "button" for t, _ in read.found)
-    cells = [t for t, a in read.found if "data-sort" in a]
-    assert len(cells) == columns * len(rows), "every cell of the board can be sorted by"
 
 
 @pytest.mark.parametrize(
