@@ -244,6 +244,14 @@ app.command("node-cost")(node_cost)
 app.command()(watch)
 
 
+_RECORDED = "what was recorded is kept, `fl-privacy report RUN_DIR` reads it"
+_NO_MORE = "start it again"
+_GOES_ON = "what was done is kept, the same command goes on from there"
+_KEPT = {"run": _RECORDED, "attack": _RECORDED, "trade-off": _RECORDED}
+_KEPT |= dict.fromkeys(("train-generator", "search-policies"), _GOES_ON)
+"""Command -> what an interrupt leaves of it."""
+
+
 def main() -> None:
     """``fl-privacy`` with the arguments of the process, whose exit status it sets."""
     if completes():
@@ -266,7 +274,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
             return int(app([DEBUG, *rest] if debug else rest or ["--help"], standalone_mode=False) or 0)
     except (Interrupted, KeyboardInterrupt, click.Abort) as error:
         with suppress(OSError):  # the terminal may be gone
-            print("interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it", file=sys.stderr)
+            print(f"interrupted; {_KEPT.get(next(iter(rest), ''), _NO_MORE)}", file=sys.stderr)
         return exit_status(error)
     except (click.ClickException, *STOPPING) as error:
         if nobody_listens(error):
