@@ -59,6 +59,7 @@ def test_help_and_list_are_light(arguments: list[str], used: Path) -> None:
         ["attack", "attack.iterations=1.5"],
         ["run", "federation.clients=0"],
         ["trade-off", "nowhere"],
+        ["benchmark", "nowhere"],
         ["search-policies", "polices=1"],
         ["report", "nowhere"],
     ],
