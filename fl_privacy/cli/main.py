@@ -27,6 +27,7 @@ from fl_privacy.cli.faults import (
     nobody_listens,
     recognized,
 )
+from fl_privacy.cli.leaderboard import benchmark
 from fl_privacy.cli.leakage import check_leakage
 from fl_privacy.cli.nodes import deploy, node_cost, supernode
 from fl_privacy.cli.watching import watch
@@ -234,6 +235,7 @@ def list_() -> None:
         _console().print(table)
 
 
+app.command("benchmark")(benchmark)
 app.command()(advise)
 app.command("check-leakage")(check_leakage)
 app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(supernode)
