@@ -204,7 +204,7 @@ def _doing(run: Run) -> tuple[str, float | None, float | None]:
         return ongoing.what, ongoing.share, ongoing.left
     rounds = run.of_kind("round")
     total = select(run.identity.config, "federation.rounds")
-    if run.identity.config.get("command") == "attack" or not isinstance(total, int) or total < 1:
+    if run.identity.config.get("command") in {"attack", "audit"} or not isinstance(total, int) or total < 1:
         return f"Goes on, {len(run.of_kind('image'))} attacked examples recorded", None, None
     if len(rounds) >= total:
         return "Trained; goes on with what was intercepted", None, None

@@ -131,6 +131,17 @@ def test_the_page_grows_with_the_run(tmp_path):
         assert "Finished" in ask(server, "status")[1] and not (folder.path / PROGRESS).exists()
 
 
+def test_a_record_that_is_being_written_is_no_damage_and_a_damaged_one_is_told(tmp_path):
+    run = record(tmp_path, label="x", finish=False)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "ima')
+    with serving(run) as server:
+        assert "damaged" not in ask(server, "")[1]
+        (run / "run.json").write_text("{")
+        status, text, headers = ask(server, "status")
+        assert status == 503 and "run.json is expected to describe a run" in text and headers["Refresh"] == "5"
+
+
 def test_a_plan_says_how_much_is_left(tmp_path):
     done = record(tmp_path, label="done")
     write_planned(tmp_path, [done.name, "later"])
