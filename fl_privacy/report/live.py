@@ -12,12 +12,13 @@ from fl_privacy.errors import UserError
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.gallery import ImageView, view_extremes
 from fl_privacy.report.headline import Verdict, verdict
+from fl_privacy.report.images import data_uri
 from fl_privacy.report.numbers import percent, seconds
 from fl_privacy.report.page import render
 from fl_privacy.report.readings import kind_of, readings_of
 from fl_privacy.report.write import page_of_run
 from fl_privacy.results import Run, read_run
-from fl_privacy.results.ongoing import PROGRESS, read_ongoing, read_planned
+from fl_privacy.results.ongoing import PROGRESS, read_ongoing, read_pictures, read_planned
 
 LAST_ROUNDS = 5
 """By which the time left of a training is told."""
@@ -44,6 +45,7 @@ class LiveRun:
         left: seconds of that; likewise.
         silent: seconds since it last wrote anything.
         verdict: of what is recorded.
+        guesses: what the attack that goes on has by now: PNGs as data URIs.
     """
 
     name: str
@@ -54,6 +56,7 @@ class LiveRun:
     left: float | None
     silent: float
     verdict: Verdict
+    guesses: Sequence[str] = ()
 
     @property
     def in_words(self) -> str:
@@ -182,6 +185,7 @@ class WatchedFolder:
             left=left,
             silent=max(0.0, time.time() - news),
             verdict=verdict(run.summary, kind_of(readings_of(run.summary))),
+            guesses=[] if run.finished or run.shared else [data_uri(image) for image in read_pictures(path)],
         )
 
     def _made(self, key: str, signature: object, make: Callable[[], str]) -> str:
