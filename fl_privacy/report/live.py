@@ -65,7 +65,8 @@ class LiveRun:
         if self.share is not None and not self.finished:
             words.append(percent(self.share))
         if self.left is not None and not self.finished:
-            words.append(f"about {seconds(self.left)} left")
+            whole = max(1, round(self.left))
+            words.append(f"about {f'{whole} s' if whole < 60 else seconds(whole)} left")
         if self.silent > SILENT and not self.finished:
             words.append(f"no news for {seconds(self.silent)}: it may have been killed")
         return ", ".join(words)
