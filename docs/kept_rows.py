@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import binomtest
-
 ROWS = Path(__file__).resolve().parent.parent / "experiments" / "rows"
 NOT_RUN = "not run"
 
@@ -64,12 +62,13 @@ def value_of(row: Row, name: str) -> Any:
 
 
 def choose(rows: Sequence[Row], where: Mapping[str, Any]) -> Row | None:
-    """The one row whose values are those of ``where``; ``None`` if there is none.
+    """The one row whose values are those of ``where``, where ``any`` asks for nothing; ``None`` if there is none.
 
     Raises:
         ValueError: several rows fit.
     """
-    found = [row for row in rows if all(value_of(row, name) == value for name, value in where.items())]
+    asked = {name: value for name, value in where.items() if value != "any"}
+    found = [row for row in rows if all(value_of(row, name) == value for name, value in asked.items())]
     if len(found) > 1:
         raise ValueError(f"{dict(where)} is expected to choose one row, but chooses {len(found)}; name more of them.")
     return found[0] if found else None
@@ -100,6 +99,8 @@ def measured(
         case int() | float() | "inf":
             low, high = (value_of(row, end) for end in interval) if interval else (None, None)
             if share:
+                from scipy.stats import binomtest  # noqa: PLC0415
+
                 found = binomtest(round(value * size), size).proportion_ci(method="wilson")
                 low, high = float(found.low), float(found.high)
             return Measured(mean=float(value), low=low, high=high, n=size)
