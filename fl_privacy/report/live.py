@@ -18,7 +18,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.readings import kind_of, readings_of
 from fl_privacy.report.write import page_of_run
 from fl_privacy.results import Run, read_run
-from fl_privacy.results.ongoing import PROGRESS, read_ongoing, read_pictures, read_planned
+from fl_privacy.results.ongoing import PROGRESS, read_guesses, read_ongoing, read_planned
 
 LAST_ROUNDS = 5
 """By which the time left of a training is told."""
@@ -186,7 +186,7 @@ class WatchedFolder:
             left=left,
             silent=max(0.0, time.time() - news),
             verdict=verdict(run.summary, kind_of(readings_of(run.summary))),
-            guesses=[] if run.finished or run.shared else [data_uri(image) for image in read_pictures(path)],
+            guesses=[] if run.finished or run.shared else [data_uri(image) for image in read_guesses(path)],
         )
 
     def _made(self, key: str, signature: object, make: Callable[[], str]) -> str:

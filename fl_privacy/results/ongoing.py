@@ -88,7 +88,7 @@ def read_ongoing(folder: Path) -> Ongoing | None:
     return Ongoing(content["what"], min(1.0, max(0.0, content["share"])), max(0.0, content["seconds"]))
 
 
-def read_pictures(folder: Path) -> list[Pixels]:
+def read_guesses(folder: Path) -> list[Pixels]:
     """What the attack that goes on in ``folder`` has, trusting nothing; empty if nobody says."""
     try:
         with safe_open(folder / PICTURES, framework="np") as file:
