@@ -8,9 +8,9 @@ import torch
 
 from fl_privacy.attacks import Dager
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.models import TextModel, gpt_tiny
+from fl_privacy.models import ADAPTED, Adapted, TextModel, gpt_tiny, with_adapters
 from fl_privacy.models.text.bert import Bert
-from fl_privacy.models.text.gpt import Gpt
+from fl_privacy.models.text.decoders import Gpt
 from fl_privacy.types import Batch, Certainty, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 VOCABULARY, LONGEST = 120, 12
@@ -85,6 +85,28 @@ def test_a_single_text_is_read_exactly_and_proven(make: Callable[[], TextModel],
 def test_a_batch_is_read_exactly_and_proven(make: Callable[[], TextModel], lengths: list[int]) -> None:
     tokens = texts(lengths)
     (found,) = Dager()([observed(make, tokens)], seed=0)
+    assert found.batch is not None and rows(found.batch.inputs) == rows(tokens)
+    assert found.certainty is Certainty.PROVEN
+
+
+def adapted(*, begun: bool) -> TextModel:
+    """With adapters whose B is zero, as in the first round, or no longer."""
+    model = with_adapters(encoder(), rank=16)
+    for module in model.modules():
+        if begun and isinstance(module, Adapted):
+            torch.nn.init.normal_(module.lora_b.weight, std=0.1)
+    return model
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_adapters_give_a_text_away_that_is_shorter_than_their_rank(begun: bool) -> None:
+    tokens = texts([9])
+    observation = observed(lambda: adapted(begun=begun), tokens)
+    plan = LocalPlan(trained=ADAPTED)
+    held = plan.held(observation.upload.tensors)
+    tensors = {name: value for name, value in observation.upload.tensors.items() if name not in held}
+    assert all("lora" in name or "classifier" in name for name in tensors)
+    (found,) = Dager()([replace(observation, plan=plan, upload=replace(observation.upload, tensors=tensors))], seed=0)
     assert found.batch is not None and rows(found.batch.inputs) == rows(tokens)
     assert found.certainty is Certainty.PROVEN
 
