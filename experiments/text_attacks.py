@@ -1,27 +1,26 @@
 """What attacks read of texts: DAGER by batch and behind defenses, descents beside Refiner's Table 13, SAPAG beside DLG.
 
-    python experiments/text_attacks.py dager --models gpt_tiny minilm --batches 1 8 32
-    python experiments/text_attacks.py defended --models gpt_tiny minilm
+    python experiments/text_attacks.py dager --model minilm --batches 1 8 32
+    python experiments/text_attacks.py defended --model minilm
     python experiments/text_attacks.py federation --rounds 20
-    python experiments/text_attacks.py descents --models minilm --victims 32
+    python experiments/text_attacks.py descents --model minilm --frozen --victims 32
     python experiments/text_attacks.py sapag --victims 20
-    python experiments/text_attacks.py together --models bert_tiny --victims 32
+    python experiments/text_attacks.py together --model bert_tiny --victims 32
 
-One line of ``--out``/rows.jsonl for each cell, appended as it comes; ``--minutes`` ends before the next one, and the
+One line of ``--out``/rows.jsonl for each cell, as it comes; ``--minutes`` ends before the next one, and the
 same command goes on. ``federation`` keeps its weights in a file after each round, ``descents`` attacks these where
 there are some. Texts are those of the test split; only seconds depend on the machine.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
+from row_file import Row, RowFile
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -42,18 +41,17 @@ MODELS: dict[str, tuple[Callable[..., TextModel], dict[str, str]]] = {
 DEFENSES: dict[str, Callable[[], Defense]] = {
     "none": Defense,
     "pruning 0.2": lambda: pruning(rate=0.2),
-    "noise 0.001": lambda: dp_noise(scale=1e-3),
-    "8 bits": lambda: quantization(bits=8),
-    "Refiner 0.05": lambda: refiner(epsilon=0.05),
+    "dp_noise 0.001": lambda: dp_noise(scale=1e-3),
+    "quantization 8 bits": lambda: quantization(bits=8),
+    "refiner 0.05": lambda: refiner(epsilon=0.05),
 }
-TABLE_13 = ("none", "pruning 0.2", "noise 0.001", "Refiner 0.05")
+TABLE_13 = ("none", "pruning 0.2", "dp_noise 0.001", "refiner 0.05")
 PUBLIC = slice(3, None, 4)
 """Which test texts defenders hold."""
 
 FINE_TUNING = LocalPlan(shares="delta", optimizer="adamw", lr=5e-5, steps=4, batch_size=16, frozen=["words.weight"])
-PLANS = {"gradient": LocalPlan(), "4 steps": LocalPlan(shares="delta", lr=1e-3, steps=4, batch_size=1)}
+PLANS = {"gradient": LocalPlan(), "4 local steps": LocalPlan(shares="delta", lr=1e-3, steps=4, batch_size=1)}
 
-Row = dict[str, Any]
 Job = tuple[Row, Callable[[], Row]]
 """What names a row, and what measures the rest of it."""
 
@@ -112,12 +110,12 @@ def figures(attack: ReconstructionAttack, seen: Sequence[Observation], truths: S
         "texts": len(images),
         "tokens": sum(int((t.inputs >= 0).sum()) for t in truths) // len(truths),
         "exact": mean("exact_match"),
-        "f1": mean("token_f1"),
+        "token_f1": mean("token_f1"),
         "rouge_l": mean("rouge_l"),
         "proven": round(sum(certain) / len(images), 4),
         "wrongly_proven": sum(sure and not e for sure, e in zip(certain, exact, strict=True)),
         "failed": sum(one.batch is None for one in found),
-        "seconds": round(seconds, 2),
+        "cpu_seconds": round(seconds, 2),
     }
 
 
@@ -132,14 +130,14 @@ def loaded(name: str, options: argparse.Namespace) -> tuple[Dataset, TextModel]:
 
 def dager(options: argparse.Namespace) -> Iterator[Job]:
     """By batch, and behind defenses."""
-    for name in options.models:
-        data, model = loaded(name, options)
-        cells = [(batch, "none", "gradient") for batch in options.batches]
-        if options.what == "defended":
-            cells = [(1, defense, "gradient") for defense in DEFENSES] + [(4, "none", "4 steps")]
-        for batch, defense, plan in cells:
-            key = {"dager": name, "batch": batch, "defense": defense, "update": plan, "longest": options.max_length}
-            yield key, partial(_read, options, data, model, cell=(batch, defense, plan))
+    data, model = loaded(options.model, options)
+    cells = [(batch, "none", "gradient") for batch in options.batches]
+    if options.what == "defended":
+        cells = [(1, defense, "gradient") for defense in DEFENSES] + [(4, "none", "4 local steps")]
+    for batch, defense, plan in cells:
+        key = {"attack": "dager", "model": options.model, "batch": batch, "defense": defense, "shares": plan}
+        key |= {"victims": options.victims, "max_length": options.max_length}
+        yield key, partial(_read, options, data, model, cell=(batch, defense, plan))
 
 
 def _read(options: argparse.Namespace, data: Dataset, model: TextModel, cell: tuple[int, str, str]) -> Row:
@@ -154,15 +152,15 @@ def descents(options: argparse.Namespace) -> Iterator[Job]:
         "InvertingGrad": inverting_gradients(iterations=options.iterations),
         "LAMP": lamp(iterations=options.iterations),
     }
-    for name in options.models:
-        data, model = loaded(name, options)
-        trained = load_round(model, options) if name == "minilm" else 0
-        for (attack, defense), adaptive in product(product(options.attacks, TABLE_13), (False, True)):
-            if adaptive and (defense == "none" or not options.adaptive):
-                continue
-            key = {"descent": attack, "model": name, "round": trained, "defense": defense}
-            key |= {"attacker": "adaptive" if adaptive else "plain", "iterations": options.iterations}
-            yield key, partial(_descended, options, data, model, attack=attacks[attack], cell=(defense, adaptive))
+    data, model = loaded(options.model, options)
+    trained = load_round(model, options) if options.model == "minilm" else 0
+    for (attack, defense), adaptive in product(product(options.attacks, TABLE_13), (False, True)):
+        if adaptive and (defense == "none" or not options.adaptive):
+            continue
+        key = {"attack": attack, "model": options.model, "defense": defense, "frozen": options.frozen}
+        key |= {"iterations": options.iterations, "victims": options.victims, "max_length": options.max_length}
+        key |= {"attacker": "adaptive" if adaptive else "plain", "round": trained}
+        yield key, partial(_descended, options, data, model, attack=attacks[attack], cell=(defense, adaptive))
 
 
 def _descended(
@@ -173,7 +171,8 @@ def _descended(
     cell: tuple[str, bool],
 ) -> Row:
     defense, adaptive = cell
-    seen, truths = observed(model, data, options, plan=LocalPlan(frozen=[model.word_weight]), defense=defense)
+    plan = LocalPlan(frozen=[model.word_weight] if options.frozen else [])
+    seen, truths = observed(model, data, options, plan=plan, defense=defense)
     public, parts = data.train.batch(torch.arange(options.public)).inputs, DEFENSES[defense]().parts
     seen = [one.told(public_images=public, defense=parts if adaptive else None) for one in seen]
     return figures(attack, seen, truths, data)
@@ -189,7 +188,7 @@ def language_model(options: argparse.Namespace) -> Iterator[Job]:
         "DLG": adam_dlg(lr=0.05, labels="auto", reading="pseudo_inverse", iterations=options.iterations),
     }
     for name, attack in attacks.items():
-        key = {"language_model": name, "width": options.width, "iterations": options.iterations}
+        key = {"attack": name, "width": options.width, "iterations": options.iterations, "victims": options.victims}
 
         def measure(attack: ReconstructionAttack = attack) -> Row:
             return figures(attack, *observed(model, data, options, plan=LocalPlan(), defense="none"), data)
@@ -198,25 +197,24 @@ def language_model(options: argparse.Namespace) -> Iterator[Job]:
 
 
 def together(options: argparse.Namespace) -> Iterator[Job]:
-    """CPU seconds of TAG on so many victims at once, and on one after the other, taken in turns."""
-    for name in options.models:
-        data, model = loaded(name, options)
-        attack = tag(iterations=options.iterations, compile="off")
-        key = {"together": name, "victims": options.victims, "iterations": options.iterations}
+    """CPU seconds of TAG on so many victims at once, and on some of them one after the other."""
+    data, model = loaded(options.model, options)
+    attack = tag(iterations=options.iterations, compile="off")
 
-        def measure(m: TextModel = model, d: Dataset = data, attack: ReconstructionAttack = attack) -> Row:
-            seen, _ = observed(m, d, options, plan=LocalPlan(), defense="none")
-            alone, few = 0.0, max(2, options.victims // 8)
+    def measure() -> Row:
+        seen, _ = observed(model, data, options, plan=LocalPlan(), defense="none")
+        few, alone = max(2, options.victims // 8), 0.0
+        began = time.process_time()
+        attack(seen, seed=0)
+        at_once = time.process_time() - began
+        for one in seen[:: options.victims // few][:few]:
             began = time.process_time()
-            attack(seen, seed=0)
-            at_once = time.process_time() - began
-            for one in seen[:: options.victims // few][:few]:
-                began = time.process_time()
-                attack([one], seed=0)
-                alone += (time.process_time() - began) / few * options.victims
-            return {"at_once": round(at_once, 2), "one_by_one": round(alone, 2), "times": round(alone / at_once, 2)}
+            attack([one], seed=0)
+            alone += (time.process_time() - began) / few * options.victims
+        return {"at_once": round(at_once, 2), "one_by_one": round(alone, 2), "times": round(alone / at_once, 2)}
 
-        yield key, measure
+    key = {"attack": "TAG, all victims at once", "model": options.model, "max_length": options.max_length}
+    yield {**key, "iterations": options.iterations, "victims": options.victims}, measure
 
 
 def federation(options: argparse.Namespace) -> Iterator[Job]:
@@ -247,7 +245,7 @@ def federation(options: argparse.Namespace) -> Iterator[Job]:
             save_file({n: p.contiguous() for n, p in server.state.parameters.items()}, options.weights, about)
             return {"accuracy": round(found.accuracy, 4), "loss": round(found.loss, 4), "seconds": round(took, 1)}
 
-        yield {"federation": "minilm", "round": number, "clients": 10, "examples": 640}, measure
+        yield {"trained": "minilm", "round": number, "clients": 10, "examples": 640}, measure
 
 
 def load_round(model: TextModel, options: argparse.Namespace) -> int:
@@ -272,7 +270,8 @@ ROWS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=ROWS)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["bert_tiny"])
+    parser.add_argument("--model", choices=MODELS, default="bert_tiny")
+    parser.add_argument("--frozen", action="store_true", help="the embeddings are neither trained nor uploaded")
     parser.add_argument(
         "--attacks", nargs="+", choices=["TAG", "InvertingGrad", "LAMP"], default=["TAG", "InvertingGrad"]
     )
@@ -293,19 +292,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/text_attacks"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for folder in (options.out, options.weights.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    path, began = options.out / "rows.jsonl", time.monotonic()
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    options.weights.parent.mkdir(parents=True, exist_ok=True)
+    rows, began = RowFile(options.out), time.monotonic()
     for key, measure in ROWS[options.what](options):
-        if any(key.items() <= row.items() for row in rows):
-            continue
-        if time.monotonic() - began > 60 * options.minutes:
-            break
-        row = {**key, **measure()}
-        with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
+        if rows.find(key) is None:
+            if time.monotonic() - began > 60 * options.minutes:
+                break
+            print(rows.add(key, measure()), flush=True)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ class Assembly:
         classified: the position of the token alone of which what it becomes is in the span; ``None`` where that of
             every token is.
         candidates: of the first block.
-        unit: how far texts of candidates at random are; what a token becomes depends mostly on itself, so that these are
-            far nearer to the span than random vectors.
+        unit: how far texts of candidates at random are; what a token becomes depends mostly on itself, so that these
+            are far nearer to the span than random vectors.
     """
 
     model: TextModel
