@@ -14,7 +14,7 @@ from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.targets import check_arguments, instantiate, plain_settings
-from fl_privacy.data import Dataset, TextExamples
+from fl_privacy.data import Dataset, TextExamples, expect_images
 from fl_privacy.defenses import Defense
 from fl_privacy.effects import MutedFeatures, SlicedNoise
 from fl_privacy.errors import UserError, blamed_on
@@ -179,6 +179,7 @@ def build_metrics(config: RunSettings, dataset: Dataset) -> dict[str, MetricFunc
     register_plugin_metrics()
     functions = {"bpki": bayesian_privacy_loss(bins=config.bpki.bins, smoothing=config.bpki.smoothing)}
     if config.evaluator is not None:
+        expect_images(dataset.train, "The setting evaluator, whose network judges noise in images,")
         functions["noise_ratio"] = noise_ratio(config.evaluator, dataset.train.input_shape)
     return functions
 

@@ -8,7 +8,7 @@ import torch
 
 from fl_privacy.attacks import Dager
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.models import ADAPTED, Adapted, TextModel, gpt_tiny, with_adapters
+from fl_privacy.models import ADAPTED, Adapted, TextModel, bert_tiny, gpt_tiny, with_adapters
 from fl_privacy.models.text.bert import Bert
 from fl_privacy.models.text.decoders import Gpt
 from fl_privacy.types import Batch, Certainty, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
@@ -81,7 +81,15 @@ def test_a_single_text_is_read_exactly_and_proven(make: Callable[[], TextModel],
             assert found.batch.labels.tolist() == [0]
 
 
-@pytest.mark.parametrize(("make", "lengths"), [(encoder, [7, 5, 8]), (decoder, [7, 5, 8]), (language_model, [7, 5, 8])])
+def two_layers() -> TextModel:
+    """Of whose second block the gradient tells no more than what became of each text's first token."""
+    return bert_tiny(vocabulary_size=VOCABULARY, max_length=LONGEST, num_classes=3)
+
+
+@pytest.mark.parametrize(
+    ("make", "lengths"),
+    [(encoder, [7, 5, 8]), (decoder, [7, 5, 8]), (language_model, [7, 5, 8]), (two_layers, [9, 8])],
+)
 def test_a_batch_is_read_exactly_and_proven(make: Callable[[], TextModel], lengths: list[int]) -> None:
     tokens = texts(lengths)
     (found,) = Dager()([observed(make, tokens)], seed=0)
@@ -116,8 +124,9 @@ def test_nothing_is_proven_of_more_tokens_than_the_model_is_wide() -> None:
     assert found.certainty is not Certainty.PROVEN
 
 
-@pytest.mark.parametrize("make", [encoder, decoder])
-def test_nothing_is_proven_of_what_a_defense_has_changed(make: Callable[[], TextModel]) -> None:
+@pytest.mark.parametrize("lengths", [[6], [6, 7]])
+@pytest.mark.parametrize("make", [encoder, decoder, two_layers])
+def test_nothing_is_proven_of_what_a_defense_has_changed(make: Callable[[], TextModel], lengths: list[int]) -> None:
     """Noise, pruning and rounding: whatever is read is right, or not said to be proven."""
     rng = torch.Generator().manual_seed(3)
     changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -126,7 +135,7 @@ def test_nothing_is_proven_of_what_a_defense_has_changed(make: Callable[[], Text
         "pruned": lambda g: g * (g.abs() >= g.abs().flatten().quantile(0.2)),
         "rounded": lambda g: (g / g.abs().max().clamp_min(1e-12) * 127).round() * g.abs().max() / 127,
     }
-    tokens = texts([6])
+    tokens = texts(lengths)
     clean = observed(make, tokens)
     for name, change in changes.items():
         upload = replace(clean.upload, tensors={n: change(g) for n, g in clean.upload.tensors.items()})
