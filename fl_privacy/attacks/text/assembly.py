@@ -140,7 +140,7 @@ def assemble(
     assembly = narrowed(assembly.in_units(rng), lengths, rng)
     candidates = assembly.candidates
     found: dict[tuple[int, ...], Assembled] = {}
-    for _ in range(rounds):
+    for each in [1, *[_STARTS] * (rounds - 1)]:
         sure = [text.tokens.tolist() for text in found.values() if text.residual < tolerance / CLEAR]
         if len(sure) >= len(lengths):
             break
@@ -149,7 +149,11 @@ def assemble(
             likely = _likely(candidates, length, explained)
             position = max(range(length), key=lambda p: len(likely[p]))
             starts = torch.stack(
-                [_start(likely, position, token, rng) for token in likely[position] for _ in range(_STARTS)]
+                [
+                    _start(likely, position, token, rng)
+                    for token in likely[position]
+                    for _ in range(_STARTS if number else 1)
+                ]
             )
             for text in assembly.descend(starts, position):
                 key = tuple(text.tokens.tolist())

@@ -17,6 +17,7 @@ from fl_privacy.attacks.text.heads import last_tokens, next_tokens
 from fl_privacy.attacks.text.prefixes import grow_prefixes
 from fl_privacy.attacks.text.spans import readable_model, span_of
 from fl_privacy.checks import number, whole
+from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import TextModel
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction, Tensors
 
@@ -66,12 +67,16 @@ class Dager:
         return read_each(observations, self._reader, name="dager", seed=seed, progress=progress)
 
     def _reader(self, first: Observation) -> Callable[[Observation, torch.Generator], Reconstruction]:
-        model = readable_model(model_as_sent(first))
-        return lambda observation, rng: self._reconstruct(observation, model, rng)
+        model, like = readable_model(model_as_sent(first)), next(iter(first.sent.parameters.values()))
+        searched = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=like.dtype)
+        return lambda observation, rng: self._reconstruct(observation, model, readable_model(searched), rng)
 
-    def _reconstruct(self, observation: Observation, model: TextModel, rng: torch.Generator) -> Reconstruction:
+    def _reconstruct(
+        self, observation: Observation, model: TextModel, searched: TextModel, rng: torch.Generator
+    ) -> Reconstruction:
+        """By ``searched``, in the precision of the values sent, and seen to be right by ``model``, in double."""
         gradient = {name: value.to(model.words.weight.device) for name, value in as_gradient(observation).items()}
-        read = self._read(observation, model, gradient, rng)
+        read = self._read(observation, searched, gradient, rng)
         if not read.texts:
             return failed(observation, "No token lies in the span of the gradient: there are too many, or it is noise.")
         tokens = torch.nn.utils.rnn.pad_sequence(list(read.texts), batch_first=True, padding_value=-1)
