@@ -148,13 +148,7 @@ def assemble(
         for length in sorted(set(lengths)):
             likely = _likely(candidates, length, explained)
             position = max(range(length), key=lambda p: len(likely[p]))
-            starts = torch.stack(
-                [
-                    _start(likely, position, token, rng)
-                    for token in likely[position]
-                    for _ in range(_STARTS if number else 1)
-                ]
-            )
+            starts = torch.stack([_start(likely, position, t, rng) for t in likely[position] for _ in range(each)])
             for text in assembly.descend(starts, position):
                 key = tuple(text.tokens.tolist())
                 if key not in found or text.residual < found[key].residual:
