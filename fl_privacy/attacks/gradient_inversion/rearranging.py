@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
@@ -41,16 +42,24 @@ class Rearranged:
     @torch.no_grad()
     def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """First guesses (V, N): ``variables`` or the best of as random others, then of orders of their words."""
-        scores, longest = self._mismatch(problem, variables.unsqueeze(1))[:, 0], problem.shape[1]
-        for number_of in _pieces(self.moves.starts - 1, self.moves.tries):
-            drawn = torch.stack([torch.randn(number_of, problem.pixels, generator=g) for g in generators])
-            rest = variables[:, None, problem.pixels :].expand(-1, number_of, -1)
-            tried = torch.cat([drawn.to(variables), rest], 2)
+        scores, (batch, longest, width) = self._mismatch(problem, variables.unsqueeze(1))[:, 0], problem.shape
+        lengths = _lengths(problem)
+        own = lengths.amax(1).tolist()  # what is drawn for a victim does not depend on the texts beside it
+        for pieces in _pieces(self.moves.starts - 1, self.moves.tries):
+            drawn = [
+                pad(torch.randn(pieces, batch, length, width, generator=g), (0, 0, 0, longest - length)).flatten(1)
+                for g, length in zip(generators, own, strict=True)
+            ]
+            rest = variables[:, None, problem.pixels :].expand(-1, pieces, -1)
+            tried = torch.cat([torch.stack(drawn).to(variables), rest], 2)
             variables, scores = _better(variables, scores, tried, self._mismatch(problem, tried))
-        for number_of in _pieces(self.moves.starts - 1, self.moves.tries):
-            keys = torch.stack([torch.rand(number_of, problem.shape[0], longest, generator=g) for g in generators])
-            beyond = torch.arange(longest) >= _lengths(problem)[:, None, :, None]
-            orders = torch.where(beyond, 1 + torch.arange(longest), keys).argsort(-1)
+        for pieces in _pieces(self.moves.starts - 1, self.moves.tries):
+            keys = [
+                pad(torch.rand(pieces, batch, length, generator=g), (0, longest - length))
+                for g, length in zip(generators, own, strict=True)
+            ]
+            beyond = torch.arange(longest) >= lengths[:, None, :, None]
+            orders = torch.where(beyond, 1 + torch.arange(longest), torch.stack(keys)).argsort(-1)
             tried = _in_order(problem, variables, orders)
             variables, scores = _better(variables, scores, tried, self._mismatch(problem, tried))
         return variables
@@ -71,7 +80,7 @@ class Rearranged:
                 texts = tokens[:, None].expand(-1, self.moves.tries, -1).gather(2, orders[:, :, text])
                 surprise = self.language.surprise(texts.flatten(0, 1)).reshape(scores.shape)
                 scores = scores + self.moves.prior * surprise.to(scores)
-            variables = tried[torch.arange(len(tried)), scores.argmin(1)]
+            variables = tried[torch.arange(len(tried), device=tried.device), scores.argmin(1)]
         return variables
 
     def _mismatch(self, problem: Problem, tried: Tensor) -> Tensor:
@@ -161,7 +170,7 @@ def _lengths(problem: Problem) -> Tensor:
 def _better(variables: Tensor, scores: Tensor, tried: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
     """Of each victim the best of ``tried`` (V, T, N), where it is better than what there was, and its score."""
     least, which = found.min(1)
-    chosen = tried[torch.arange(len(tried)), which]
+    chosen = tried[torch.arange(len(tried), device=tried.device), which]
     return torch.where((least < scores)[:, None], chosen, variables), torch.minimum(least, scores)
 
 
