@@ -75,7 +75,7 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     else:
         network = _train(work.train, device, console)
         about = {"key": work.key, "data": dataset.name, "settings": json.dumps(settings)}
-        save_evaluator(network, file, about | work.about)
+        save_evaluator(network, file, {**about, **work.about})
     console.print(_table(work.curve(load_evaluator(file))))
     return file
 

@@ -77,8 +77,8 @@ class LanguageModel:
 
     def _counted(self, length: int) -> _Counts:
         texts = self.texts.cpu().long()
-        keys, counts = self._keys(texts, length)[texts >= 0].unique(return_counts=True)
-        contexts, whose = (keys // self._base).unique(return_inverse=True)
+        keys, counts = torch.unique(self._keys(texts, length)[texts >= 0], return_counts=True)
+        contexts, whose = torch.unique(keys // self._base, return_inverse=True)
         totals = torch.zeros(len(contexts), dtype=torch.long).index_add_(0, whose, counts)
         return _Counts(keys, counts, contexts, totals, whose.bincount(minlength=len(contexts)))
 
