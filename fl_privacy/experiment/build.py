@@ -9,7 +9,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks import GradientInversion, ReconstructionAttack
+from fl_privacy.attacks.gradient_inversion.rearranging import NO_PUBLIC_TEXTS
 from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.config.plugins import register_plugin_metrics
@@ -198,6 +199,9 @@ def build_attack(config: RunSettings) -> ReconstructionAttack | None:
             f"attack._target_={section._target_} is expected to return an attack, which can be called, but got"
             f" {type(attack).__name__}."
         )
+    asks = isinstance(attack, GradientInversion) and attack.moves is not None and attack.moves.prior > 0
+    if asks and not config.threat_model.public_images:
+        raise UserError(NO_PUBLIC_TEXTS)
     return (
         attack
         if shards == 1

@@ -17,6 +17,11 @@ from fl_privacy.gradients import differentiable_twice
 from fl_privacy.models import TextModel
 from fl_privacy.types import Observation
 
+NO_PUBLIC_TEXTS = (
+    "attack=lamp is expected to be told public texts, of which it learns what texts are likely, but got none;"
+    " set threat_model.public_images=200, or attack.prior=0."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
@@ -110,10 +115,7 @@ def rearranged(
     if not isinstance(model, TextModel):
         raise NotAttackableError("A model of text is expected, since words are moved, but it is of images.")
     if moves.prior and public is None:
-        raise UserError(
-            "attack=lamp is expected to be told public texts, of which it learns what texts are likely, but got none;"
-            " set threat_model.public_images=200, or attack.prior=0."
-        )
+        raise UserError(NO_PUBLIC_TEXTS)
     language = LanguageModel(public, model.words.num_embeddings) if moves.prior and public is not None else None
     return Rearranged(moves, language, iterations, capacity)
 
