@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,19 @@ class Minimizable(Pictured, Protocol):
 
 
 P = TypeVar("P", bound=Minimizable)
+P_contra = TypeVar("P_contra", contravariant=True)
+
+
+class Moves(Protocol[P_contra]):
+    """Moves of variables that no slope leads to."""
+
+    def due(self, iteration: int) -> bool:
+        """Whether there is one behind so many iterations."""
+        ...
+
+    def __call__(self, problem: P_contra, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """The variables (V, N) to go on from."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +65,15 @@ class Descent:
         iterations: of the optimizer.
         projection: after each iteration.
         noise: standard deviation of Gaussian noise added to the pixels' gradient.
+        moves: what is done to the variables (V, N) of a problem, with the random stream of each victim, when so many
+            iterations are over; ``None``: nothing.
     """
 
     optimizer: Optimizer
     iterations: int
     projection: Projection
     noise: float
+    moves: "Moves[Any] | None" = None
 
 
 def minimize(
@@ -85,7 +101,7 @@ def minimize(
         filmed: victims of which snapshots are kept on the way.
     """
     state = Standing(variables, descent.iterations, filmed)
-    run = descent.optimizer.start(variables, iterations=descent.iterations, images=problem.pixels)
+    run, rounds = descent.optimizer.start(variables, iterations=descent.iterations, images=problem.pixels), 0
     while True:
         loss, gradient = evaluate(problem, variables)
         broken = ~(loss + gradient.abs().amax(1)).isfinite()
@@ -106,6 +122,9 @@ def minimize(
             run.restart(broken)
             over = (finished & ~broken) | hopeless | (loss < enough)
         variables = moved
+        rounds += 1
+        if descent.moves is not None and descent.moves.due(rounds):
+            variables = descent.moves(problem, variables, [generators[i] for i in state.active])
         left = state.note(over, run.iteration)
         report(state.share_done)
         if left == 0:
