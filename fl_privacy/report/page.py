@@ -1,6 +1,7 @@
 """Templates to a page that needs nothing besides itself."""
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +18,11 @@ CONTENT_SECURITY_POLICY = (
 
 def render(template: str, **values: Any) -> str:
     """The page ``template`` with ``values``; whatever they hold is escaped."""
+    return _environment().get_template(template).render(content_security_policy=CONTENT_SECURITY_POLICY, **values)
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("fl_privacy.report"),
         autoescape=True,
@@ -35,7 +41,7 @@ def render(template: str, **values: Any) -> str:
         "title_of": numbers.title,
         "few": readings.few,
     }
-    return environment.get_template(template).render(content_security_policy=CONTENT_SECURITY_POLICY, **values)
+    return environment
 
 
 def link_to(folder: Path, out: Path) -> str | None:
