@@ -16,7 +16,7 @@ def test_a_setting_is_of_one_composition_alone() -> None:
     )
     assert (changed.victims, changed.attack.iterations, changed.federation.plan.lr) == (77, 5, 3)
     assert changed.model.extra == 1
-    assert compose_run(["model=lenet"]) == before
+    assert compose_run(options) == before
 
 
 def test_settings_are_put_in_their_order() -> None:
