@@ -28,7 +28,7 @@ from fl_privacy.cli.faults import (
     recognized,
 )
 from fl_privacy.cli.leakage import check_leakage
-from fl_privacy.cli.nodes import deploy, supernode
+from fl_privacy.cli.nodes import deploy, node_cost, supernode
 from fl_privacy.errors import UserError
 
 DEBUG = "--debug"
@@ -226,6 +226,7 @@ app.command()(advise)
 app.command("check-leakage")(check_leakage)
 app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(supernode)
 app.command()(deploy)
+app.command("node-cost")(node_cost)
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ def render_run(
         inferred=views_of(run.summary.inferred),
         by_round=_round_rows(found),
         charts=_charts(run),
-        figures=figures_of(run.summary) if run.summary.update_distortion else [],
+        figures=figures_of(run.summary) if run.summary.update_distortion or "node_fits" in run.summary.upload else [],
         partition_picture=_partition(run),
         excluded=_excluded(run),
         overview=overview(run),

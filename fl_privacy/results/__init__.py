@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from fl_privacy.results.findings import Finding, Measure
     from fl_privacy.results.folder import RunFolder, folder_name, is_finished
     from fl_privacy.results.identity import Identity
+    from fl_privacy.results.node_cost import append_node_cost
     from fl_privacy.results.pictures import Pair
     from fl_privacy.results.read import Baseline, PartitionTable, Run, find_baseline, read_run, read_summary
     from fl_privacy.results.records import Attacker
@@ -20,6 +21,7 @@ _HOMES = {
     "fl_privacy.results.findings": ("Finding", "Measure"),
     "fl_privacy.results.folder": ("RunFolder", "folder_name", "is_finished"),
     "fl_privacy.results.identity": ("Identity",),
+    "fl_privacy.results.node_cost": ("append_node_cost",),
     "fl_privacy.results.pictures": ("Pair",),
     "fl_privacy.results.read": ("Baseline", "PartitionTable", "Run", "find_baseline", "read_run", "read_summary"),
     "fl_privacy.results.records": ("Attacker",),
@@ -42,6 +44,7 @@ __all__ = [
     "Sentence",
     "Summary",
     "Traced",
+    "append_node_cost",
     "describe_environment",
     "find_baseline",
     "folder_name",

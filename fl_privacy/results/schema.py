@@ -50,6 +50,7 @@ RECORDS: dict[str, dict[str, Any]] = {
     "policy": {"policy": str, "privacy": Number, "accuracy": Number, "fsim": Number},
     "privacy": {"delta": float, "accountant": str, "missing": str | None},
     "inference": FINDING,
+    "node": {"fits": bool, "memory": float, "peak_bytes": float, "held_by": str},
 }
 """Kind -> its fields. Other kinds, and fields beside these, are plain values."""
 
