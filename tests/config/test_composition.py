@@ -10,12 +10,10 @@ from fl_privacy.errors import UserError
 
 
 def test_a_setting_is_of_one_composition_alone() -> None:
-    before = compose_run(["model=lenet"])
-    changed = compose_run(
-        ["model=lenet", "victims=77", "attack.iterations=5", "federation.plan.lr=3", "+model.extra=1"]
-    )
-    assert (changed.victims, changed.attack.iterations, changed.federation.plan.lr) == (77, 5, 3)
-    assert changed.model.extra == 1
+    options = ["model=lenet", "federation=fedavg"]
+    before = compose_run(options)
+    changed = compose_run([*options, "victims=77", "federation.plan.lr=3", "+model.mean=[0.5]"])
+    assert (changed.victims, changed.federation.plan.lr, changed.model.mean) == (77, 3, [0.5])
     assert compose_run(options) == before
 
 
