@@ -36,7 +36,7 @@ def _composed(
 
 
 @cache
-def keys_of(base: str) -> frozenset[str]:
+def own_keys(base: str) -> frozenset[str]:
     """What the file ``base`` of ``conf`` sets itself."""
     return frozenset(map(str, OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys()))
 

@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fl_privacy.config.composition import composed, keys_of, put_settings
+from fl_privacy.config.composition import composed, own_keys, put_settings
 from fl_privacy.config.defaults import COMPLETED, NESTED, check_types, complete, completed_sections
 from fl_privacy.config.groups import CONFIG_DIR, options, suggest
 from fl_privacy.config.settings import RunSettings
@@ -61,7 +61,7 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> DictConfig:
         OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(" ".join(str(error).split())) from error
-    known = keys_of(base) | _groups() | {"choices"}
+    known = own_keys(base) | _groups() | {"choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
         raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known))}")
     check_types(config)
