@@ -54,7 +54,7 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
 
 
 def _context() -> BaseContext:
-    """Workers start from a process that has imported PyTorch and holds no thread, where there can be one."""
+    """Workers are forked from a process that has imported PyTorch and computed nothing, where there can be one."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
