@@ -9,7 +9,6 @@ file a paper; rows are in ``experiments/rows``. No figure of ours is written by 
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -30,7 +29,7 @@ def render(papers: Sequence[Paper], kept: Kept) -> str:
     """The page of all tables."""
     parts = [MADE, (PUBLISHED / "results.md").read_text().strip(), _overview(papers, kept)]
     for paper in papers:
-        parts += [f"## {paper.title}", paper.about.strip()]
+        parts += [f"## {paper.title}", paper.about.strip(), _contents(paper, kept)]
         parts += [f"Sketches and pictures without figures: {paper.drawings}." if paper.drawings else ""]
         for table in paper.tables:
             parts += _section(table, kept)
@@ -38,17 +37,22 @@ def render(papers: Sequence[Paper], kept: Kept) -> str:
 
 
 def _overview(papers: Sequence[Paper], kept: Kept) -> str:
-    """A line for each table of a paper, and how many came to what."""
-    lines, counted = [], Counter()
-    for paper in papers:
-        for table in paper.tables:
-            if verdict := table.judged(kept):
-                counted[verdict.outcome] += 1
-                there, of = table.coverage(kept)
-                lines.append([paper.title, f"{table.at}: {table.title}", f"{there} of {of}", f"**{verdict.outcome}**"])
-    total = ", ".join(f"{counted[outcome]} {outcome}" for outcome in Outcome)
-    table = markdown(["paper", "table or figure", "figures measured", "verdict"], lines)
-    return f"Of {len(lines)} tables and figures: {total}.\n\n{table}"
+    """How many tables came to what, a line for each paper."""
+    found = {paper.title: [v.outcome for table in paper.tables if (v := table.judged(kept))] for paper in papers}
+    found = {title: outcomes for title, outcomes in found.items() if outcomes}
+    found["**all**"] = [outcome for outcomes in found.values() for outcome in outcomes]
+    lines = [[title, *(str(outcomes.count(outcome)) for outcome in Outcome)] for title, outcomes in found.items()]
+    return markdown(["tables and figures", *Outcome], lines)
+
+
+def _contents(paper: Paper, kept: Kept) -> str:
+    """Verdicts on the tables of a paper; nothing where none has one."""
+    lines = []
+    for table in paper.tables:
+        if verdict := table.judged(kept):
+            there, of = table.coverage(kept)
+            lines.append([table.at, table.title, f"{there} of {of}", f"**{verdict.outcome}**"])
+    return markdown(["", "", "figures measured", "verdict"], lines) if lines else ""
 
 
 def _section(table: Table, kept: Kept) -> Iterator[str]:

@@ -16,9 +16,13 @@ CONTENT_SECURITY_POLICY = (
 """Of every page: its own styles and pictures inside it, no scripts, nothing from elsewhere."""
 
 
-def render(template: str, **values: Any) -> str:
-    """The page ``template`` with ``values``; whatever they hold is escaped."""
-    return _environment().get_template(template).render(content_security_policy=CONTENT_SECURITY_POLICY, **values)
+def render(template: str, *, live: bool = False, **values: Any) -> str:
+    """The page ``template`` with ``values``; whatever they hold is escaped.
+
+    A page that is ``live`` is served, and has a frame of its own with the progress.
+    """
+    policy = f"{CONTENT_SECURITY_POLICY}; frame-src 'self'" if live else CONTENT_SECURITY_POLICY
+    return _environment().get_template(template).render(content_security_policy=policy, live=live, **values)
 
 
 @cache

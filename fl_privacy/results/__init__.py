@@ -6,6 +6,7 @@ from fl_privacy.lazy import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.results.environment import describe_environment
+    from fl_privacy.results.films import Film
     from fl_privacy.results.findings import Finding, Measure
     from fl_privacy.results.folder import RunFolder, folder_name, is_finished
     from fl_privacy.results.identity import Identity
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fl_privacy.results.environment": ("describe_environment",),
+    "fl_privacy.results.films": ("Film",),
     "fl_privacy.results.findings": ("Finding", "Measure"),
     "fl_privacy.results.folder": ("RunFolder", "folder_name", "is_finished"),
     "fl_privacy.results.identity": ("Identity",),
@@ -32,6 +34,7 @@ _HOMES = {
 __all__ = [
     "Attacker",
     "Baseline",
+    "Film",
     "Finding",
     "Identity",
     "Leakage",

@@ -3,22 +3,25 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Report
+from fl_privacy.attacks.auto.attempts import Attempt, Winner
 from fl_privacy.attacks.auto.budget import Rung
-from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge
+from fl_privacy.attacks.auto.judgment import EXACT, judge
 from fl_privacy.attacks.auto.members import Entry, normalizes_by_batch
 from fl_privacy.attacks.auto.relabeling import other_labels, refined_labels
+from fl_privacy.attacks.gradient_inversion.filming import filmed_rows, films_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.optimizers import EvolutionStrategy
+from fl_privacy.film import shortened
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
@@ -27,50 +30,6 @@ _PILOT = 25
 
 _SURE_OF_LABELS = 2
 """So many attempts at a batch take the labels that are inferred."""
-
-_EASED = 10.0
-"""By which factor total variation is eased from one rung to the next, at most."""
-
-
-@dataclass(frozen=True, eq=False)
-class Attempt:
-    """At a victim.
-
-    Attributes:
-        member: number of the member among the contenders.
-        start: number of the start.
-        roughness: weight of total variation in the next rung, as a share of the loss of a zero gradient.
-        labels: (B,) that belong to the images it starts from; ``None``: those of all attempts.
-        variables: (N,) where it is; ``None`` before the first rung.
-        mismatch, score: of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
-        history: of the member's own loss, one after the other of all rungs.
-    """
-
-    member: int
-    start: int
-    roughness: float
-    labels: Tensor | None = None
-    variables: Tensor | None = None
-    mismatch: float = math.inf
-    score: float = math.inf
-    history: tuple[float, ...] = ()
-
-    @property
-    def order(self) -> tuple[float, int, int]:
-        """The least is the best."""
-        return self.score, self.member, self.start
-
-
-@dataclass(frozen=True, eq=False)
-class Winner:
-    """The best attempt at a victim, as images and labels."""
-
-    member: str
-    batch: Batch
-    mismatch: float
-    history: tuple[float, ...]
-    label_source: str
-    countermeasures: tuple[str, ...]
 
 
 class Race:
@@ -241,10 +200,11 @@ class Race:
             ),
             evaluate=Problem.evaluate,
             report=report,
+            filmed=filmed_rows(victim.observation for victim in victims),
         )
-        judged = judge(problem, found.variables)
+        judged, films = judge(problem, found.variables), films_of(problem, found)
         return [
-            _after(attempt, found.variables[row], judged, row, found.history[:, row])
+            attempt.after(found.variables[row], judged, row, found.history[:, row], films.get(row, ()))
             for row, (_, attempt) in enumerate(jobs)
         ]
 
@@ -277,6 +237,7 @@ class Race:
             history=attempt.history,
             label_source=self._victims[attempt.member][position].label_source,
             countermeasures=prepared.countermeasures,
+            film=shortened(attempt.film),
         )
 
 
@@ -284,13 +245,3 @@ def _relabeled(victim: PreparedVictim, attempt: Attempt) -> PreparedVictim:
     if attempt.labels is None or victim.labels is None:
         return victim
     return replace(victim, labels=attempt.labels.to(victim.labels.device))
-
-
-def _after(before: Attempt, variables: Tensor, judged: Judgment, row: int, losses: Tensor) -> Attempt:
-    """What was found from ``before``, or that itself where it is no better."""
-    history = (*before.history, *losses[losses.isfinite()].tolist())
-    mismatch, score = float(judged.mismatch[row]), float(judged.score[row])
-    roughness = min(before.roughness, max(before.roughness / _EASED, float(judged.balance[row])))
-    if before.variables is not None and not score < before.score:
-        return replace(before, history=history, roughness=roughness)
-    return replace(before, variables=variables, mismatch=mismatch, score=score, history=history, roughness=roughness)

@@ -1,0 +1,68 @@
+"""An attempt at a victim, and the best one."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fl_privacy.attacks.auto.judgment import Judgment
+from fl_privacy.film import Frame, joined
+from fl_privacy.types import Batch
+
+_EASED = 10.0
+"""By which factor total variation is eased from one rung to the next, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """At a victim.
+
+    Attributes:
+        member: number of the member among the contenders.
+        start: number of the start.
+        roughness: weight of total variation in the next rung, as a share of the loss of a zero gradient.
+        labels: (B,) that belong to the images it starts from; ``None``: those of all attempts.
+        variables: (N,) where it is; ``None`` before the first rung.
+        mismatch, score: of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
+        history: of the member's own loss, one after the other of all rungs.
+        film: likewise, where the victim is filmed.
+    """
+
+    member: int
+    start: int
+    roughness: float
+    labels: Tensor | None = None
+    variables: Tensor | None = None
+    mismatch: float = math.inf
+    score: float = math.inf
+    history: tuple[float, ...] = ()
+    film: tuple[Frame, ...] = ()
+
+    @property
+    def order(self) -> tuple[float, int, int]:
+        """The least is the best."""
+        return self.score, self.member, self.start
+
+    def after(self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Frame]) -> "Attempt":
+        """What was found from it, in the ``row`` of what was ``judged``, or itself where that is no better."""
+        history = (*self.history, *losses[losses.isfinite()].tolist())
+        mismatch, score = float(judged.mismatch[row]), float(judged.score[row])
+        roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
+        tried = replace(self, history=history, roughness=roughness, film=joined(self.film, len(self.history), film))
+        if self.variables is not None and not score < self.score:
+            return tried
+        return replace(tried, variables=variables, mismatch=mismatch, score=score)
+
+
+@dataclass(frozen=True, eq=False)
+class Winner:
+    """The best attempt at a victim, as images and labels."""
+
+    member: str
+    batch: Batch
+    mismatch: float
+    history: tuple[float, ...]
+    label_source: str
+    countermeasures: tuple[str, ...]
+    film: tuple[Frame, ...] = ()
