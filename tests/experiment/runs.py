@@ -68,7 +68,7 @@ def run(*arguments: str, out: Path, drawn: bool = False) -> Run:
 def undrawn() -> Iterator[None]:
     """Within it charts are made, but what is written of them is an empty picture."""
 
-    def save(figure: object, file: Any, *, format: str, **settings: Any) -> None:
+    def save(figure: object, file: Any, *, format: str = "png", **settings: Any) -> None:
         if format == "svg":
             file.write("<svg></svg>")
         else:
