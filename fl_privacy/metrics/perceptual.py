@@ -24,6 +24,9 @@ class PerceptualDistance(nn.Module):
         heads: ``lin0.model.1.weight`` and so on, (1, channels, 1, 1), of its five layers.
     """
 
+    shift: Tensor
+    scale: Tensor
+
     def __init__(self, features: Mapping[str, Tensor], heads: Mapping[str, Tensor]) -> None:
         super().__init__()
         for place, layer in enumerate(CONVOLUTIONS):
