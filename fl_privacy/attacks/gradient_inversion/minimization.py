@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Report
+from fl_privacy.attacks.gradient_inversion.filming import Pictured, frames_of
 from fl_privacy.attacks.gradient_inversion.initialization import Projection
 from fl_privacy.attacks.gradient_inversion.standings import Minimum, Standing
 from fl_privacy.attacks.optimizers import Optimizer
+from fl_privacy.film import show_frames
 
 _COMPACT_BELOW = 0.75
 
 
-class Minimizable(Protocol):
+class Minimizable(Pictured, Protocol):
     """A loss of the variables (V, N) of V victims, of which the first are pixels."""
 
     @property
@@ -87,6 +90,8 @@ def minimize(
         loss, gradient = evaluate(problem, variables)
         broken = ~(loss + gradient.abs().amax(1)).isfinite()
         state.learn(variables, loss, broken)
+        if state.snapped:
+            show_frames(partial(frames_of, problem, state.best, state.snapped))
         if descent.noise:
             gradient = _noisy(gradient, problem.pixels, descent.noise, [generators[i] for i in state.active])
         moved, ended, finished = run.step(variables, loss, gradient)
