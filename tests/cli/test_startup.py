@@ -36,6 +36,7 @@ WRONG = (
     "attack attack.iterations=1.5",
     "run federation.clients=0",
     "trade-off nowhere",
+    "benchmark nowhere",
     "search-policies polices=1",
     "report nowhere",
 )
@@ -72,23 +73,6 @@ def said(used: Path) -> dict[str, tuple[int, set[str]]]:
     return answers([*LIGHT, *WRONG], used)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["run", "seed=x"],
-        ["run", "model=lenett"],
-        ["run", "defense=pruning", "defense.rat=0.5"],
-        ["run", "defense=pruning", "defense.rate=much"],
-        ["attack", "attack.iterations=1.5"],
-        ["run", "federation.clients=0"],
-        ["trade-off", "nowhere"],
-        ["benchmark", "nowhere"],
-        ["search-policies", "polices=1"],
-        ["report", "nowhere"],
-    ],
-)
-def test_wrong_settings_are_told_before_anything_slow_is_imported(arguments: list[str], used: Path) -> None:
-    assert imported(*arguments, folder=used) == (2, set())
 @pytest.mark.parametrize("command", LIGHT)
 def test_help_and_list_are_light(command: str, said: dict[str, tuple[int, set[str]]]) -> None:
     assert said[command] == (0, set())
