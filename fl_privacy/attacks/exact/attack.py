@@ -10,6 +10,7 @@ from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import EXACT, ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.factorization import column_space, sparse_factors
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
+from fl_privacy.attacks.exact.patches import PatchEmbedding, find_patch_embedding, solve
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
@@ -21,14 +22,29 @@ _AGREEMENT = 0.99
 """Of the signs in front of a ReLU with the zeros of what came back through it; wrong images agree in about half."""
 
 
+_SURE = 1e-3
+"""Expected error of a pixel of what patches were solved for."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """Images (B, C, H, W), whether no others solve the equations of their layer, and what they leave of these."""
+
+    images: Tensor
+    unique: bool
+    loss: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExactInversion:
-    """What a fully connected first layer gives away exactly, with a certificate that does not use the truth.
+    """What the first layer gives away exactly, with a certificate that does not use the truth.
 
-    One image is the quotient of the layer's gradients (Geiping et al. 2020, proposition 3.1). Of a batch in front of a
-    ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.factorization`; SPEAR, Dimitrov et al. 2024);
-    where that fails, the images are taken that neurons see alone, as ``attack=analytic`` does. With the images the
-    labels follow from the output layer, in the images' order.
+    One image is the quotient of a fully connected layer's gradients (Geiping et al. 2020, proposition 3.1). Of a batch
+    in front of a ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.factorization`; SPEAR, Dimitrov et
+    al. 2024); where that fails, the images are taken that neurons see alone, as ``attack=analytic`` does. With the
+    images the labels follow from the output layer, in the images' order. One image of a vision transformer is solved
+    for where the gradient of its position embedding was uploaded (:mod:`fl_privacy.attacks.exact.patches`). Batch norm
+    in front of the layer is undone where its statistics are those that were sent.
 
     A reconstruction is ``proven`` if the equations of the layer have one solution up to the order of the images, the
     signs it makes in front of the ReLU are those that the zeros behind it ask for, and the whole update is reproduced.
@@ -64,42 +80,30 @@ class ExactInversion:
         )
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        layer, model = _layer(group.first), model_as_sent(group.first)
+        source, model = _source(group.first), model_as_sent(group.first)
         results: dict[int, Reconstruction] = {}
         for position, observation in group.observations.items():
             rng = derive_generator(seed, "exact", str(observation.id))
-            results[position] = self._read(Reproduction(observation, model), layer, rng)
+            gradient = as_gradient(observation)
+            if not gradient[source.names[-1]].any():
+                reason = f"A gradient of {source.names[-1]} is expected, but all of it is zero."
+                results[position] = failed(observation, reason)
+            elif isinstance(source, PatchEmbedding):
+                results[position] = _certified(Reproduction(observation, model), _patched(observation, source))
+            else:
+                read = self._connected(observation, source, rng)
+                results[position] = _certified(Reproduction(observation, model), read)
             report(len(results) / len(group.observations))
         return results
 
-    def _read(self, reproduction: Reproduction, layer: FirstLayer, rng: torch.Generator) -> Reconstruction:
-        observation = reproduction.observation
+    def _connected(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> _Read:
         gradient = as_gradient(observation)
         weight, bias = gradient[layer.weight], gradient[layer.bias]
-        if not bias.any():
-            return failed(observation, f"A gradient of {layer.bias} is expected, but all of it is zero.")
         inputs, unique = self._inputs(observation, layer, rng)
-        unique &= not _is_muted(weight, layer)
         images = layer.pixels(inputs).reshape(len(inputs), *observation.input_shape)
-        labels, source = observation.knowledge.labels, "known"
-        if labels is None or unique:  # those told are in no order that the images know of
-            labels, source = reproduction.labels(images), "inferred"
-        if labels is None:
-            reason = "The output layer's gradient is expected, to infer labels from, but there is none."
-            return failed(observation, reason)
-        apart = reproduction.distance(Batch(images, labels))
-        certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
-        if unique and apart < (EXACT if len(images) == 1 else ROUNDING):
-            certainty = Certainty.PROVEN
+        shade = layer.pixels(torch.zeros_like(layer.shift))
         loss = float(residual(weight[None], bias[None], inputs[None]))
-        return Reconstruction(
-            id=observation.id,
-            batch=Batch(images.clamp(0, 1).float().cpu(), labels.cpu()),
-            loss=loss,
-            history=(loss,),
-            label_source=source,
-            certainty=certainty,
-        )
+        return _Read(images, unique and not _is_muted(weight, shade), loss)
 
     def _inputs(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> tuple[Tensor, bool]:
         """What entered the layer (B, N), and whether nothing else could have."""
@@ -118,17 +122,53 @@ class ExactInversion:
         return alone[0], False
 
 
-def _is_muted(weight: Tensor, layer: FirstLayer) -> bool:
-    """Whether columns of the gradient are zero though their pixels would be neither black nor white: put there."""
-    shade = layer.pixels(torch.zeros_like(layer.shift))
+def _patched(observation: Observation, embedding: PatchEmbedding) -> _Read:
+    gradient = as_gradient(observation)
+    found = solve(embedding, gradient)
+    shade = -embedding.shift / embedding.scale
+    muted = _is_muted(gradient[embedding.weight].flatten(1), embedding.cut(shade))
+    return _Read(found.image[None], found.error < _SURE and not muted, found.residual)
+
+
+def _certified(reproduction: Reproduction, read: _Read) -> Reconstruction:
+    """What was ``read``, with labels that follow from it and how sure it is."""
+    observation = reproduction.observation
+    labels, source = observation.knowledge.labels, "known"
+    if labels is None or read.unique:  # those told are in no order that the images know of
+        labels, source = reproduction.labels(read.images), "inferred"
+    if labels is None:
+        reason = "The output layer's gradient is expected, to infer labels from, but there is none."
+        return failed(observation, reason)
+    apart = reproduction.distance(Batch(read.images, labels))
+    certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
+    if read.unique and apart < (EXACT if len(read.images) == 1 else ROUNDING):
+        certainty = Certainty.PROVEN
+    return Reconstruction(
+        id=observation.id,
+        batch=Batch(read.images.clamp(0, 1).float().cpu(), labels.cpu()),
+        loss=read.loss,
+        history=(read.loss,),
+        label_source=source,
+        certainty=certainty,
+    )
+
+
+def _is_muted(weight: Tensor, shade: Tensor) -> bool:
+    """Whether columns of the gradient (M, N) are zero though ``shade`` (..., N), the pixels that make them so, is
+    neither black nor white everywhere: put there."""
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
 
-def _layer(observation: Observation) -> FirstLayer:
-    """The first layer, where the update is one gradient of it."""
-    if observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd":
+def _source(observation: Observation) -> FirstLayer | PatchEmbedding:
+    """What the images are read from, where the update is one gradient of it."""
+    plan, model, sent = observation.plan, observation.model, observation.sent
+    if plan.shares != "gradient" and plan.optimizer != "sgd":
         raise NotFullyConnectedError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
-    layer = find_first_layer(observation.model, observation.sent, observation.input_shape)
-    if missing := {layer.weight, layer.bias} - observation.upload.tensors.keys():
+    fixed, shape = plan.batch_norm == "eval", observation.input_shape
+    source: FirstLayer | PatchEmbedding | None = None
+    if observation.upload.num_examples == 1:
+        source = find_patch_embedding(model, sent, shape, fixed_norms=fixed)
+    source = source or find_first_layer(model, sent, shape, fixed_norms=fixed)
+    if missing := set(source.names) - observation.upload.tensors.keys():
         raise NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")
-    return layer
+    return source
