@@ -18,6 +18,7 @@ from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.gradient_inversion.threads import fitting_threads
 from fl_privacy.attacks.optimizers import EvolutionStrategy
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
@@ -195,7 +196,8 @@ class Race:
                 def meter(part: float, done: int = done, size: int = len(chunk)) -> None:
                     report((done + part * size) / total)
 
-                after = self._staged(member, chunk, rung, meter)
+                with fitting_threads(len(chunk) * self._prepared[member].multiplications):
+                    after = self._staged(member, chunk, rung, meter)
                 done += len(chunk)
                 for (position, before), attempt in zip(chunk, after, strict=True):
                     own = self.attempts[position]

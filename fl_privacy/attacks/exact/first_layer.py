@@ -129,6 +129,6 @@ def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tupl
 
 
 def _holds(module: nn.Module, others: Mapping[str, nn.Module]) -> bool:
-    """Whether ``module`` has a layer of ``others`` in it, and only adds parameters of its own, such as a class token."""
+    """Whether ``module`` has a layer of ``others`` in it, so that its own parameters are added, as a class token is."""
     inner = {id(each) for each in module.modules() if each is not module}
     return any(id(other) in inner for other in others.values())

@@ -22,6 +22,7 @@ from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.recording import RecordedEvaluation, recording_pays
 from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound, prepare_round
 from fl_privacy.attacks.gradient_inversion.settings import Settings
+from fl_privacy.attacks.gradient_inversion.threads import multiplications_of_a_layer
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import OneByOne, frozen_copy
 from fl_privacy.models import TextModel
@@ -167,6 +168,12 @@ class Prepared:
         if self.settings.most_victims is not None:
             return self.settings.most_victims
         return victims_at_once(*self._trial(), self.settings.optimizer)
+
+    @cached_property
+    def multiplications(self) -> int:
+        """Of a layer, for one victim."""
+        problem, variables = self._trial()
+        return multiplications_of_a_layer(self.observer, problem.images(variables)[0])
 
     @cached_property
     def evaluate(self) -> Evaluation:

@@ -9,6 +9,7 @@ from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.preparation import Member, Prepared
 from fl_privacy.attacks.gradient_inversion.stages import minimize_in_stages
+from fl_privacy.attacks.gradient_inversion.threads import fitting_threads
 from fl_privacy.types import Batch, Reconstruction
 
 
@@ -43,8 +44,9 @@ def attack_members(prepared: Prepared, report: Report) -> dict[int, Reconstructi
             def meter(share: float, start: float = before + width * begin, size: float = width * len(chunk)) -> None:
                 report(start + share * size)
 
-            for member, attempt in _attack_chunk(prepared, chunk, together, meter):
-                attempts[member.position].append(attempt)
+            with fitting_threads(len(chunk) * prepared.multiplications):
+                for member, attempt in _attack_chunk(prepared, chunk, together, meter):
+                    attempts[member.position].append(attempt)
         tried += at_once
         pending = [m for m in pending if not any(a.accepted for a in attempts[m.position])]
     return {m.position: _reconstruction(m, attempts[m.position], prepared) for m in prepared.members}

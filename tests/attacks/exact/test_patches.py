@@ -103,7 +103,7 @@ CHANGES = {
 def test_proven_is_never_wrong():
     models = [vit(seed, normalized=seed % 2 == 0) for seed in range(4)]
     verdicts: Counter[tuple[str, Certainty]] = Counter()
-    for number in range(22 * 4):
+    for number in range(44):
         rng = torch.Generator().manual_seed(number)
         kind = list(CHANGES)[number % len(CHANGES)]
         truth = batch(1, number)
@@ -114,6 +114,6 @@ def test_proven_is_never_wrong():
         if found.certainty is Certainty.PROVEN:
             assert worst(found, truth) < 1e-2, (number, kind)
     for kind in ("clean", "rounding", "clipped"):
-        assert verdicts[kind, Certainty.PROVEN] >= 6, verdicts
+        assert verdicts[kind, Certainty.PROVEN] > 2, verdicts
     for kind in ("some noise", "much noise", "pruned", "columns gone", "patch changed", "rounded"):
         assert verdicts[kind, Certainty.PROVEN] == 0, verdicts
