@@ -12,6 +12,7 @@ from fl_privacy.attacks.auto.race import Race, Winner
 from fl_privacy.attacks.auto.texts import TextMembers, of_texts
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
+from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.evidence import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import (
@@ -21,6 +22,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
 )
 from fl_privacy.attacks.presets import model_inversion
 from fl_privacy.checks import one_of, whole
+from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
@@ -91,7 +93,8 @@ class AutoAttack:
     def _race(self, group: Group, partly: dict[int, Batch], seed: int, report: Report) -> dict[int, Reconstruction]:
         named = self.evaluations or (EVALUATIONS[self.budget] if isinstance(self.budget, str) else None)
         most = most_attempts(named or EVALUATIONS["standard"])
-        race = Race(group, entries(group.first, most, self._placed), seed)
+        features = _features_of(group, seed)
+        race = Race(group, entries(group.first, most, self._placed), seed, features=features)
         for position, batch in partly.items():
             race.add(position, batch)
         if named is None and race.attempts:
@@ -126,6 +129,20 @@ def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Recons
         elif one.batch is not None:
             partly[position] = one.batch
     return results, partly
+
+
+def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:
+    """By position, what a later fully connected layer gives away exactly, for the descents in front of it."""
+    path = first_hidden_layer(group.first)
+    if path is None or group.first.upload.num_examples == 1:
+        return {}
+    found, model = {}, model_as_sent(group.first)
+    for position, observation in group.observations.items():
+        rng = derive_generator(seed, "hidden", str(observation.id))
+        own = hidden_features(Reproduction(observation, model), path, rng)
+        if own is not None:
+            found[position] = own
+    return found
 
 
 def _from_features(group: Group, seed: int, evaluations: int) -> dict[int, Reconstruction]:

@@ -3,16 +3,20 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.adaptive import KnownFeatures
 from fl_privacy.attacks.attack import Report
+from fl_privacy.attacks.auto.attempts import Attempt, Winner, after_rung, relabeled
 from fl_privacy.attacks.auto.budget import Rung
-from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge
+from fl_privacy.attacks.auto.judgment import EXACT, judge
 from fl_privacy.attacks.auto.members import Entry, normalizes_by_batch
 from fl_privacy.attacks.auto.relabeling import other_labels, refined_labels
+from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
@@ -20,58 +24,18 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.threads import fitting_threads
 from fl_privacy.attacks.optimizers import EvolutionStrategy
+from fl_privacy.models import Front
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
+
+FEATURES = 1.0
+"""Weight of features that are known, as a share of the loss of a zero gradient."""
 
 _PILOT = 25
 """Evaluations by which the time of one is measured."""
 
 _SURE_OF_LABELS = 2
 """So many attempts at a batch take the labels that are inferred."""
-
-_EASED = 10.0
-"""By which factor total variation is eased from one rung to the next, at most."""
-
-
-@dataclass(frozen=True, eq=False)
-class Attempt:
-    """At a victim.
-
-    Attributes:
-        member: number of the member among the contenders.
-        start: number of the start.
-        roughness: weight of total variation in the next rung, as a share of the loss of a zero gradient.
-        labels: (B,) that belong to the images it starts from; ``None``: those of all attempts.
-        variables: (N,) where it is; ``None`` before the first rung.
-        mismatch, score: of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
-        history: of the member's own loss, one after the other of all rungs.
-    """
-
-    member: int
-    start: int
-    roughness: float
-    labels: Tensor | None = None
-    variables: Tensor | None = None
-    mismatch: float = math.inf
-    score: float = math.inf
-    history: tuple[float, ...] = ()
-
-    @property
-    def order(self) -> tuple[float, int, int]:
-        """The least is the best."""
-        return self.score, self.member, self.start
-
-
-@dataclass(frozen=True, eq=False)
-class Winner:
-    """The best attempt at a victim, as images and labels."""
-
-    member: str
-    batch: Batch
-    mismatch: float
-    history: tuple[float, ...]
-    label_source: str
-    countermeasures: tuple[str, ...]
 
 
 class Race:
@@ -81,12 +45,21 @@ class Race:
         group: of victims.
         entered: the attempts at each victim.
         seed: of the attack.
+        features: by position, of victims whose images are known to have them.
 
     Raises:
         NotAttackableError: no member can attack the group.
     """
 
-    def __init__(self, group: Group, entered: Sequence[Entry], seed: int) -> None:
+    def __init__(
+        self,
+        group: Group,
+        entered: Sequence[Entry],
+        seed: int,
+        *,
+        features: Mapping[int, HiddenFeatures] = MappingProxyType({}),
+    ) -> None:
+        self._features = features
         self._members = list(dict.fromkeys(member for member, _, _ in entered))
         self._prepared: list[Prepared] = [prepare(member.attack, group, seed) for member in self._members]
         first = self._prepared[0]
@@ -100,6 +73,9 @@ class Race:
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
         """All but the first attempts at a batch whose labels are inferred try the next likely ones."""
+        known = self._features.get(victim.position)
+        if known is not None and known.labels is not None:
+            return [replace(attempt, labels=known.labels) for attempt in blank]
         if victim.label_source != "inferred" or len(blank) <= _SURE_OF_LABELS:
             return list(blank)
         others = other_labels(self._prepared[0], victim.observation, len(blank) - _SURE_OF_LABELS)
@@ -167,9 +143,9 @@ class Race:
 
     def _relabeled_attempt(self, position: int, attempt: Attempt) -> Attempt:
         prepared, victim = self._prepared[attempt.member], self._victims[attempt.member][position]
-        labels = _relabeled(victim, attempt).labels
+        labels = relabeled(victim, attempt).labels
         told = victim.label_source != "inferred" or labels is None or labels.is_floating_point()
-        if told or labels is None or attempt.variables is None:
+        if told or labels is None or attempt.variables is None or position in self._features:
             return attempt
         pixels = attempt.variables[: torch.Size(prepared.shape).numel()]
         images = prepared.settings.space.to_images(pixels.reshape(prepared.shape)).clamp(0, 1)
@@ -246,20 +222,36 @@ class Race:
         )
         judged = judge(problem, found.variables)
         return [
-            _after(attempt, found.variables[row], judged, row, found.history[:, row])
+            after_rung(attempt, found.variables[row], judged, row, found.history[:, row])
             for row, (_, attempt) in enumerate(jobs)
         ]
 
     def _problem(self, member: int, jobs: Sequence[tuple[int, Attempt]]) -> Problem:
         """Of ``jobs``, with total variation beside the member's own priors."""
         prepared = self._prepared[member]
-        victims = [_relabeled(self._victims[member][position], attempt) for position, attempt in jobs]
+        victims = [relabeled(self._victims[member][position], attempt) for position, attempt in jobs]
         problem = prepared.problem(victims, [attempt.start for _, attempt in jobs])
         zero = problem.zero_loss()
         weights = torch.tensor([attempt.roughness for _, attempt in jobs]).to(zero)
         smoothness = weights.clamp_min(prepared.rounds[0].known.smoothness) * zero
-        known = replace(problem.constraints, smoothness=smoothness, any_contrast=self._any_contrast)
+        known = replace(
+            problem.constraints,
+            smoothness=smoothness,
+            any_contrast=self._any_contrast,
+            features=self._known_features(prepared, [position for position, _ in jobs], zero),
+        )
         return replace(problem, constraints=known)
+
+    def _known_features(self, prepared: Prepared, positions: Sequence[int], zero: Tensor) -> KnownFeatures | None:
+        """Of the victims at ``positions``, without a weight where there are none; ``zero`` (V,) is a member's unit."""
+        own = [self._features.get(position) for position in positions]
+        some = next((one for one in own if one is not None), None)
+        if some is None:
+            return None
+        values = torch.stack([torch.zeros_like(some.values) if one is None else one.values for one in own])
+        weights = torch.tensor([0.0 if one is None else FEATURES for one in own])
+        front = Front(prepared.observer, some.path)
+        return KnownFeatures(front=front, values=values.to(zero), weight=weights.to(zero) * zero)
 
     def winner(self, position: int) -> Winner | None:
         """Of a victim; ``None`` where no attempt came to a number."""
@@ -269,7 +261,7 @@ class Race:
         prepared = self._prepared[attempt.member]
         size, pixels = prepared.shape[0], torch.Size(prepared.shape).numel()
         images = prepared.settings.space.to_images(attempt.variables[:pixels].reshape(prepared.shape))
-        labels = _relabeled(self._victims[attempt.member][position], attempt).labels
+        labels = relabeled(self._victims[attempt.member][position], attempt).labels
         if labels is None:
             labels = attempt.variables[pixels : pixels + size * prepared.num_classes].reshape(size, -1)
         return Winner(
@@ -280,19 +272,3 @@ class Race:
             label_source=self._victims[attempt.member][position].label_source,
             countermeasures=prepared.countermeasures,
         )
-
-
-def _relabeled(victim: PreparedVictim, attempt: Attempt) -> PreparedVictim:
-    if attempt.labels is None or victim.labels is None:
-        return victim
-    return replace(victim, labels=attempt.labels.to(victim.labels.device))
-
-
-def _after(before: Attempt, variables: Tensor, judged: Judgment, row: int, losses: Tensor) -> Attempt:
-    """What was found from ``before``, or that itself where it is no better."""
-    history = (*before.history, *losses[losses.isfinite()].tolist())
-    mismatch, score = float(judged.mismatch[row]), float(judged.score[row])
-    roughness = min(before.roughness, max(before.roughness / _EASED, float(judged.balance[row])))
-    if before.variables is not None and not score < before.score:
-        return replace(before, history=history, roughness=roughness)
-    return replace(before, variables=variables, mismatch=mismatch, score=score, history=history, roughness=roughness)
