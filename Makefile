@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-deploy fuzz kill lint settings docs gallery picture smoke wheel clean
+.PHONY: demo test test-deploy fuzz kill lint settings docs results gallery picture smoke wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
@@ -37,6 +37,10 @@ settings: $(STAMP)
 docs: $(STAMP)
 	PYTHONPATH=. $(BIN)/python -m mkdocs build --strict --clean
 
+# The papers' tables beside ours, and findings, from the rows that experiments have left in experiments/rows.
+results: $(STAMP)
+	$(BIN)/python docs/results.py
+
 # What the pages of attacks and defenses show; what is there already is kept.
 gallery: $(STAMP)
 	PYTHONPATH=. $(BIN)/python docs/gallery.py
@@ -54,7 +58,7 @@ wheel: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade uv
-	@backend=; if UV_HTTP_TIMEOUT=10 $(BIN)/uv pip install --quiet --dry-run --no-deps --torch-backend=auto \
+	@backend=; if UV_HTTP_TIMEOUT=10 $(BIN)/uv pip install --quiet --dry-run --reinstall --no-deps --torch-backend=auto \
 	  --python $(BIN)/python torch 2>/dev/null; then backend=--torch-backend=auto; \
 	else echo "PyTorch's own index can't be reached: its wheels for this hardware are not to be had, the registry's" \
 	  "bring CUDA along"; fi; \

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from kept_rows import attacks_table, escaped, rows_table
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from omegaconf import DictConfig, OmegaConf
@@ -188,70 +189,16 @@ def catalog(group: str) -> str:
 
 
 def _cell(group: str, option: str) -> str:
-    return _escaped(describe_option(group, option))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
+    return escaped(describe_option(group, option))
 
 
 def metrics_table() -> str:
     """All metrics."""
     rows = [
-        f"| `{name}` | {metric.title} | {metric.leaks} | {_bound(metric)} | {_escaped(metric.description)} |"
+        f"| `{name}` | {metric.title} | {metric.leaks} | {_bound(metric)} | {escaped(metric.description)} |"
         for name, metric in METRICS.items()
     ]
     return "\n".join(["| metric | | leaks where | recognizable | |", "|---|---|---|---|---|", *rows])
-
-
-def rows_table(name: str) -> str:
-    """What ``experiments/rows/NAME/rows.jsonl`` holds, a table for each kind of rows; "not run" without that file."""
-    path = ROOT / "experiments" / "rows" / name / "rows.jsonl"
-    if not path.exists():
-        return "Not run."
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        kinds.setdefault((next(iter(row)), row.get("server", "")), []).append(row)
-    return "\n\n".join(map(_rows_of_a_kind, kinds.values()))
-
-
-def attacks_table(name: str) -> str:
-    """Attacks by networks: mean PSNR in dB and share recognizable, of ``experiments/rows/NAME/rows.jsonl``."""
-    path = ROOT / "experiments" / "rows" / name / "rows.jsonl"
-    if not path.exists():
-        return "Not run."
-    cells: dict[str, dict[str, str]] = {}
-    for row in map(json.loads, path.read_text().splitlines()):
-        trained = "trained" if row["trained"] else "untrained"
-        read = f"{row['psnr']:.1f}, {row['recognizable']:.0%}"
-        found = cells.setdefault(f"{row['model']}, {trained}, batch {row['batch']}", {})
-        found.setdefault("seconds", f"{row['seconds']:.1f}")
-        found[f"`{row['attack']}`"] = read if row["failures"] < row["victims"] else "does not apply"
-    attacks = list(dict.fromkeys(attack for found in cells.values() for attack in found))
-    lines = [f"| | {' | '.join(attacks)} |", f"|---|{'---|' * len(attacks)}"]
-    lines += [f"| {cell} | {' | '.join(found.get(a, '') for a in attacks)} |" for cell, found in cells.items()]
-    told = (
-        "Mean PSNR in dB and share recognizable (25 dB) of 16 images of CIFAR-10 each, at the CPU seconds that `auto`"
-    )
-    told += f" takes for a victim; `python experiments/{name}.py --out experiments/rows/{name}`."
-    return "\n".join([told, "", *lines])
-
-
-def _rows_of_a_kind(rows: list[dict[str, Any]]) -> str:
-    """A column for whatever one of them has a figure of."""
-    names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
-    lines = [f"| {' | '.join(name.replace('_', ' ') for name in names)} |", f"|{'---|' * len(names)}"]
-    lines += [f"| {' | '.join(_figure(row.get(name)) for name in names)} |" for row in rows]
-    return "\n".join(lines)
-
-
-def _figure(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_figure(each)}" for name, each in value.items())
-    return "" if value is None else _escaped(str(value))
 
 
 MADE = {"catalog": catalog, "metrics": lambda _: metrics_table(), "rows": rows_table}

@@ -19,11 +19,13 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from row_file import Row, RowFile
 from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
@@ -122,7 +124,7 @@ class Attacked:
         plain = goal.mean((2, 3), keepdim=True).expand_as(goal)
         shown = guess.clamp(0, 1)
         pairs = ((shown, goal), (shown, self._batch.inputs), (start_like(goal), goal), (plain, goal))
-        return {"kind": "policy", "policy": name} | {
+        return {"kind": "attacked_policy", "policy": name} | {
             key: psnr(*pair).tolist() for key, pair in zip(FIGURES, pairs, strict=True)
         }
 
@@ -161,8 +163,8 @@ def in_words(values: Sequence[float]) -> str:
     return f"{found.mean:.1f}" + (f" [{found.ci95[0]:.1f}, {found.ci95[1]:.1f}]" if found.ci95 else "")
 
 
-def correlate(scores: dict[str, float], records: Sequence[dict[str, Any]]) -> None:
-    """Print how the scores of the policies in ``records`` go with what was read under them."""
+def correlate(scores: dict[str, float], records: Sequence[dict[str, Any]], kept: RowFile, key: Row) -> None:
+    """Print and keep how the scores of the policies in ``records`` go with what was read under them."""
     own = [scores[record["policy"]] for record in records]
     figures = [torch.tensor([record[key] for record in records]).mean(1) for key in FIGURES]
     transformed, original, noise, plain = figures
@@ -178,6 +180,8 @@ def correlate(scores: dict[str, float], records: Sequence[dict[str, Any]]) -> No
         found = pearsonr(own, quality.tolist())
         low, high = found.confidence_interval()
         rank = spearmanr(own, quality.tolist()).statistic
+        pearson = {"mean": found.statistic, "ci95": [low, high], "n": len(records)}
+        kept.add({"policy": f"score with {name}", **key}, {"pearson": pearson, "spearman": rank})
         print(f"score with {name}: Pearson {found.statistic:.2f} [{low:.2f}, {high:.2f}], Spearman {rank:.2f}")
 
 
@@ -195,6 +199,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--victims", type=int, default=6)
     parser.add_argument("--together", type=int, default=8, help="policies attacked in one batch")
     parser.add_argument("--minutes", type=float, default=1e9)
+    parser.add_argument("--rows", type=Path, help="folder in which rows.jsonl keeps the means")
     return parser.parse_args()
 
 
@@ -202,10 +207,12 @@ def main() -> None:
     arguments = parse()
     scores = random_scores(arguments.scores or arguments.search)
     drawn = list(scores)[: arguments.policies]
-    found = attack_all([*arguments.named, *drawn], arguments)
+    found, kept = attack_all([*arguments.named, *drawn], arguments), RowFile(arguments.rows)
+    key: Row = {"attack": arguments.attack, "iterations": arguments.iterations, "restarts": arguments.restarts}
     for name in arguments.named:
         if record := found.get(name):
-            transformed, original, noise, plain = (in_words(record[key]) for key in FIGURES)
+            kept.add({"policy": name, **key}, {figure: asdict(aggregate(record[figure])) for figure in FIGURES})
+            transformed, original, noise, plain = (in_words(record[figure]) for figure in FIGURES)
             print(
                 f"{name}: to the transformed {transformed} (noise {noise}, plain {plain}), to the original {original}"
             )
@@ -213,7 +220,7 @@ def main() -> None:
     print(f"{len(done)} of {len(drawn)} random policies, {arguments.victims} images each")
     if len(done) > 3:
         print(f"mean over them: {in_words([sum(r['transformed']) / len(r['transformed']) for r in done])}")
-        correlate(scores, done)
+        correlate(scores, done, kept, key)
 
 
 if __name__ == "__main__":

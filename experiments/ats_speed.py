@@ -11,6 +11,7 @@ import time
 
 import torch
 import torch.nn.functional as F
+from row_file import RowFile, takes_rows
 
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import LeNet, ResNet20
@@ -75,14 +76,21 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=4, help="policies in one call")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cpu")
+    takes_rows(parser)
     arguments = parser.parse_args()
+    kept = RowFile(arguments.out)
     torch.set_num_threads(1)
     for name, make in MODELS.items():
         rows = compare(make, arguments.images, arguments.together, arguments.repeats, arguments.device)
         ratios, engine = [ratio for ratio, _ in rows], statistics.median(engine for _, engine in rows)
+        rate = 60 / engine * arguments.images / 100
+        times = {"times": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+        kept.add(
+            {"model": name, "device": arguments.device}, {"policies_a_minute": rate, "n": arguments.repeats, **times}
+        )
         print(
             f"{name}: {statistics.median(ratios):.1f} times the loop ({min(ratios):.1f} to {max(ratios):.1f});"
-            f" {60 / engine * arguments.images / 100:.2g} policies of 100 images a minute",
+            f" {rate:.2g} policies of 100 images a minute",
             flush=True,
         )
 

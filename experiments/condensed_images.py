@@ -10,9 +10,11 @@ mean squared error, since single images may be equal; means over clients with 95
 
 import argparse
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 
 import torch
+from row_file import Row, RowFile, takes_rows
 from torch import Tensor
 
 from fl_privacy.data import load_data
@@ -54,18 +56,24 @@ def level(images: Tensor, others: Tensor) -> float:
     return float(-10 * mse(images, others).mean().log10())
 
 
+def statistic(values: list[float]) -> Row | None:
+    found = aggregate(values)
+    return asdict(found) if found else None
+
+
 def shown(values: list[float]) -> str:
     found = aggregate(values)
     assert found is not None
     return f"{found.mean:.1f}" if found.ci95 is None else f"{found.mean:.1f} [{found.ci95[0]:.1f}, {found.ci95[1]:.1f}]"
 
 
-def strangers(test: Examples, shares: list[Batch], count: int) -> None:
+def strangers(test: Examples, shares: list[Batch], count: int, kept: RowFile) -> None:
     rng = derive_generator(0, "strangers")
     drawn = test.batch(torch.randperm(len(test), generator=rng)[:count])
     noise = (0.5 + 0.25 * torch.randn(drawn.inputs.shape, generator=rng)).clamp(0, 1)
     for name, images in (("test images", drawn.inputs), ("noise", noise)):
         near = [level(images, nearest(images, drawn.labels, own)) for own in shares]
+        kept.add({"method": name, "start": None, "updates": 0}, {"to_own": statistic(near), "to_start": None})
         print(f"| {name} | | | {shown(near)} | |", flush=True)
 
 
@@ -77,14 +85,16 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=10, help="condensed images a class")
     parser.add_argument("--scales", type=int, nargs="+", default=[1, 10], help="times the updates of the table")
     parser.add_argument("--threads", type=int, default=1)
+    takes_rows(parser)
     arguments = parser.parse_args()
+    kept = RowFile(arguments.out)
     torch.set_num_threads(arguments.threads)
     data = load_data(arguments.data)
     order = torch.randperm(len(data.train), generator=derive_generator(0, "partition"))
     shares = [data.train.batch(part) for part in order.chunk(arguments.clients)[: arguments.measured]]
     classes = data.train.num_classes
     print("| | start | updates | PSNR to the client's nearest own | to what it started as |\n|---|---|---|---|---|")
-    strangers(data.test, shares, classes * arguments.images)
+    strangers(data.test, shares, classes * arguments.images, kept)
     for scale in arguments.scales:
         for name, make in methods(scale, arguments.images).items():
             for start in STARTS:
@@ -95,6 +105,8 @@ def main() -> None:
                     to_own.append(level(made.inputs, nearest(made.inputs, made.labels, own)))
                     to_start.append(level(made.inputs, began.inputs))
                 updates = scale * (40 if name == "DM" else 5)
+                key = {"method": name, "start": start, "updates": updates}
+                kept.add(key, {"to_own": statistic(to_own), "to_start": statistic(to_start)})
                 print(f"| {name} | {start} | {updates} | {shown(to_own)} | {shown(to_start)} |", flush=True)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from row_file import RowFile, takes_rows
 from torch import nn
 
 from fl_privacy.defenses import (
@@ -125,7 +126,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
+    takes_rows(parser)
     options = parser.parse_args()
+    kept = RowFile(options.out)
     automatic = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(automatic if options.device == "auto" else options.device)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
@@ -142,6 +145,8 @@ def main() -> None:
             taken, ratio = measured(model, DEFENSES[label], batch, repeats=options.repeats)
             paper = TABLE_4.get(name, {})
             theirs = f"{paper[label] / paper['gq']:.1f}" if label in paper else ""
+            key = {"model": name, "defense": label, "batch_size": options.batch_size, "device": where}
+            kept.add(key, {"seconds": taken, "ratio": ratio, "to_gq": ratio / gq, "repeats": options.repeats})
             print(f"| {name} | {label} | {taken:.4f} | {ratio:.2f} | {ratio / gq:.2f} | {theirs} |", flush=True)
 
 

@@ -14,6 +14,7 @@ import time
 import numpy as np
 import tenseal
 import torch
+from row_file import RowFile, takes_rows
 from torch import nn
 
 from fl_privacy.models import LeNet5
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=784)
     parser.add_argument("--outputs", type=int, default=84)
     parser.add_argument("--repeats", type=int, default=3)
+    takes_rows(parser)
     options = parser.parse_args()
     context = tenseal.context(tenseal.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60])
     context.global_scale = 2**40
@@ -66,6 +68,10 @@ def main() -> None:
     forward = each * needed
     epoch = 3 * forward * 60_000
     print(f"LeNet5 on one image: {needed} multiplications, extrapolated to {forward:.1f} s forward")
+    RowFile(options.out).add(
+        {"inputs": options.inputs, "outputs": options.outputs},
+        {"cpu_seconds": layer, "repeats": options.repeats, "forward_seconds": forward, "epoch_days": epoch / 86_400},
+    )
     print(f"An epoch of 60,000 images, forward and twice that backward, extrapolated to {epoch / 86_400:.0f} days")
 
 

@@ -7,6 +7,7 @@ import argparse
 import time
 
 import torch
+from row_file import RowFile, takes_rows
 
 from fl_privacy.attacks import ExactInversion
 from fl_privacy.data import load_data
@@ -39,7 +40,9 @@ def main() -> None:
     parser.add_argument("--data", default="cifar10_exact")
     parser.add_argument("--victims", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
+    takes_rows(parser)
     options = parser.parse_args()
+    kept = RowFile(options.out)
     torch.set_num_threads(1)
     images = load_data(options.data).test
     print("| outputs | batch | proven | worst image, dB | CPU seconds a victim |\n|---|---|---|---|---|")
@@ -53,6 +56,8 @@ def main() -> None:
         took = (time.process_time() - began) / len(seen)
         proven = sum(one.certainty is Certainty.PROVEN for one in found)
         worst = min(image.values["psnr"] for score in evaluate_all(found, truths) for image in score.images)
+        key = {"outputs": width, "batch": count, "victims": options.victims, "data": options.data}
+        kept.add(key, {"proven": proven / len(found), "worst_psnr": worst, "cpu_seconds": took})
         print(f"| {width} | {count} | {proven} of {len(found)} | {worst:.0f} | {took:.2f} |", flush=True)
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from statistics import median, quantiles
 
 import torch
+from row_file import RowFile, takes_rows
 
 from fl_privacy.config import compose_run
 from fl_privacy.experiment.build import Federation, build_federation
@@ -57,9 +58,13 @@ def one_round(federation: Federation, method: str) -> tuple[float, int]:
 
 def to(measured: Sequence[tuple[float, int]], other: Sequence[tuple[float, int]]) -> str:
     """The median ratio within a turn, and the quartiles."""
-    ratios = [one / two for (one, _), (two, _) in zip(measured, other, strict=True)]
-    low, middle, high = quantiles(ratios, n=4, method="inclusive")
+    low, middle, high = quartiles(measured, other)
     return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def quartiles(measured: Sequence[tuple[float, int]], other: Sequence[tuple[float, int]]) -> list[float]:
+    """Of the ratio within a turn."""
+    return quantiles([one / two for (one, _), (two, _) in zip(measured, other, strict=True)], n=4, method="inclusive")
 
 
 def main() -> None:
@@ -73,7 +78,9 @@ def main() -> None:
     parser.add_argument(
         "--methods", nargs="*", default=list(METHODS), choices=list(METHODS), help="plain, SplitFed too"
     )
+    takes_rows(parser)
     options = parser.parse_args()
+    kept = RowFile(options.out)
     torch.set_num_threads(1)
     asked = [method for method in METHODS if method in {"plain", "SplitFed", *options.methods}]
     federations = {method: federation_of(options, METHODS[method]) for method in asked}
@@ -86,6 +93,9 @@ def main() -> None:
     print("| | CPU seconds a round | to plain | to SplitFed | bytes received |\n|---|---|---|---|---|")
     for method, measured in rows.items():
         seconds, size = median(s for s, _ in measured), measured[0][1]
+        figures = {f"to_{other}": quartiles(measured, rows[other]) for other in ("plain", "SplitFed")}
+        key = {"model": options.model, "method": method, "clients": options.clients, "examples": options.examples}
+        kept.add(key, {"cpu_seconds": seconds, "bytes": size, "repeats": options.repeats, **figures})
         ratios = [to(measured, rows[other]) for other in ("plain", "SplitFed")]
         print(f"| {method} | {seconds:.2f} | {' | '.join(ratios)} | {size:,} |")
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from row_file import RowFile
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -42,6 +43,20 @@ def cell(row: Row, attack: str, metric: str) -> str:
         return "no guess" if found.get("failures") else ""
     value, spread = found[metric], found[f"{metric}_std"]
     return f"{value:.2f} ± {spread:.2f}" if metric == "bpki" else f"{value:.1e} ± {spread:.0e}"
+
+
+def kept_figures(row: Row) -> dict[str, Any]:
+    """Accuracy, what was read by each attack, and the private weights after the last round."""
+    last = {
+        name.partition(" of ")[0] if "of gamma" not in name else "gamma": v
+        for name, v in (row["course"] or [{}])[-1].items()
+    }
+    plain = {name: row[name] for name in ("accuracy", "cpu_seconds", "bytes", "privacy") if name in row}
+    figures = {
+        name.replace(", ", "_"): {k: v for k, v in found.items() if k != "seconds"}
+        for name, found in row["attacks"].items()
+    }
+    return {**plain, **last, "figures": figures}
 
 
 def table(rows: Mapping[str, Row]) -> str:
@@ -123,9 +138,13 @@ def _draw_course(axis: Axes, rows: Mapping[str, Row], what: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    parser.add_argument("--rows", type=Path, help="folder in which rows.jsonl keeps the figures")
+    options = parser.parse_args()
+    folder, kept = options.folder, RowFile(options.rows)
     rows, pictures = loaded(folder)
     print(table(rows))
+    for method, row in rows.items():
+        kept.add({"method": method}, kept_figures(row))
     attackers = {method: row for method, row in rows.items() if row["attacks"]}
     trained = {method: row for method, row in rows.items() if "accuracy" in row}
     if attackers:

@@ -14,11 +14,12 @@ All attack the same uploads of single images, behind the network of ``experiment
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from refiner_pictures import attack_of, client_steps, configured, gradient, observation
+from row_file import RowFile, takes_rows
 from torch import Tensor
 
 from fl_privacy.attacks import GradientInversion
@@ -105,7 +106,9 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="*", default=["inverting_gradients_refiner", "idlg_refiner"])
     parser.add_argument("--override", nargs="*", default=[], help="of the configuration, such as attack.iterations=800")
     parser.add_argument("--seed", type=int, default=0)
+    takes_rows(parser)
     options = parser.parse_args()
+    kept = RowFile(options.out)
     torch.set_num_threads(1)
     network, steps = load_evaluator(options.evaluator), client_steps(configured(options), options.victims)
     (defend,) = refiner(epsilon=options.epsilon, alpha=ALPHA, evaluator=str(options.evaluator)).gradient
@@ -128,6 +131,9 @@ def main() -> None:
             assert found is not None and found.ci95 is not None
             low, high = found.ci95
             ratio = float(network(images).mean())
+            who = "reach" if attacker.startswith("reach") else attacker
+            key = {"attack": name, "attacker": who, "epsilon": options.epsilon, "override": options.override}
+            kept.add(key, {"psnr": asdict(found), "noise_ratio": ratio, "n": options.victims, "reach": distance})
             print(f"| {name} | {attacker} | {found.mean:.1f} [{low:.1f}, {high:.1f}] | {ratio:.2f} |", flush=True)
 
 

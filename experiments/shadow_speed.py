@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from inference_runs import head, show
+from row_file import RowFile, takes_rows
 
 from fl_privacy.gradients import ManyModels, local_orders, loss_gradients
 from fl_privacy.models import LeNet
@@ -44,7 +45,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    takes_rows(parser)
     options = parser.parse_args()
+    kept = RowFile(options.out)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     model = LeNet(in_channels=3, image_size=32, num_classes=10, activation="tanh", mean=[0.5], std=[0.25])
@@ -66,6 +69,10 @@ def main() -> None:
         ]
         cpu = [statistics.median(side[k][0] for side in pairs) for k in (0, 1)]
         ratios = [statistics.median(p[1][k] / p[0][k] for p in pairs) for k in (0, 1)]
+        kept.add(
+            {"batch": size, "models": options.models, "steps": options.steps},
+            {"at_once": cpu[0], "one_by_one": cpu[1], "ratio": ratios[0], "pairs": options.pairs},
+        )
         show([size, options.models, f"{cpu[0]:.2f}", f"{cpu[1]:.2f}", f"{ratios[0]:.1f}", f"{ratios[1]:.1f}"])
 
 

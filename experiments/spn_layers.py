@@ -10,6 +10,7 @@ import argparse
 from dataclasses import replace
 
 import torch
+from row_file import RowFile, takes_rows
 from torch.nn.functional import cosine_similarity
 
 from fl_privacy.data import load_data
@@ -37,7 +38,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--alpha2", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
+    takes_rows(parser)
     options = parser.parse_args()
+    kept = RowFile(options.out)
     examples = load_data(options.data).train
     channels, size, _ = examples.input_shape
     shape = {"in_channels": channels, "image_size": size, "num_classes": examples.num_classes}
@@ -56,6 +59,8 @@ def main() -> None:
         b = torch.stack([g[name].flatten() for g in clean])
         e = torch.stack([g[name].flatten() for g in whole]) - b
         cosine = float(cosine_similarity(b, e, dim=1).mean())
+        norms = {"norm": float(b.norm(dim=1).mean()), "private_norm": float(e.norm(dim=1).mean())}
+        kept.add({"tensor": name, "data": options.data}, {"cosine": cosine, "n": options.batches, **norms})
         print(f"| {name} | {cosine:.4f} | {b.norm(dim=1).mean():.3g} | {e.norm(dim=1).mean():.3g} |")
     print("\n| bits | norm of B over norm of E |\n|---|---|")
     for bits in (32, 64, 128):
@@ -63,7 +68,9 @@ def main() -> None:
         found = [
             distortion_of(b, g) for b, g in zip(*gradients(longer, options.batches, options.batch_size), strict=True)
         ]
-        print(f"| {bits} | {sum(p.signal_to_distortion for p in found) / len(found):.3f} |")
+        ratio = sum(p.signal_to_distortion for p in found) / len(found)
+        kept.add({"bits": bits, "data": options.data}, {"signal_to_distortion": ratio, "n": len(found)})
+        print(f"| {bits} | {ratio:.3f} |")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ Every row is kept in a file of ``--out`` as soon as it is there, and not compute
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from row_file import Row, RowFile
 
 from fl_privacy.attacks import Dager, ReconstructionAttack, adam_dlg, inverting_gradients, sapag, tag
 from fl_privacy.data import Dataset, TextExamples, load_text
@@ -89,27 +89,23 @@ def row_of(
         "token_f1": mean("token_f1"),
         "rouge_l": mean("rouge_l"),
         "proven": sum(one.certainty is Certainty.PROVEN for one in found) / len(found),
-        "wrongly proven": wrong,
+        "wrongly_proven": wrong,
         "failed": sum(one.batch is None for one in found),
-        "cpu seconds": round(seconds, 2),
+        "cpu_seconds": round(seconds, 2),
     }
 
 
 class Table:
-    """Rows by name in a file, each written as soon as it is there."""
+    """Rows in a folder, each written as soon as it is there."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._rows: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    def __init__(self, folder: Path) -> None:
+        self._rows = RowFile(folder)
 
-    def add(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
-        """The row ``name``, made if it is not there yet, and print it."""
-        if name not in self._rows:
-            self._rows[name] = make()
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(json.dumps(self._rows, indent=1))
-        shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in self._rows[name].items()}
-        print(f"| {name} | " + " | ".join(f"{k} {v}" for k, v in shown.items()) + " |", flush=True)
+    def add(self, key: Row, make: Callable[[], Row]) -> None:
+        """The row of ``key``, made if it is not there yet, and print it."""
+        row = self._rows.find(key) or self._rows.add(key, make())
+        shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}
+        print("| " + " | ".join(f"{k} {v}" for k, v in shown.items()) + " |", flush=True)
 
 
 def prepared(options: argparse.Namespace) -> tuple[Dataset, TextModel]:
@@ -137,7 +133,8 @@ def dager_rows(options: argparse.Namespace, table: Table) -> None:
             ]
             return row_of(Dager(), [seen for seen, _ in made], [truth for _, truth in made], data)
 
-        table.add(f"dager {options.model} batch {batch} {defense} {plan} n={options.victims}", make)
+        key = {"attack": "dager", "model": options.model, "batch": batch, "defense": defense, "shares": plan}
+        table.add({**key, "victims": options.victims, "max_length": options.max_length}, make)
 
 
 def descent_rows(options: argparse.Namespace, table: Table) -> None:
@@ -155,7 +152,8 @@ def descent_rows(options: argparse.Namespace, table: Table) -> None:
         ]
         seen, truths = [s for s, _ in made], [t for _, t in made]
         for name, attack in attacks.items():
-            key = f"{name} {options.model} {defense} {options.iterations} iterations n={options.victims}"
+            key = {"attack": name, "model": options.model, "defense": defense, "frozen": options.frozen}
+            key |= {"iterations": options.iterations, "victims": options.victims}
             table.add(key, lambda attack=attack, seen=seen, truths=truths: row_of(attack, seen, truths, data))
 
 
@@ -174,7 +172,7 @@ def sapag_rows(options: argparse.Namespace, table: Table) -> None:
         "DLG": adam_dlg(lr=0.05, labels="auto", reading="pseudo_inverse", iterations=options.iterations),
     }
     for name, attack in attacks.items():
-        key = f"{name} width {options.width} {options.iterations} iterations n={options.victims}"
+        key = {"attack": name, "width": options.width, "iterations": options.iterations, "victims": options.victims}
         table.add(key, lambda attack=attack: row_of(attack, seen, truths, data))
 
 
@@ -198,7 +196,8 @@ def together_rows(options: argparse.Namespace, table: Table) -> None:
         one_by_one = (time.process_time() - began) / few * options.victims
         return {"at once": at_once, "one by one": one_by_one, "times": one_by_one / at_once}
 
-    table.add(f"together {options.model} {options.victims} victims {options.iterations} iterations", measure)
+    key = {"attack": "TAG, all victims at once", "model": options.model}
+    table.add({**key, "iterations": options.iterations, "victims": options.victims}, measure)
 
 
 ROWS = {
@@ -225,7 +224,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/text"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    ROWS[options.what](options, Table(options.out / f"{options.what}.json"))
+    ROWS[options.what](options, Table(options.out))
 
 
 if __name__ == "__main__":

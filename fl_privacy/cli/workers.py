@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
-from fl_privacy.cli.faults import ENDING, STOPPING, Interrupted, in_a_line, recognized
+from fl_privacy.cli.faults import ENDING, STOPPING, Interrupted, in_a_line, interruptible, recognized
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.trade_off import Job
 
@@ -74,7 +74,7 @@ def _start() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Leave the job at hand, and those that wait in this process."""
+    """End between jobs; within one it is ``Interrupted``, which nothing takes for a fault of a client."""
     _stopped.set()
     sys.exit(128 + number)
 
@@ -95,7 +95,11 @@ def _do(job: Job) -> str | None:
     if _stopped.is_set():
         return "interrupted"
     try:
-        run_job(job.command, compose_run(job.overrides), Monitor())
+        with interruptible():
+            run_job(job.command, compose_run(job.overrides), Monitor())
+    except Interrupted:
+        _stopped.set()
+        return "interrupted"
     except STOPPING as error:
         if (fault := recognized(error)) is None:
             raise

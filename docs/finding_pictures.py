@@ -1,0 +1,72 @@
+"""``make results`` draws the charts of the findings with it, from the figures that stand in the tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kept_rows import Kept, Measured
+from matplotlib.figure import Figure
+from paper_tables import Paper
+
+FOLDER = Path(__file__).resolve().parent / "assets" / "findings"
+COLORS = ("#9ab", "#c44")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Bars for some columns of a table; ``names`` are what the legend calls them."""
+
+    name: str
+    table: str
+    columns: Sequence[str]
+    names: Sequence[str]
+
+
+CHARTS = (
+    Chart(
+        "knows_the_defense", "refiner/curves", ("ig", "ig_adaptive"), ("the published attacker", "knows the defense")
+    ),
+    Chart("policies", "ats/policies", ("psnr", "noise"), ("what was read", "noise, which has read nothing")),
+    Chart("spn", "spn/read", ("plain_psnr", "adaptive_psnr"), ("the paper's attacker", "knows of the private head")),
+)
+
+
+def draw_all(papers: Sequence[Paper], kept: Kept, folder: Path = FOLDER) -> None:
+    """Write the charts, but those without a single figure."""
+    tables = {f"{paper.name}/{table.name}": table for paper in papers for table in paper.tables}
+    folder.mkdir(parents=True, exist_ok=True)
+    for chart in CHARTS:
+        table = tables[chart.table]
+        found = {line: [table.read(kept, line, column) for column in chart.columns] for line in table.lines}
+        if found := {line: ours for line, ours in found.items() if any(ours)}:
+            figure = draw(found, chart.names)
+            figure.savefig(folder / f"{chart.name}.png", metadata={"Software": None}, pil_kwargs={"optimize": True})
+
+
+def draw(found: Mapping[str, Sequence[Measured | None]], names: Sequence[str]) -> Figure:
+    """Bars with 95 % intervals for the figures of each line."""
+    figure = Figure(figsize=(7.2, 0.32 * len(found) + 0.9), dpi=110, layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    for place, (column, color) in enumerate(zip(names, COLORS, strict=True)):
+        there = [(row, ours[place]) for row, ours in enumerate(found.values()) if ours[place] is not None]
+        axes.barh(
+            [row + 0.36 * (place - 0.5) for row, _ in there],
+            [one.mean for _, one in there],
+            0.36,
+            xerr=list(zip(*(_reach(one) for _, one in there), strict=True)),
+            color=color,
+            ecolor="#555",
+            label=column,
+        )
+    axes.set_yticks(range(len(found)), list(found), fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("PSNR, dB", fontsize=8)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    return figure
+
+
+def _reach(one: Measured) -> tuple[float, float]:
+    """How far the interval reaches to both sides."""
+    return (0.0, 0.0) if one.low is None or one.high is None else (one.mean - one.low, one.high - one.mean)

@@ -1,0 +1,171 @@
+"""Rows that experiments have left in ``experiments/rows/NAME/rows.jsonl``: read, chosen, told in Markdown.
+
+What pages and ``make results`` show of measurements comes from here alone.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import binomtest
+
+ROWS = Path(__file__).resolve().parent.parent / "experiments" / "rows"
+NOT_RUN = "not run"
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A figure with its 95 % interval and the size of its sample, where these are known."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+
+    def times(self, factor: float) -> "Measured":
+        """In another unit."""
+        ends = (None if end is None else factor * end for end in (self.low, self.high))
+        low, high = ends
+        return replace(self, mean=factor * self.mean, low=low, high=high)
+
+
+def read_rows(name: str, folder: Path = ROWS) -> list[Row]:
+    """The rows of ``name``, none where it has not been run."""
+    path = folder / name / "rows.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+class Kept:
+    """All kept rows, each file read once."""
+
+    def __init__(self, folder: Path = ROWS) -> None:
+        self.folder = folder
+        self._rows: dict[str, list[Row]] = {}
+
+    def __getitem__(self, name: str) -> list[Row]:
+        if name not in self._rows:
+            self._rows[name] = read_rows(name, self.folder)
+        return self._rows[name]
+
+
+def value_of(row: Row, name: str) -> Any:
+    """Of a field, of a setting of the run behind the row, or of a field within a field (``figures.bpmse``)."""
+    if name in row:
+        return row[name]
+    if name in (settings := row.get("settings", {})):
+        return settings[name]
+    first, _, rest = name.partition(".")
+    inner = row.get(first)
+    return value_of(inner, rest) if rest and isinstance(inner, Mapping) else None
+
+
+def choose(rows: Sequence[Row], where: Mapping[str, Any]) -> Row | None:
+    """The one row whose values are those of ``where``; ``None`` if there is none.
+
+    Raises:
+        ValueError: several rows fit.
+    """
+    found = [row for row in rows if all(value_of(row, name) == value for name, value in where.items())]
+    if len(found) > 1:
+        raise ValueError(f"{dict(where)} is expected to choose one row, but chooses {len(found)}; name more of them.")
+    return found[0] if found else None
+
+
+def measured(
+    row: Row, of: str, *, interval: Sequence[str] = (), n: str | None = None, share: str | None = None
+) -> Measured | None:
+    """A figure of ``row``; ``None`` if the row has none.
+
+    Args:
+        row: it is read from.
+        of: its name; a statistic (``mean``, ``ci95``, ``n``), a measure (``value``, ``low``, ``high``) or a number.
+        interval: names of the ends of its interval, for a number.
+        n: name of the size of its sample.
+        share: likewise, of a number that is a share of so many; its interval is Wilson's.
+    """
+    value = value_of(row, of)
+    size = value_of(row, n or share or "n")
+    match value:
+        case {"mean": mean}:
+            low, high = value.get("ci95") or (None, None)
+            return Measured(mean=float(mean), low=low, high=high, n=value.get("n"))
+        case {"value": mean}:
+            return Measured(mean=mean, low=value.get("low"), high=value.get("high"), n=size)
+        case bool() | None | Mapping():
+            return None
+        case int() | float() | "inf":
+            low, high = (value_of(row, end) for end in interval) if interval else (None, None)
+            if share:
+                found = binomtest(round(value * size), size).proportion_ci(method="wilson")
+                low, high = float(found.low), float(found.high)
+            return Measured(mean=float(value), low=low, high=high, n=size)
+    return None
+
+
+def rows_table(name: str, folder: Path = ROWS, columns: Sequence[str] = ()) -> str:
+    """All rows of ``name``, a table for each kind of rows; "Not run." without any.
+
+    Args:
+        name: of the folder.
+        folder: that holds it.
+        columns: to show; all if empty.
+    """
+    kinds: dict[tuple[str, str], list[Row]] = {}
+    for row in read_rows(name, folder):
+        kinds.setdefault((next(iter(row)), row.get("server", "")), []).append(row)
+    return "\n\n".join(_rows_of_a_kind(rows, columns) for rows in kinds.values()) or "Not run."
+
+
+def attacks_table(name: str, folder: Path = ROWS) -> str:
+    """Attacks by networks: mean PSNR in dB and share recognizable, of the rows of ``name``."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in read_rows(name, folder):
+        trained = "trained" if row["trained"] else "untrained"
+        read = f"{row['psnr']:.1f}, {row['recognizable']:.0%}"
+        found = cells.setdefault(f"{row['model']}, {trained}, batch {row['batch']}", {})
+        found.setdefault("seconds", f"{row['seconds']:.1f}")
+        found[f"`{row['attack']}`"] = read if row["failures"] < row["victims"] else "does not apply"
+    if not cells:
+        return "Not run."
+    attacks = list(dict.fromkeys(attack for found in cells.values() for attack in found))
+    lines = [f"| | {' | '.join(attacks)} |", f"|---|{'---|' * len(attacks)}"]
+    lines += [f"| {cell} | {' | '.join(found.get(a, '') for a in attacks)} |" for cell, found in cells.items()]
+    told = (
+        "Mean PSNR in dB and share recognizable (25 dB) of 16 images of CIFAR-10 each, at the CPU seconds that `auto`"
+    )
+    told += f" takes for a victim; `python experiments/{name}.py --out experiments/rows/{name}`."
+    return "\n".join([told, "", *lines])
+
+
+def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    whole = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in whole)
+
+
+def escaped(text: str) -> str:
+    """As a cell of a table can hold it."""
+    return text.replace("|", "\\|")
+
+
+def _rows_of_a_kind(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """A column for whatever one of them has a figure of."""
+    known = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
+    names = list(columns or known)
+    heads = [name.rpartition(".")[2].replace("_", " ") for name in names]
+    return markdown(heads, [[_told(value_of(row, name)) for name in names] for row in rows])
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, Mapping):
+        if "mean" in value:
+            ends = value.get("ci95")
+            return _told(value["mean"]) + (f" [{_told(ends[0])}, {_told(ends[1])}]" if ends else "")
+        return ", ".join(f"{name} {_told(each)}" for name, each in value.items())
+    return "" if value is None else escaped(str(value))

@@ -1,0 +1,132 @@
+"""The papers' tables as ``docs/published/*.yaml`` has them, and what kept rows say of each.
+
+A file is a paper, or measurements of our own: ``name``, ``title``, ``about``, ``drawings`` (what shows no figure) and
+``tables``. A table says where it stands, what was published in which setting, how ours differs, the commands that make
+its rows, which of these each line is (``where``: fields of a row or settings of the run behind it), which figures are
+shown (``columns``), what counts as agreement (``verdict``, see ``verdicts.Rule``) and, for an outcome, ``why``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from kept_rows import NOT_RUN, Kept, Measured, Row, choose, measured
+from verdicts import Line, Verdict, judge, rule_of
+
+PUBLISHED = Path(__file__).resolve().parent / "published"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A figure that a table has: where it stands in a row and how it is written."""
+
+    title: str
+    of: str
+    digits: str = ".1f"
+    times: float = 1.0
+    interval: Sequence[str] = ()
+    n: str | None = None
+    share: str | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+    over: Mapping[str, Any] | None = None
+    """Chooses the row whose figure this one is a multiple of."""
+
+    def read(self, rows: Sequence[Row], where: Mapping[str, Any]) -> Measured | None:
+        """Of the row that ``where`` chooses."""
+        found = self._of(rows, {**where, **self.where})
+        if found is None or self.over is None:
+            return found and found.times(self.times)
+        base = self._of(rows, self.over)
+        return base and Measured(mean=self.times * found.mean / base.mean, n=found.n)
+
+    def _of(self, rows: Sequence[Row], where: Mapping[str, Any]) -> Measured | None:
+        row = choose(rows, where)
+        return row and measured(row, self.of, interval=self.interval, n=self.n, share=self.share)
+
+    def told(self, ours: Measured | None) -> str:
+        """With its interval."""
+        if ours is None:
+            return NOT_RUN
+        ends = [format(end, self.digits) for end in (ours.low, ours.high) if end is not None]
+        return format(ours.mean, self.digits) + (f" [{', '.join(ends)}]" if len(ends) == 2 else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table or figure of a paper, or a measurement of our own, with the rows that are ours."""
+
+    name: str
+    at: str
+    title: str
+    command: Sequence[str]
+    rows: str
+    setting: str = ""
+    ours: str = ""
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    where: Mapping[str, Any] = field(default_factory=dict)
+    lines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
+    shown: Literal["lines", "rows", "attacks"] = "lines"
+    """``rows`` shows all rows instead of lines, ``attacks`` a column for each attack."""
+    only: Sequence[str] = ()
+    """Of rows, these columns."""
+
+    def read(self, kept: Kept, line: str, column: str) -> Measured | None:
+        """A figure of ours."""
+        told = self.lines[line]
+        rows = kept[told.get("rows", self.rows)]
+        return self.columns[column].read(rows, {**self.where, **told.get("where", {})})
+
+    def judged(self, kept: Kept) -> Verdict | None:
+        """``None`` where nothing is published."""
+        if not self.verdict:
+            return None
+        column = self.verdict["figure"]
+        lines = [
+            Line(name=name, published=self.published(name, column), ours=self.read(kept, name, column))
+            for name in self.lines
+        ]
+        return judge(lines, rule_of(self.verdict), self.columns[column].title)
+
+    def published(self, line: str, column: str) -> float | None:
+        """What the paper has."""
+        return self.lines[line].get("published", {}).get(column)
+
+    def is_void(self, line: str, column: str) -> bool:
+        """Whether there is nothing to measure."""
+        return column in self.lines[line].get("void", ())
+
+    def coverage(self, kept: Kept) -> tuple[int, int]:
+        """How many of the lines are measured, and how many there are."""
+        column, claimed = self.verdict["figure"], {name for pair in self.verdict.get("above", ()) for name in pair}
+        counted = [name for name in self.lines if name in claimed or self.published(name, column) is not None]
+        return sum(self.read(kept, name, column) is not None for name in counted), len(counted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """Whose tables they are."""
+
+    name: str
+    title: str
+    about: str = ""
+    drawings: str = ""
+    tables: Sequence[Table] = ()
+
+
+def load_papers(folder: Path = PUBLISHED) -> list[Paper]:
+    """In the order of their files."""
+    return [_paper(yaml.safe_load(path.read_text())) for path in sorted(folder.glob("*.yaml"))]
+
+
+def _paper(told: Mapping[str, Any]) -> Paper:
+    return Paper(**{**told, "tables": [_table(table) for table in told["tables"]]})
+
+
+def _table(told: Mapping[str, Any]) -> Table:
+    columns = {name: Column(**column) for name, column in told.get("columns", {}).items()}
+    lines = {str(name): line for name, line in told.get("lines", {}).items()}
+    return Table(**{**told, "columns": columns, "lines": lines})

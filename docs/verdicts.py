@@ -1,0 +1,152 @@
+"""Whether what we measured is what a paper published: a rule for each table, applied to figures, and why.
+
+A table's *ordering* is reproduced where most pairs of figures that the paper holds apart stand in the same order with
+us, beyond our intervals, and none the other way; it is *reproduced* where, besides, all measured figures agree
+with the published ones; and *not reproduced* else. What agrees is said in the table's rule: within a distance, within a
+factor, or on the same side of a bound.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations
+from typing import Any
+
+from kept_rows import Measured
+
+
+class Outcome(StrEnum):
+    """Of a table or figure of a paper."""
+
+    REPRODUCED = "reproduced"
+    ORDERING = "ordering reproduced"
+    NOT = "not reproduced"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What counts as agreement with the published figures; one of the first four, or ``above`` alone.
+
+    Attributes:
+        within: they differ by at most so much.
+        factor: one is at most so many times the other.
+        side: both are above it, or both are below.
+        least: ours is the published one at least, or more.
+        apart: figures that the paper holds less apart, or by a smaller factor, have no order.
+        above: pairs of lines of which the paper has the first above the second, where it prints no figures.
+    """
+
+    within: float | None = None
+    factor: float | None = None
+    side: float | None = None
+    least: bool = False
+    apart: float = 0.0
+    above: Sequence[Sequence[str]] = ()
+
+    def agree(self, published: float, ours: float) -> bool:
+        """Whether ``ours`` is close enough."""
+        if self.within is not None:
+            return abs(ours - published) <= self.within
+        if self.factor is not None:
+            return abs(math.log(ours / published)) <= math.log(self.factor)
+        if self.least:
+            return ours >= published
+        return self.side is not None and (ours > self.side) == (published > self.side)
+
+    def in_words(self, figure: str) -> str:
+        """What it asks for."""
+        if self.within is not None:
+            return f"within {self.within:g} of the published ones"
+        if self.factor is not None:
+            return f"within a factor of {self.factor:g} of the published ones"
+        if self.least:
+            return "the published ones or more"
+        return f"on the published side of {self.side:g}"
+
+    def held_apart(self, one: float, other: float) -> bool:
+        """Whether two published figures have an order."""
+        if self.factor is not None:
+            return abs(math.log(one / other)) > math.log(max(self.apart, 1.0))
+        return abs(one - other) > self.apart
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A published figure and ours, if it was measured."""
+
+    name: str
+    published: float | None
+    ours: Measured | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """With its reason in words."""
+
+    outcome: Outcome
+    reason: str
+
+
+def judge(lines: Sequence[Line], rule: Rule, figure: str) -> Verdict:
+    """What the ``lines`` of a table come to under ``rule``; ``figure`` is what its figures are called."""
+    if rule.above:
+        return _ordered(*_claimed(lines, rule.above), total=len(rule.above))
+    published = [line for line in lines if line.published is not None]
+    there = [line for line in published if line.ours is not None]
+    if not there:
+        return Verdict(outcome=Outcome.NOT_RUN, reason="")
+    agreeing = [line for line in there if rule.agree(line.published, line.ours.mean)]
+    reason = f"{len(agreeing)} of {len(there)} measured figures ({figure}) are {rule.in_words(figure)}"
+    if len(there) < len(published):
+        reason += f", {len(published) - len(there)} more are not measured"
+    pairs = [
+        (a, b) if a.published > b.published else (b, a)
+        for a, b in combinations(there, 2)
+        if rule.held_apart(a.published, b.published)
+    ]
+    order = _ordered([_compare(a.ours, b.ours) for a, b in pairs], [_named(*pair) for pair in pairs], total=len(pairs))
+    in_order = order.outcome == Outcome.ORDERING
+    if len(agreeing) == len(there) and (in_order or not pairs):
+        outcome = Outcome.REPRODUCED
+    else:
+        outcome = Outcome.ORDERING if in_order else Outcome.NOT
+    return Verdict(outcome=outcome, reason=f"{reason}; {order.reason}" if pairs else f"{reason}.")
+
+
+def _ordered(signs: Sequence[int], names: Sequence[str], *, total: int) -> Verdict:
+    """Of pairs, 1 where ours is in the published order, 0 where the intervals overlap, -1 where it is the other way."""
+    if not signs:
+        return Verdict(outcome=Outcome.NOT_RUN, reason="")
+    right, open_ = signs.count(1), signs.count(0)
+    against = [name for name, sign in zip(names, signs, strict=True) if sign < 0]
+    reason = f"of {total} pairs that the paper holds apart {right} are in its order"
+    reason += f", {open_} within our intervals" if open_ else ""
+    reason += f", {total - len(signs)} not measured" if total > len(signs) else ""
+    reason += f", {len(against)} the other way (first {against[0]})" if against else ""
+    held = not against and 2 * right > len(signs)
+    return Verdict(outcome=Outcome.ORDERING if held else Outcome.NOT, reason=reason + ".")
+
+
+def _claimed(lines: Sequence[Line], above: Sequence[Sequence[str]]) -> tuple[list[int], list[str]]:
+    ours = {line.name: line.ours for line in lines}
+    there = [(a, b) for a, b in above if ours[a] is not None and ours[b] is not None]
+    return [_compare(ours[a], ours[b]) for a, b in there], [f"{a} below {b}" for a, b in there]
+
+
+def _compare(high: Measured, low: Measured) -> int:
+    """1 where ``high`` is above ``low``, -1 where it is below, 0 where their intervals overlap."""
+    sign = (high.mean > low.mean) - (high.mean < low.mean)
+    upper, lower = (high, low) if sign > 0 else (low, high)
+    known = upper.low is not None and lower.high is not None
+    return 0 if known and upper.low <= lower.high else sign
+
+
+def _named(above: Line, below: Line) -> str:
+    return f"{above.name} below {below.name}"
+
+
+def rule_of(told: Mapping[str, Any]) -> Rule:
+    """As a file of tables has it."""
+    return Rule(**{name: value for name, value in told.items() if name != "figure"})

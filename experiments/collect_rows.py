@@ -1,0 +1,114 @@
+"""Run folders as rows that ``make results`` reads: settings, accuracy and the statistics of each attack.
+
+    python experiments/collect_rows.py runs/refiner_rows --out experiments/rows/refiner_rows
+
+A line of ``rows.jsonl`` for each attacked round and attacker of every finished run under the folders, or one without an
+attack; of inference attacks one for each method, of a trade-off one for each CAP. Only ``run.json``,
+``environment.json``, ``summary.json`` and ``trade_off_cap.json`` are read: no image, text, update or record of a single
+victim gets into a row. Of paths only the last part is kept. Rows of runs that are there already are replaced, those of
+other runs stay.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+LEFT_OUT = ("out", "overwrite", "name", "choices", "command", "captured")
+"""Settings that say where a run is, not what it measures."""
+
+COPIED = ("metrics", "thresholds", "tracing", "label_sources", "certainties", "members", "images", "failures")
+KEPT = {"mean", "ci95", "n", "median", "min", "max"}
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names with points -> values; an option's target is its name's own business."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        elif name != "_target_" and value is not None:
+            yield f"{prefix}{name}", Path(value).name if isinstance(value, str) and "/" in value else value
+
+
+def statistics(leakage: Mapping[str, Any]) -> Row:
+    """Of an attacker in a round, without what follows from the rest."""
+    found = {name: leakage[name] for name in COPIED[1:] if leakage.get(name)}
+    found["recognizable"] = {t["metric"]: t["recognizable"] for t in found.pop("thresholds", ())}
+    metrics = {
+        name: {key: value for key, value in statistic.items() if key in KEPT}
+        for name, statistic in leakage["metrics"].items()
+    }
+    return {**metrics, **found}
+
+
+def rows_of(folder: Path) -> list[Row]:
+    """What the run in ``folder`` comes to; none if it has not finished, or was written by an older version."""
+    summary = json.loads((folder / "summary.json").read_text())
+    if summary["status"] != "finished" or "attacked" not in summary:
+        return []
+    told = json.loads((folder / "run.json").read_text())
+    environment = json.loads((folder / "environment.json").read_text())
+    config = told["config"]
+    common: Row = {
+        "run": folder.name,
+        **config["choices"],
+        "command": config["command"],
+        "version": {name: environment["packages"][name] for name in ("fl-privacy", "torch")},
+        "settings": dict(sorted(flat({k: v for k, v in config.items() if k not in LEFT_OUT}))),
+        **{name: summary[name] for name in ("final_accuracy", "pmm") if summary.get(name) is not None},
+        "seconds": summary["seconds"],
+    }
+    if (privacy := summary.get("privacy")) and privacy.get("epsilon") is not None:
+        common["epsilon_spent"] = privacy["epsilon"]
+    attacked = [
+        {**common, "round": entry["round"], "attacker": who, **statistics(entry[who])}
+        for entry in summary["attacked"]
+        for who in ("plain", "adaptive")
+        if entry.get(who)
+    ]
+    inferred = [{**common, **finding} for finding in map(inference, summary.get("inferred", ()))]
+    return [*attacked, *inferred] or [common]
+
+
+def inference(finding: Mapping[str, Any]) -> Row:
+    """A method's measures, without its curve."""
+    names = ("about", "method", "positives", "negatives", "epsilon", "proven_epsilon")
+    return {**{name: finding.get(name) for name in names}, **finding["measures"]}
+
+
+def caps_under(folders: Sequence[Path]) -> list[Row]:
+    """What trade-offs wrote of their mechanisms, a row for each mechanism, distance and attack."""
+    found = [path for folder in folders for path in sorted(folder.rglob("trade_off_cap.json"))]
+    return [{"run": f"{path.parent.name}, CAP", **cap} for path in found for cap in json.loads(path.read_text())]
+
+
+def runs_under(folders: Sequence[Path]) -> list[Path]:
+    """Folders of runs with a summary, those that were replaced left out."""
+    found = {path.parent for folder in folders for path in folder.rglob("summary.json")}
+    return sorted(folder for folder in found if (folder / "run.json").is_file() and "-previous-" not in folder.name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, help="runs, or what they lie in")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    runs = runs_under(options.folders)
+    found = {folder: rows_of(folder) for folder in runs}
+    rows = [row for own in found.values() for row in own] + caps_under(options.folders)
+    path = options.out / "rows.jsonl"
+    options.out.mkdir(parents=True, exist_ok=True)
+    before = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    names = {row["run"] for row in rows}
+    kept = [row for row in before if row["run"] not in names]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *rows]))
+    for folder in (folder for folder, own in found.items() if not own):
+        print(f"{folder} has not finished, or was written by an older version: left out")
+    print(f"{len(runs)} runs, {len(rows)} rows, {len(kept)} kept: {path} ({path.stat().st_size >> 10} KiB)")
+
+
+if __name__ == "__main__":
+    main()

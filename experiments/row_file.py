@@ -1,0 +1,38 @@
+"""Rows that an experiment keeps as they come, in ``rows.jsonl`` of the folder ``--out``: what ``make results`` reads.
+
+Not a command of its own.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class RowFile:
+    """One row for each key; without a folder nothing is kept."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.path = folder / "rows.jsonl" if folder else None
+        there = self.path is not None and self.path.is_file()
+        self.rows: list[Row] = [json.loads(line) for line in self.path.read_text().splitlines()] if there else []
+
+    def find(self, key: Row) -> Row | None:
+        """The row that has what ``key`` has."""
+        return next((row for row in self.rows if key.items() <= row.items()), None)
+
+    def add(self, key: Row, figures: Row) -> Row:
+        """Keep a row; one of the same key is replaced."""
+        row = {**key, **figures}
+        self.rows = [other for other in self.rows if not key.items() <= other.items()] + [row]
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text("".join(json.dumps(each) + "\n" for each in self.rows))
+        return row
+
+
+def takes_rows(parser: argparse.ArgumentParser) -> None:
+    """Add ``--out``."""
+    parser.add_argument("--out", type=Path, help="folder in which rows.jsonl keeps the figures")

@@ -1,0 +1,144 @@
+"""The page of results and the findings are what kept rows give, and no figure in them is written by hand."""
+
+import importlib
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = ROOT / "experiments" / "rows"
+PUBLISHED = ROOT / "docs" / "published"
+
+
+@pytest.fixture
+def docs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of ``docs/``."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return importlib.import_module
+
+
+@pytest.fixture
+def results(docs: Any) -> ModuleType:
+    return docs("results")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """A copy of the kept rows."""
+    return Path(shutil.copytree(ROWS, tmp_path / "rows"))
+
+
+def section(page: str, head: str) -> str:
+    """Of the page, up to the next."""
+    return page.split(f"### {head}", 1)[1].split("\n### ", 1)[0]
+
+
+def test_the_committed_pages_are_what_the_rows_give(results: ModuleType) -> None:
+    for path, content in results.pages().items():
+        assert path.read_text() == content, "run `make results`"
+
+
+def test_without_its_rows_a_table_is_not_run(results: ModuleType, rows: Path) -> None:
+    head = "Table 7: PSNR and PMM over alpha"
+    whole = results.pages(rows)[results.PAGES["RESULTS.md"]]
+    assert "**Ordering reproduced.**" in section(whole, head)
+    shutil.rmtree(rows / "refiner_rows")
+    page = results.pages(rows)[results.PAGES["RESULTS.md"]]
+    lines = [line for line in section(page, head).splitlines() if line.startswith("| 0.5")]
+    assert lines == ["| 0.5 | 13.2 | not run | 90.69 | not run |"]
+    assert "**Not run.**" in section(page, head) and "fl-privacy trade-off" in section(page, head)
+    assert results.pages(rows)[results.PAGES["findings.md"]] != (ROOT / "docs" / "findings.md").read_text()
+
+
+def test_another_number_in_a_row_is_another_number_on_the_page(results: ModuleType, rows: Path) -> None:
+    path = rows / "refiner_rows" / "rows.jsonl"
+    told = [json.loads(line) for line in path.read_text().splitlines()]
+    changed = [row for row in told if row["settings"].get("defense.alpha") == 0.9]
+    assert len(changed) == 1
+    changed[0]["psnr"] |= {"mean": 3.25, "ci95": [3.125, 3.375], "n": 77}
+    path.write_text("".join(json.dumps(row) + "\n" for row in told))
+    page = results.pages(rows)[results.PAGES["RESULTS.md"]]
+    assert "| 0.9 | 10.52 | 3.2 [3.1, 3.4] | 77 |" in section(page, "Table 7: PSNR and PMM over alpha")
+
+
+def test_prose_holds_no_figure() -> None:
+    """What is said of ours is said with slots that rows fill; settings stand in code."""
+    told = [yaml.safe_load(path.read_text()) for path in PUBLISHED.glob("*.yaml")]
+    prose = [why for paper in told for table in paper["tables"] for why in table.get("why", {}).values()]
+    prose.append((PUBLISHED / "findings.md").read_text())
+    for text in prose:
+        plain = re.sub(r"\{\{.*?\}\}|```.*?```|`[^`]*`|\]\([^)]*\)|\((?:19|20)\d\d\)", "", text, flags=re.DOTALL)
+        plain = re.sub(r"\b(?:Tables?|Figures?|Theorem|Lemma) [\dIVX.]+(?: (?:and|to) [\dIVX.]+)?", "", plain)
+        assert re.findall(r"(?<![A-Za-z])\d\S*", plain.replace("95 %", "")) == [], text
+
+
+def test_rows_are_small_and_name_no_place() -> None:
+    paths = list(ROWS.rglob("*"))
+    assert sum(path.stat().st_size for path in paths if path.is_file()) < 20 << 20
+    assert {path.name for path in paths if path.is_file()} == {"rows.jsonl"}
+    for path in ROWS.rglob("rows.jsonl"):
+        for line in path.read_text().splitlines():
+            assert not re.search(r'"/[a-z]', line), path
+            json.loads(line)
+
+
+CASES: Sequence[tuple[Mapping[str, Any], Sequence[tuple[float | None, float | None]], str]] = [
+    ({"within": 1}, [(10, 10.5), (20, 19.5)], "reproduced"),
+    ({"within": 1}, [(10, 12), (20, 19.5)], "ordering reproduced"),
+    ({"within": 1}, [(10, 19), (20, 12)], "not reproduced"),
+    ({"within": 1}, [(10, None), (20, None)], "not run"),
+    ({"within": 1}, [(10, 10.2), (20, None)], "reproduced"),
+    ({"within": 100}, [(10, 19), (20, 12)], "not reproduced"),
+    ({"within": 1, "apart": 50}, [(10, 13), (20, 19)], "not reproduced"),
+    ({"factor": 10}, [(1e-4, 5e-4), (1e-1, 2e-1)], "reproduced"),
+    ({"factor": 2}, [(1e-4, 5e-4), (1e-1, 2e-1)], "ordering reproduced"),
+    ({"side": 0.05}, [(0.01, 0.04), (0.3, 0.06)], "reproduced"),
+    ({"least": True}, [(70, 130)], "reproduced"),
+    ({"least": True}, [(70, 69)], "not reproduced"),
+    ({"above": [["1", "0"]]}, [(None, 1), (None, 2)], "ordering reproduced"),
+    ({"above": [["0", "1"]]}, [(None, 1), (None, 2)], "not reproduced"),
+    ({"above": [["0", "1"]]}, [(None, 1), (None, None)], "not run"),
+]
+
+
+@pytest.mark.parametrize(("rule", "figures", "outcome"), CASES)
+def test_verdicts(
+    docs: Any, rule: Mapping[str, Any], figures: Sequence[tuple[float | None, float | None]], outcome: str
+) -> None:
+    verdicts, measured = docs("verdicts"), docs("kept_rows").Measured
+    lines = [
+        verdicts.Line(name=str(n), published=theirs, ours=None if ours is None else measured(mean=ours))
+        for n, (theirs, ours) in enumerate(figures)
+    ]
+    assert verdicts.judge(lines, verdicts.rule_of(rule), "figure").outcome == outcome
+
+
+def test_overlapping_intervals_decide_nothing(docs: Any) -> None:
+    verdicts, measured = docs("verdicts"), docs("kept_rows").Measured
+    lines = [
+        verdicts.Line(name="a", published=1.0, ours=measured(mean=5, low=1, high=9)),
+        verdicts.Line(name="b", published=3.0, ours=measured(mean=6, low=2, high=10)),
+    ]
+    verdict = verdicts.judge(lines, verdicts.Rule(within=0.1), "figure")
+    assert verdict.outcome == "not reproduced" and "1 within our intervals" in verdict.reason
+
+
+def test_a_line_chooses_one_row(docs: Any) -> None:
+    kept = docs("kept_rows")
+    rows = [{"a": 1, "settings": {"b.c": 2}}, {"a": 1, "settings": {"b.c": 3}}]
+    assert kept.choose(rows, {"a": 1, "b.c": 3}) == rows[1]
+    assert kept.choose(rows, {"a": 2}) is None
+    with pytest.raises(ValueError, match="expected to choose one row, but chooses 2"):
+        kept.choose(rows, {"a": 1})
+
+
+def test_a_share_has_an_interval(docs: Any) -> None:
+    found = docs("kept_rows").measured({"read": 1.0, "images": 4}, "read", share="images")
+    assert found.mean == 1 and found.low == pytest.approx(0.51, abs=0.01) and found.high == 1 and found.n == 4
