@@ -134,7 +134,7 @@ def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Recons
 def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:
     """By position, what a later fully connected layer gives away exactly, for the descents in front of it."""
     path = first_hidden_layer(group.first)
-    if path is None or group.first.upload.num_examples == 1:
+    if path is None:
         return {}
     found, model = {}, model_as_sent(group.first)
     for position, observation in group.observations.items():

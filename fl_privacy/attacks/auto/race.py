@@ -28,8 +28,8 @@ from fl_privacy.models import Front
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
-FEATURES = 1.0
-"""Weight of features that are known, as a share of the loss of a zero gradient."""
+FEATURES = 0.3
+"""Weight of features that are known, as a share of the loss of a zero gradient, in the attempt that is held to them."""
 
 _PILOT = 25
 """Evaluations by which the time of one is measured."""
@@ -74,8 +74,10 @@ class Race:
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
         """All but the first attempts at a batch whose labels are inferred try the next likely ones."""
         known = self._features.get(victim.position)
-        if known is not None and known.labels is not None:
-            return [replace(attempt, labels=known.labels) for attempt in blank]
+        if known is not None:
+            free = [replace(attempt, labels=known.labels) for attempt in blank]
+            held = replace(free[0], start=1 + max(attempt.start for attempt in free), held=True)
+            return [free[0], held, *free[1:]][: max(2, len(free))]
         if victim.label_source != "inferred" or len(blank) <= _SURE_OF_LABELS:
             return list(blank)
         others = other_labels(self._prepared[0], victim.observation, len(blank) - _SURE_OF_LABELS)
@@ -238,13 +240,15 @@ class Race:
             problem.constraints,
             smoothness=smoothness,
             any_contrast=self._any_contrast,
-            features=self._known_features(prepared, [position for position, _ in jobs], zero),
+            features=self._known_features(prepared, jobs, zero),
         )
         return replace(problem, constraints=known)
 
-    def _known_features(self, prepared: Prepared, positions: Sequence[int], zero: Tensor) -> KnownFeatures | None:
-        """Of the victims at ``positions``, without a weight where there are none; ``zero`` (V,) is a member's unit."""
-        own = [self._features.get(position) for position in positions]
+    def _known_features(
+        self, prepared: Prepared, jobs: Sequence[tuple[int, Attempt]], zero: Tensor
+    ) -> KnownFeatures | None:
+        """Of the attempts that are held to them; the others' have no weight. ``zero`` (V,) is the unit of a weight."""
+        own = [self._features[position] if attempt.held else None for position, attempt in jobs]
         some = next((one for one in own if one is not None), None)
         if some is None:
             return None

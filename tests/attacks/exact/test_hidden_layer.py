@@ -12,31 +12,28 @@ from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.exact.certificate import Reproduction, model_as_sent
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
 from fl_privacy.attacks.gradient_inversion.grouping import Group
-from fl_privacy.models import Front, LeNet
-from fl_privacy.types import Batch, LocalPlan, Observation, VictimId
+from fl_privacy.models import Front
+from fl_privacy.types import Batch, LocalPlan, Observation
 from tests.attacks.exact.test_exact import mlp, noise, pruned, victims
-from tests.attacks.victims import CLASSES, examples, observations, observe, smooth_net
+from tests.attacks.victims import CLASSES, examples, observe
 
-FRONT = nn.Conv2d(2, 6, 3, stride=2), nn.Sigmoid(), nn.Flatten()
+
+def front_of_features() -> nn.Module:
+    """Whose features differ from image to image, so that neurons behind them do."""
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(2, 6, 3, stride=2)
+    nn.init.normal_(convolution.weight, std=1.0)
+    return nn.Sequential(convolution, nn.Tanh(), nn.Flatten()).double()
 
 
 def with_hidden_layer() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*FRONT, nn.Linear(54, 96), nn.ReLU(), nn.Linear(96, CLASSES)).double()
+    return nn.Sequential(*front_of_features(), nn.Linear(54, 96), nn.ReLU(), nn.Linear(96, CLASSES)).double()
 
 
 def read(seen: Observation) -> HiddenFeatures | None:
     path = first_hidden_layer(seen)
     assert path is not None
     return hidden_features(Reproduction(seen, model_as_sent(seen)), path, torch.Generator().manual_seed(0))
-
-
-def test_features_of_one_image_are_the_quotient():
-    model = LeNet(in_channels=2, image_size=8, num_classes=CLASSES)
-    (seen,), (truth,) = victims(model, 1, 1)
-    found = read(seen)
-    assert found is not None and found.path == "classifier"
-    torch.testing.assert_close(found.values.float(), Front(model, found.path)(truth.inputs), rtol=1e-4, atol=1e-5)
 
 
 def test_features_of_a_batch_come_with_its_labels_in_front_of_a_relu():
@@ -52,8 +49,7 @@ def test_features_of_a_batch_come_with_its_labels_in_front_of_a_relu():
 
 @pytest.mark.parametrize("change", [noise(0.1), pruned(0.9)])
 def test_what_a_defense_has_changed_gives_no_features(change):
-    model, rng = LeNet(in_channels=2, image_size=8, num_classes=CLASSES), torch.Generator().manual_seed(0)
-    (seen,), _ = victims(model, 1, 1)
+    seen, rng = observe(with_hidden_layer(), examples(4)), torch.Generator().manual_seed(0)
     tensors = change(dict(seen.upload.tensors), rng)
     assert read(replace(seen, upload=replace(seen.upload, tensors=tensors))) is None
 
@@ -68,7 +64,7 @@ def test_layers_that_give_nothing_away_are_left_out():
 
 
 def test_the_mismatch_of_features_is_a_share_of_their_length():
-    front, truth = nn.Sequential(*FRONT).double(), examples(2)
+    front, truth = front_of_features(), examples(2)
     values = front(truth.inputs)[None].repeat(3, 1, 1)
     known = KnownFeatures(front=front, values=values, weight=torch.tensor([1.0, 2.0, 0.0]).double())
     images = torch.stack([truth.inputs, 1 - truth.inputs, 1 - truth.inputs])
@@ -78,22 +74,20 @@ def test_the_mismatch_of_features_is_a_share_of_their_length():
     assert wrong == pytest.approx(2 * float(expected))
 
 
-def test_only_victims_whose_features_are_known_are_held_to_them():
-    seen = observations(smooth_net(), 2)
-    group = Group({0: seen[0], 1: replace(seen[1], id=VictimId(0, 0, 1))})
-    found = read(seen[0])
+def test_one_attempt_is_held_to_known_features_and_all_take_their_labels():
+    model, truth = with_hidden_layer(), examples(4)
+    seen = observe(model, truth)
+    found = read(seen)
     assert found is not None
-    plain, held = (
-        Race(group, entries(seen[0], 1, lambda attack: attack), 0, features=known) for known in ({}, {0: found})
-    )
-    wrong = Batch(1 - examples(1).inputs, examples(1).labels)
-    for race in (plain, held):
-        for position in (0, 1):
-            race.add(position, wrong)
+    race = Race(Group({0: seen}), entries(seen, 3, lambda attack: attack), 0, features={0: found})
+    assert [attempt.held for attempt in race.attempts[0]] == [False, True, False]
+    assert all(torch.equal(attempt.labels, found.labels) for attempt in race.attempts[0])
+    order = torch.cdist(found.values, Front(model, "3")(truth.inputs)).argmin(1)
     losses = []
-    for race in (plain, held):
-        jobs = [(position, race.attempts[position][1]) for position in (0, 1)]
-        rows = torch.stack([attempt.variables for _, attempt in jobs])
-        losses.append(race._problem(0, jobs).loss(rows))
-    assert losses[1][0] > losses[0][0] + 1e-3
-    assert losses[1][1] == pytest.approx(float(losses[0][1]))
+    for images in (truth.inputs[order], truth.inputs[order.flip(0)]):
+        race.add(0, Batch(images, found.labels))
+        free = race.attempts[0].pop()
+        jobs = [(0, free), (0, replace(free, held=True))]
+        losses.append(race._problem(0, jobs).loss(torch.stack([free.variables, free.variables])))
+    assert losses[0][1] == pytest.approx(float(losses[0][0]), abs=1e-5)
+    assert losses[1][1] > losses[1][0] + 1e-2
