@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from paper_tables import Paper
 
 FOLDER = Path(__file__).resolve().parent / "assets" / "findings"
+Figures = Mapping[str, Sequence[Measured | None]]
 COLORS = ("#9ab", "#c44")
 
 
@@ -31,19 +32,32 @@ CHARTS = (
 )
 
 
-def draw_all(papers: Sequence[Paper], kept: Kept, folder: Path = FOLDER) -> None:
-    """Write the charts, but those without a single figure."""
+def drawable(papers: Sequence[Paper], kept: Kept) -> dict[str, Figures]:
+    """Name of each chart that has a figure -> its figures by line."""
     tables = {f"{paper.name}/{table.name}": table for paper in papers for table in paper.tables}
+    found = {
+        chart.name: {
+            line: [tables[chart.table].read(kept, line, c) for c in chart.columns] for line in tables[chart.table].lines
+        }
+        for chart in CHARTS
+    }
+    measured = {name: {line: ours for line, ours in figures.items() if any(ours)} for name, figures in found.items()}
+    return {name: figures for name, figures in measured.items() if figures}
+
+
+def draw_all(papers: Sequence[Paper], kept: Kept, folder: Path = FOLDER) -> None:
+    """Write the charts that have a figure, and take away the others."""
     folder.mkdir(parents=True, exist_ok=True)
+    drawn = drawable(papers, kept)
     for chart in CHARTS:
-        table = tables[chart.table]
-        found = {line: [table.read(kept, line, column) for column in chart.columns] for line in table.lines}
-        if found := {line: ours for line, ours in found.items() if any(ours)}:
-            figure = draw(found, chart.names)
-            figure.savefig(folder / f"{chart.name}.png", metadata={"Software": None}, pil_kwargs={"optimize": True})
+        path = folder / f"{chart.name}.png"
+        path.unlink(missing_ok=True)
+        if chart.name in drawn:
+            figure = draw(drawn[chart.name], chart.names)
+            figure.savefig(path, metadata={"Software": None}, pil_kwargs={"optimize": True})
 
 
-def draw(found: Mapping[str, Sequence[Measured | None]], names: Sequence[str]) -> Figure:
+def draw(found: Figures, names: Sequence[str]) -> Figure:
     """Bars with 95 % intervals for the figures of each line."""
     figure = Figure(figsize=(7.2, 0.32 * len(found) + 0.9), dpi=110, layout="constrained", facecolor="white")
     axes = figure.subplots()

@@ -64,12 +64,13 @@ def value_of(row: Row, name: str) -> Any:
 
 
 def choose(rows: Sequence[Row], where: Mapping[str, Any]) -> Row | None:
-    """The one row whose values are those of ``where``; ``None`` if there is none.
+    """The one row whose values are those of ``where``, where ``any`` asks for nothing; ``None`` if there is none.
 
     Raises:
         ValueError: several rows fit.
     """
-    found = [row for row in rows if all(value_of(row, name) == value for name, value in where.items())]
+    asked = {name: value for name, value in where.items() if value != "any"}
+    found = [row for row in rows if all(value_of(row, name) == value for name, value in asked.items())]
     if len(found) > 1:
         raise ValueError(f"{dict(where)} is expected to choose one row, but chooses {len(found)}; name more of them.")
     return found[0] if found else None

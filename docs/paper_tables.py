@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import yaml
 from kept_rows import NOT_RUN, Kept, Measured, Row, choose, measured
+from verdicts import Column as Judged
 from verdicts import Line, Verdict, judge, rule_of
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
@@ -84,12 +85,25 @@ class Table:
         """``None`` where nothing is published."""
         if not self.verdict:
             return None
-        column = self.verdict["figure"]
-        lines = [
-            Line(name=name, published=self.published(name, column), ours=self.read(kept, name, column))
-            for name in self.lines
+        columns = [
+            Judged(
+                lines=[
+                    Line(name=name, published=self.published(name, c), ours=self.read(kept, name, c))
+                    for name in self.lines
+                ],
+                rule=rule_of(self.verdict, c),
+            )
+            for c in self.judged_columns
         ]
-        return judge(lines, rule_of(self.verdict), self.columns[column].title)
+        if self.verdict.get("across"):
+            columns = [Judged(lines=[line for column in columns for line in column.lines], rule=columns[0].rule)]
+        return judge(columns, "; ".join(self.columns[c].title for c in self.judged_columns))
+
+    @property
+    def judged_columns(self) -> list[str]:
+        """Names of the figures that the verdict is on; with ``across`` they have an order among each other."""
+        figure = self.verdict["figure"]
+        return [figure] if isinstance(figure, str) else list(figure)
 
     def published(self, line: str, column: str) -> float | None:
         """What the paper has."""
@@ -101,9 +115,14 @@ class Table:
 
     def coverage(self, kept: Kept) -> tuple[int, int]:
         """How many of the lines are measured, and how many there are."""
-        column, claimed = self.verdict["figure"], {name for pair in self.verdict.get("above", ()) for name in pair}
-        counted = [name for name in self.lines if name in claimed or self.published(name, column) is not None]
-        return sum(self.read(kept, name, column) is not None for name in counted), len(counted)
+        claimed = {name for pair in self.verdict.get("above", ()) for name in pair}
+        counted = [
+            (name, column)
+            for column in self.judged_columns
+            for name in self.lines
+            if name in claimed or self.published(name, column) is not None
+        ]
+        return sum(self.read(kept, *place) is not None for place in counted), len(counted)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,10 @@ file a paper; rows are in ``experiments/rows``. No figure of ours is written by 
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from finding_pictures import draw_all
+from finding_pictures import draw_all, drawable
 from kept_rows import NOT_RUN, ROWS, Kept, attacks_table, markdown, rows_table
 from paper_tables import PUBLISHED, Paper, Table, load_papers
 from verdicts import Outcome
@@ -21,6 +20,8 @@ from verdicts import Outcome
 DOCS = Path(__file__).resolve().parent
 PAGES = {"RESULTS.md": DOCS.parent / "experiments" / "RESULTS.md", "findings.md": DOCS / "findings.md"}
 MADE = "<!-- Made by `make results` from kept rows; write into docs/published and experiments/rows instead. -->"
+BLOCKS = re.compile(r"(\n\n+|\n(?=- ))")
+PICTURE = re.compile(r"!\[[^\]]*\]\(assets/findings/(\w+)\.png\)")
 SLOT = re.compile(r"\{\{ *(verdict )?([^}]+?) *\}\}")
 
 
@@ -28,25 +29,30 @@ def render(papers: Sequence[Paper], kept: Kept) -> str:
     """The page of all tables."""
     parts = [MADE, (PUBLISHED / "results.md").read_text().strip(), _overview(papers, kept)]
     for paper in papers:
-        parts += [f"## {paper.title}", paper.about.strip()]
+        parts += [f"## {paper.title}", paper.about.strip(), _contents(paper, kept)]
         parts += [f"Sketches and pictures without figures: {paper.drawings}." if paper.drawings else ""]
         for table in paper.tables:
             parts += _section(table, kept)
-    return filled("\n\n".join(part for part in parts if part) + "\n", papers, kept)
+    return Slots(papers, kept).filled("\n\n".join(part for part in parts if part) + "\n")
 
 
 def _overview(papers: Sequence[Paper], kept: Kept) -> str:
-    """A line for each table of a paper, and how many came to what."""
-    lines, counted = [], Counter()
-    for paper in papers:
-        for table in paper.tables:
-            if verdict := table.judged(kept):
-                counted[verdict.outcome] += 1
-                there, of = table.coverage(kept)
-                lines.append([paper.title, f"{table.at}: {table.title}", f"{there} of {of}", f"**{verdict.outcome}**"])
-    total = ", ".join(f"{counted[outcome]} {outcome}" for outcome in Outcome)
-    table = markdown(["paper", "table or figure", "figures measured", "verdict"], lines)
-    return f"Of {len(lines)} tables and figures: {total}.\n\n{table}"
+    """How many tables came to what, a line for each paper."""
+    found = {paper.title: [v.outcome for table in paper.tables if (v := table.judged(kept))] for paper in papers}
+    found = {title: outcomes for title, outcomes in found.items() if outcomes}
+    found["**all**"] = [outcome for outcomes in found.values() for outcome in outcomes]
+    lines = [[title, *(str(outcomes.count(outcome)) for outcome in Outcome)] for title, outcomes in found.items()]
+    return markdown(["tables and figures", *Outcome], lines)
+
+
+def _contents(paper: Paper, kept: Kept) -> str:
+    """Verdicts on the tables of a paper; nothing where none has one."""
+    lines = []
+    for table in paper.tables:
+        if verdict := table.judged(kept):
+            there, of = table.coverage(kept)
+            lines.append([table.at, table.title, f"{there} of {of}", f"**{verdict.outcome}**"])
+    return markdown(["", "", "figures measured", "verdict"], lines) if lines else ""
 
 
 def _section(table: Table, kept: Kept) -> Iterator[str]:
@@ -92,27 +98,63 @@ def _figures(table: Table, kept: Kept) -> str:
     return markdown(heads, list(zip(*sides, strict=True)))
 
 
-def filled(text: str, papers: Sequence[Paper], kept: Kept) -> str:
-    """``text`` with figures and verdicts in its slots: ``{{paper/table/line/column}}``, ``{{verdict paper/table}}``."""
-    tables = {f"{paper.name}/{table.name}": table for paper in papers for table in paper.tables}
+class Slots:
+    """Fills ``{{paper/table/line/column}}`` and ``{{verdict paper/table}}`` with what the rows give."""
 
-    def slot(found: re.Match[str]) -> str:
-        paper, name, *rest = found[2].split("/")
-        table = tables[f"{paper}/{name}"]
-        if found[1]:
-            verdict = table.judged(kept)
+    def __init__(self, papers: Sequence[Paper], kept: Kept) -> None:
+        self._tables = {f"{paper.name}/{table.name}": table for paper in papers for table in paper.tables}
+        self._kept = kept
+
+    def figure(self, slot: re.Match[str]) -> str:
+        """Of one slot."""
+        paper, name, *rest = slot[2].split("/")
+        table = self._tables[f"{paper}/{name}"]
+        if slot[1]:
+            verdict = table.judged(self._kept)
             return str(verdict.outcome) if verdict else NOT_RUN
         line, column = rest
-        return table.columns[column].told(table.read(kept, line, column))
+        return table.columns[column].told(table.read(self._kept, line, column))
 
-    return SLOT.sub(slot, text)
+    def filled(self, text: str) -> str:
+        """All of a text."""
+        return SLOT.sub(self.figure, text)
+
+    def told(self, block: str) -> str:
+        """A paragraph or a point of a list; what rests on a figure that was not measured gives way to its command."""
+        missing = [slot for slot in SLOT.finditer(block) if self.figure(slot) == NOT_RUN]
+        if not missing or block.startswith("|"):
+            return self.filled(block)
+        paper, name, *_ = missing[0][2].split("/")
+        start = "- " if block.startswith("- ") else ""
+        return f"{start}*Not run:* `{self._tables[f'{paper}/{name}'].command[0]}`"
+
+
+def render_findings(papers: Sequence[Paper], kept: Kept) -> str:
+    """The chapter of findings."""
+    slots, drawn = Slots(papers, kept), drawable(papers, kept)
+    text = (PUBLISHED / "findings.md").read_text().replace("{{not reproduced}}", _not_reproduced(papers, kept))
+    blocks = [
+        block for block in BLOCKS.split(text.strip()) if not (found := PICTURE.search(block)) or found[1] in drawn
+    ]
+    return f"{MADE}\n\n" + "".join(slots.told(block) for block in blocks) + "\n"
+
+
+def _not_reproduced(papers: Sequence[Paper], kept: Kept) -> str:
+    """Every such table and why, as far as that is known."""
+    lines = []
+    for paper in papers:
+        for table in paper.tables:
+            verdict = table.judged(kept)
+            if verdict and verdict.outcome is Outcome.NOT:
+                why = " ".join(table.why.get(verdict.outcome, verdict.reason).split())
+                lines.append([paper.title, f"{table.at}: {table.title}", why])
+    return markdown(["paper", "table or figure", "why"], lines)
 
 
 def pages(folder: Path = ROWS) -> dict[Path, str]:
     """Where each page is kept, and what stands in it."""
     papers, kept = load_papers(), Kept(folder)
-    findings = filled((PUBLISHED / "findings.md").read_text(), papers, kept)
-    return {PAGES["RESULTS.md"]: render(papers, kept), PAGES["findings.md"]: f"{MADE}\n\n{findings}"}
+    return {PAGES["RESULTS.md"]: render(papers, kept), PAGES["findings.md"]: render_findings(papers, kept)}
 
 
 def main() -> None:

@@ -55,7 +55,8 @@ class Rule:
             return ours >= published
         return self.side is not None and (ours > self.side) == (published > self.side)
 
-    def in_words(self, figure: str) -> str:
+    @property
+    def in_words(self) -> str:
         """What it asks for."""
         if self.within is not None:
             return f"within {self.within:g} of the published ones"
@@ -82,6 +83,19 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Column:
+    """Lines that have an order among each other, and what counts as agreement in them."""
+
+    lines: Sequence[Line]
+    rule: Rule
+
+    @property
+    def there(self) -> list[Line]:
+        """Those that are published and measured."""
+        return [line for line in self.lines if line.published is not None and line.ours is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """With its reason in words."""
 
@@ -89,30 +103,37 @@ class Verdict:
     reason: str
 
 
-def judge(lines: Sequence[Line], rule: Rule, figure: str) -> Verdict:
-    """What the ``lines`` of a table come to under ``rule``; ``figure`` is what its figures are called."""
-    if rule.above:
-        return _ordered(*_claimed(lines, rule.above), total=len(rule.above))
-    published = [line for line in lines if line.published is not None]
-    there = [line for line in published if line.ours is not None]
+def judge(columns: Sequence[Column], figure: str) -> Verdict:
+    """What a table comes to; ``figure`` is what its figures are called."""
+    lines = [line for column in columns for line in column.lines]
+    if above := columns[0].rule.above:
+        return _ordered(*_claimed(lines, above), total=len(above))
+    published = sum(line.published is not None for line in lines)
+    there = [(line, column.rule) for column in columns for line in column.there]
     if not there:
         return Verdict(outcome=Outcome.NOT_RUN, reason="")
-    agreeing = [line for line in there if rule.agree(line.published, line.ours.mean)]
-    reason = f"{len(agreeing)} of {len(there)} measured figures ({figure}) are {rule.in_words(figure)}"
-    if len(there) < len(published):
-        reason += f", {len(published) - len(there)} more are not measured"
-    pairs = [
-        (a, b) if a.published > b.published else (b, a)
-        for a, b in combinations(there, 2)
-        if rule.held_apart(a.published, b.published)
-    ]
+    agreeing = sum(rule.agree(line.published, line.ours.mean) for line, rule in there)
+    wanted = " or ".join(dict.fromkeys(column.rule.in_words for column in columns))
+    reason = f"{agreeing} of {len(there)} measured figures ({figure}) are {wanted}"
+    if len(there) < published:
+        reason += f", {published - len(there)} more are not measured"
+    pairs = [pair for column in columns for pair in _apart(column)]
     order = _ordered([_compare(a.ours, b.ours) for a, b in pairs], [_named(*pair) for pair in pairs], total=len(pairs))
     in_order = order.outcome == Outcome.ORDERING
-    if len(agreeing) == len(there) and (in_order or not pairs):
+    if agreeing == len(there) and (in_order or not pairs):
         outcome = Outcome.REPRODUCED
     else:
         outcome = Outcome.ORDERING if in_order else Outcome.NOT
     return Verdict(outcome=outcome, reason=f"{reason}; {order.reason}" if pairs else f"{reason}.")
+
+
+def _apart(column: Column) -> list[tuple[Line, Line]]:
+    """Pairs that were measured and that the paper holds apart, the larger published figure first."""
+    return [
+        (a, b) if a.published > b.published else (b, a)
+        for a, b in combinations(column.there, 2)
+        if column.rule.held_apart(a.published, b.published)
+    ]
 
 
 def _ordered(signs: Sequence[int], names: Sequence[str], *, total: int) -> Verdict:
@@ -121,7 +142,7 @@ def _ordered(signs: Sequence[int], names: Sequence[str], *, total: int) -> Verdi
         return Verdict(outcome=Outcome.NOT_RUN, reason="")
     right, open_ = signs.count(1), signs.count(0)
     against = [name for name, sign in zip(names, signs, strict=True) if sign < 0]
-    reason = f"of {total} pairs that the paper holds apart {right} are in its order"
+    reason = f"of {total} {_pairs(total)} that the paper holds apart {right} in its order"
     reason += f", {open_} within our intervals" if open_ else ""
     reason += f", {total - len(signs)} not measured" if total > len(signs) else ""
     reason += f", {len(against)} the other way (first {against[0]})" if against else ""
@@ -147,6 +168,11 @@ def _named(above: Line, below: Line) -> str:
     return f"{above.name} below {below.name}"
 
 
-def rule_of(told: Mapping[str, Any]) -> Rule:
-    """As a file of tables has it."""
-    return Rule(**{name: value for name, value in told.items() if name != "figure"})
+def rule_of(told: Mapping[str, Any], figure: str) -> Rule:
+    """As a file of tables has it; a value may differ by figure."""
+    rule = {name: value for name, value in told.items() if name not in ("figure", "across")}
+    return Rule(**{name: v[figure] if isinstance(v, Mapping) else v for name, v in rule.items()})
+
+
+def _pairs(number: int) -> str:
+    return "pair" if number == 1 else "pairs"

@@ -10,7 +10,6 @@ machine that others use as well, ``--clock cpu --threads 1`` counts the process'
 
 import argparse
 import itertools
-import json
 import resource
 import statistics
 import time
@@ -18,10 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from row_file import RowFile, takes_rows
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -256,27 +255,26 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=20, help="evaluations of a measurement")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=Path("runs/attack_speed.json"))
+    takes_rows(parser)
     arguments = parser.parse_args()
+    kept = RowFile(arguments.out)
     torch.set_num_threads(arguments.threads)
     peak = convolution_peak(arguments.device)
     print(f"convolution peak {peak:.0f} GFLOP/s on {arguments.threads} threads ({arguments.device})")
     print(f"times on the {arguments.clock} clock")
     heads = f"{'model':9} {'attack':20} {'compile':7} {'V':>5} {'loop ms':>9} {'engine ms':>10}"
     print(f"{heads} {'ratio':>6} {'peak':>5} {'MB':>6}")
-    rows: list[dict[str, object]] = []
     wanted = itertools.product(arguments.models, arguments.attacks, arguments.compile, arguments.victims)
     for name, attack, compile, victims in wanted:
         row = measure(name, attack, victims, compile, arguments=arguments, peak=peak)
-        rows.append(asdict(row))
+        key = {name: getattr(row, name) for name in ("model", "attack", "compile", "victims")}
+        key |= {name: getattr(arguments, name) for name in ("threads", "clock", "device")}
+        kept.add(key, {**asdict(row), "repeats": arguments.repeats, "peak_gflops": peak})
         print(
             f"{row.model:9} {row.attack:20} {row.compile:7} {row.victims:5} {row.loop_ms:9.2f} {row.engine_ms:10.3f}"
             f" {row.ratio:6.1f} {row.share_of_peak:5.0%} {row.peak_memory_mb:6.0f}",
             flush=True,
         )
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        setting = {"torch": torch.__version__, "threads": arguments.threads, "clock": arguments.clock}
-        arguments.out.write_text(json.dumps({**setting, "peak_gflops": peak, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

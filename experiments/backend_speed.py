@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from long_federation import descendants
+from row_file import RowFile, takes_rows
 
 from fl_privacy.config import compose_run, to_yaml
 from fl_privacy.experiment.build import build_federation, clients_of
@@ -81,7 +82,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--overrides", nargs="*", default=["model=lenet", "data=mnist_mini"])
+    takes_rows(parser)
     options = parser.parse_args()
+    kept = RowFile(options.out)
     overrides = [
         f"federation.clients={options.clients}",
         f"federation.rounds={options.rounds}",
@@ -100,6 +103,9 @@ def main() -> None:
         loop, mine = (statistics.median(pair[side][0] for pair in pairs) for side in (0, 1))
         wall = statistics.median(other[1] / plain[1] for plain, other in pairs)
         middle = statistics.median(ratios)
+        key = {"backend": backend, "clients": options.clients, "overrides": options.overrides}
+        figures = {"cpu_seconds": mine, "loop_cpu_seconds": loop, "wall_ratio": wall, "repeats": options.repeats}
+        kept.add(key, {"ratio": middle, "least": min(ratios), "most": max(ratios), **figures})
         print(
             f"{backend}: {1e3 * mine:.1f} ms of CPU a round, the plain loop {1e3 * loop:.1f} ms: {middle:.2f}"
             f" ({min(ratios):.2f} to {max(ratios):.2f}); wall clock {wall:.2f}"

@@ -37,11 +37,12 @@ def statistics(leakage: Mapping[str, Any]) -> Row:
     """Of an attacker in a round, without what follows from the rest."""
     found = {name: leakage[name] for name in COPIED[1:] if leakage.get(name)}
     found["recognizable"] = {t["metric"]: t["recognizable"] for t in found.pop("thresholds", ())}
-    metrics = {
-        name: {key: value for key, value in statistic.items() if key in KEPT}
-        for name, statistic in leakage["metrics"].items()
-    }
-    return {**metrics, **found}
+    return {**{name: shortened(statistic) for name, statistic in leakage["metrics"].items()}, **found}
+
+
+def shortened(statistic: Mapping[str, Any]) -> Row:
+    """Without what follows from the rest."""
+    return {key: value for key, value in statistic.items() if key in KEPT}
 
 
 def rows_of(folder: Path) -> list[Row]:
@@ -61,6 +62,8 @@ def rows_of(folder: Path) -> list[Row]:
         **{name: summary[name] for name in ("final_accuracy", "pmm") if summary.get(name) is not None},
         "seconds": summary["seconds"],
     }
+    if distortion := summary.get("update_distortion"):
+        common["distortion"] = {name: shortened(statistic) for name, statistic in distortion.items()}
     if (privacy := summary.get("privacy")) and privacy.get("epsilon") is not None:
         common["epsilon_spent"] = privacy["epsilon"]
     attacked = [

@@ -1,12 +1,11 @@
 """What a client round costs on a small device: time, CPU, memory, bytes, energy by defense (Refiner, Appendix O).
 
-    python experiments/edge_overhead.py --rows edge.jsonl --models lenet resnet18 mobilenet_v2 --batches 1 32
-    python experiments/edge_overhead.py --rows edge.jsonl --models resnet50_224 --batches 1 8 32 --defenses none refiner
-    python experiments/edge_overhead.py --rows edge.jsonl --only-table
+    python experiments/edge_overhead.py --models lenet resnet18 mobilenet_v2 --out experiments/rows/edge_overhead
+    python experiments/edge_overhead.py --models resnet50_224 --defenses none --out experiments/rows/edge_overhead
 
-Each cell is a process of its own, held to one core by its CPU affinity, with one thread, and to 1 GiB of resident
-memory by its parent, which looks every 20 ms and ends it, as a memory cgroup does; ulimit counts address space, most of
-which PyTorch never touches. What does not fit has a row that says so. A row that is there is not measured again.
+Each cell is a process of its own, held to one core by its CPU affinity, with one thread, and to 1 GiB of memory by a
+memory cgroup (without the right to make one, by its parent, which looks every 20 ms). What does not fit has a row that
+says so. A row that is there is not measured again. ``fl-privacy node-cost RUN_DIR`` measures the client of a run.
 
 A round is one batch: the gradient and the defense's hooks, as a client runs them. Energy is that of RAPL
 (``/sys/class/powercap``), of the whole package; where the kernel does not expose it the column says so. The paper does
@@ -16,9 +15,7 @@ not run it: it multiplies the 28.47 to 44.04 ms of a forward pass of ResNet-50 a
 import argparse
 import json
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -44,17 +41,16 @@ from fl_privacy.defenses import (
     split_fed,
     spn,
 )
+from fl_privacy.deploy.limits import MIB, joules_so_far, run_limited
 from fl_privacy.evaluator import EvaluationNetwork, save_evaluator
-from fl_privacy.federation import private_names, public_state
+from fl_privacy.federation import public_state
 from fl_privacy.federation.client.training import local_update
 from fl_privacy.federation.server import upload_bytes
 from fl_privacy.models import LeNet, MobileNetV2, ResNet18
 from fl_privacy.types import Batch, LocalPlan
 
 LIMIT = 1 << 30
-MIB = 1 << 20
 CLASSES = 10
-WATCH_SECONDS = 0.02
 
 MODELS: dict[str, tuple[int, Callable[[], nn.Module]]] = {
     "lenet": (32, lambda: LeNet(in_channels=3, image_size=32, num_classes=CLASSES)),
@@ -80,21 +76,10 @@ DEFENSES: dict[str, Callable[[Callable[[], str]], Defense]] = {
 PAPER = {"Jetson Nano": 18.22, "Coral USB": 23.74, "Neural Stick": 24.59, "Coral PCIe": 28.19}
 """Refiner, Appendix O: seconds extrapolated for ResNet-50 at 224x224, batch 32, 10 iterations."""
 
-PACKAGES = Path("/sys/class/powercap")
-
-
-def microjoules() -> int | None:
-    """What the CPU packages have used so far; ``None`` where the kernel does not say."""
-    counters = sorted(PACKAGES.glob("intel-rapl:?/energy_uj"))
-    try:
-        return sum(int(counter.read_text()) for counter in counters) if counters else None
-    except OSError:
-        return None
-
 
 def one_round(model: nn.Module, defense: Defense, batch: Batch) -> dict[str, Any]:
     """Cost of a round of a client that holds ``batch``."""
-    before, started, cpu = microjoules(), time.perf_counter(), time.process_time()
+    before, started, cpu = joules_so_far(), time.perf_counter(), time.process_time()
     result = local_update(
         model,
         public_state(model, defense),
@@ -106,13 +91,12 @@ def one_round(model: nn.Module, defense: Defense, batch: Batch) -> dict[str, Any
         rng=torch.Generator().manual_seed(0),
         private_rng=torch.Generator().manual_seed(1),
     )
-    used = microjoules()
+    used = joules_so_far()
     return {
         "seconds": time.perf_counter() - started,
         "cpu_seconds": time.process_time() - cpu,
-        "joules": (used - before) / 1e6 if before is not None and used is not None else None,
-        "bytes_up": upload_bytes(result.upload),
-        "private_parameters": len(private_names(model, defense)),
+        "joules": used - before if before is not None and used is not None else None,
+        "mib_up": upload_bytes(result.upload) / MIB,
     }
 
 
@@ -133,53 +117,28 @@ def measure(model_name: str, defense_name: str, batch_size: int, repeats: int) -
             prepare((3, size, size))
         images = torch.rand(batch_size, 3, size, size, generator=torch.Generator().manual_seed(0))
         batch = Batch(images, torch.arange(batch_size) % CLASSES)
-        idle = resident(os.getpid())
         first = one_round(model, defense, batch)
         rounds = [first] if first["cpu_seconds"] > 20 else [one_round(model, defense, batch) for _ in range(repeats)]
-    middle = {key: statistics.median(row[key] for row in rounds) for key in ("seconds", "cpu_seconds", "bytes_up")}
+    middle = {key: statistics.median(row[key] for row in rounds) for key in ("cpu_seconds", "seconds", "mib_up")}
     joules = [row["joules"] for row in rounds if row["joules"] is not None]
     return {
         **middle,
         "joules": statistics.median(joules) if joules else None,
-        "private_parameters": first["private_parameters"],
-        "idle_mib": idle / MIB,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "repeats": len(rounds),
     }
 
 
-def resident(pid: int) -> int:
-    """Bytes of a process in memory; 0 once it has gone."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-    except (OSError, IndexError):
-        return 0
-
-
 def cell(model: str, defense: str, batch_size: int, *, core: int, repeats: int) -> dict[str, Any]:
-    """The row of a cell, measured in a process that is held to one core and ended beyond 1 GiB."""
+    """The row of a cell, measured in a process that is held to one core and 1 GiB."""
     command = [sys.executable, __file__, "--cell", model, defense, str(batch_size), "--repeats", str(repeats)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complaint:
-        process = subprocess.Popen(
-            ["taskset", "--cpu-list", str(core), *command], stdout=said, stderr=complaint, env=environment
-        )
-        peak = 0
-        while process.poll() is None:
-            peak = max(peak, resident(process.pid))
-            if peak > LIMIT:
-                process.kill()
-            time.sleep(WATCH_SECONDS)
-        said.seek(0)
-        complaint.seek(0)
-        lines, errors = said.read().splitlines(), complaint.read().strip().splitlines()
-    row = {"model": model, "defense": defense, "batch": batch_size}
-    measured = json.loads(lines[-1]) if process.returncode == 0 and lines else {"peak_mib": peak / MIB}
-    if measured["peak_mib"] > LIMIT / MIB:
-        return row | {"failed": "does not fit into 1 GiB", "peak_mib": measured["peak_mib"]}
-    if process.returncode or not lines:
-        return row | {"failed": errors[-1][:200] if errors else f"status {process.returncode}", **measured}
-    return row | measured
+    ended = run_limited(command, memory=LIMIT, core=core, environment=environment)
+    row = {"model": model, "batch": batch_size, "defense": defense, "peak_mib": ended.peak / MIB}
+    if ended.too_large:
+        return row | {"failed": "does not fit into 1 GiB"}
+    if ended.status or not ended.out.strip():
+        said = ended.complaint.strip().splitlines()
+        return row | {"failed": said[-1][:200] if said else f"status {ended.status}"}
+    return row | json.loads(ended.out.splitlines()[-1])
 
 
 def read(rows: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
@@ -188,8 +147,8 @@ def read(rows: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
 
 
 def show(rows: dict[tuple[str, str, int], dict[str, Any]]) -> None:
-    exposed = "RAPL" if microjoules() is not None else "not exposed by this kernel"
-    print(f"One core (affinity), one thread, 1 GiB of resident memory (watched); energy: {exposed}\n")
+    exposed = "RAPL" if joules_so_far() is not None else "not exposed by this kernel"
+    print(f"One core (affinity), one thread, 1 GiB of memory; energy: {exposed}\n")
     print("| model | batch | defense | seconds | CPU s | to undefended | peak MiB | MiB up | joules |")
     print("|---|---|---|---|---|---|---|---|---|")
     for (model, defense, batch), row in sorted(
@@ -203,7 +162,7 @@ def show(rows: dict[tuple[str, str, int], dict[str, Any]]) -> None:
         joules = f"{row['joules']:.1f}" if row["joules"] is not None else "-"
         print(
             f"| {model} | {batch} | {defense} | {row['seconds']:.3f} | {row['cpu_seconds']:.3f} | {ratio} |"
-            f" {row['peak_mib']:.0f} | {row['bytes_up'] / MIB:.2f} | {joules} |"
+            f" {row['peak_mib']:.0f} | {row['mib_up']:.2f} | {joules} |"
         )
     theirs = ", ".join(f"{device} {seconds} s" for device, seconds in PAPER.items())
     print(f"\nExtrapolated in the paper for Refiner, ResNet-50 at 224x224, batch 32, 10 iterations: {theirs}.")
@@ -211,7 +170,7 @@ def show(rows: dict[tuple[str, str, int], dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, default=Path("edge.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path("runs/edge_overhead"))
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--defenses", nargs="+", default=list(DEFENSES), choices=DEFENSES)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
@@ -224,14 +183,17 @@ def main() -> None:
         model, defense, batch = options.cell
         print(json.dumps(measure(model, defense, int(batch), options.repeats)))
         return
-    done = read(options.rows)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "rows.jsonl"
+    done = read(path)
     wanted = [(m, d, b) for m in options.models for b in options.batches for d in options.defenses]
+    options.rows.parent.mkdir(parents=True, exist_ok=True)
     for key in [] if options.only_table else [key for key in wanted if key not in done]:
         row = cell(*key, core=options.core, repeats=options.repeats)
-        with options.rows.open("a") as file:
+        with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(*key, row.get("failed") or f"{row['seconds']:.3f} s", file=sys.stderr, flush=True)
-    show(read(options.rows))
+    show(read(path))
 
 
 if __name__ == "__main__":

@@ -261,7 +261,8 @@ def attacked(
         for metric in runs[0]:
             means = [mean(run[metric]) for run in runs if run[metric]]
             if means:
-                results[name] |= {metric: mean(means), f"{metric}_std": stdev(means) if len(means) > 1 else 0.0}
+                spread = stdev(means) if len(means) > 1 else 0.0
+                results[name] |= {metric: mean(means), f"{metric}_std": spread, f"{metric}_of_runs": means}
         shown = match(found[0], truth[0])
         if len(shown.found):
             pictures[name] = shown.guesses[0]

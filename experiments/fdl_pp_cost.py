@@ -93,7 +93,10 @@ def main() -> None:
     print("| | CPU seconds a round | to plain | to SplitFed | bytes received |\n|---|---|---|---|---|")
     for method, measured in rows.items():
         seconds, size = median(s for s, _ in measured), measured[0][1]
-        figures = {f"to_{other}": quartiles(measured, rows[other]) for other in ("plain", "SplitFed")}
+        figures = {
+            f"to_{other}": dict(zip(("low", "value", "high"), quartiles(measured, rows[other]), strict=True))
+            for other in ("plain", "SplitFed")
+        }
         key = {"model": options.model, "method": method, "clients": options.clients, "examples": options.examples}
         kept.add(key, {"cpu_seconds": seconds, "bytes": size, "repeats": options.repeats, **figures})
         ratios = [to(measured, rows[other]) for other in ("plain", "SplitFed")]

@@ -9,6 +9,7 @@ and BPKI) and ``figures_4_5.png`` (private layers over the rounds) into the fold
 import argparse
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from matplotlib.figure import Figure
 from row_file import RowFile
 from safetensors.torch import load_file
 from torch import Tensor
+
+from fl_privacy.metrics import aggregate
 
 ORDER = ("DL", "DLDP-A", "DLDP-B", "SplitFed", "FDL-PP", "FDL-PP, shared start", "SecAgg+", "CKKS")
 LABELS = {"bpmse": "BPMSE", "bpmse of image or negative": "BPMSE of image or negative", "bpki": "BPKI"}
@@ -52,11 +55,14 @@ def kept_figures(row: Row) -> dict[str, Any]:
         for name, v in (row["course"] or [{}])[-1].items()
     }
     plain = {name: row[name] for name in ("accuracy", "cpu_seconds", "bytes", "privacy") if name in row}
-    figures = {
-        name.replace(", ", "_"): {k: v for k, v in found.items() if k != "seconds"}
-        for name, found in row["attacks"].items()
-    }
+    figures = {name.replace(", ", "_"): over_runs(found) for name, found in row["attacks"].items()}
     return {**plain, **last, "figures": figures}
+
+
+def over_runs(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Statistics over the runs of an attack, which differ in their starts."""
+    measured = {metric.replace(" ", "_"): aggregate(found.get(f"{metric}_of_runs", ())) for metric in LABELS}
+    return {metric: asdict(statistic) for metric, statistic in measured.items() if statistic}
 
 
 def table(rows: Mapping[str, Row]) -> str:

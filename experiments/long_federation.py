@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from row_file import RowFile
 
 from fl_privacy.config import compose_run, to_yaml
 from fl_privacy.experiment.build import build_federation, clients_of
@@ -104,7 +105,7 @@ def read(rows: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
 
 
-def show(rows: list[dict[str, Any]], out: Path) -> None:
+def show(rows: list[dict[str, Any]], out: Path, kept: RowFile) -> None:
     """A figure of memory over rounds, and a line for each backend."""
     import matplotlib.pyplot as plt  # noqa: PLC0415
 
@@ -119,6 +120,8 @@ def show(rows: list[dict[str, Any]], out: Path) -> None:
         tenth, last = memory[min(len(memory) - 1, len(memory) // 10)], memory[-1]
         ends = [row["weights"][:12] for row in rows if row["backend"] == backend and "weights" in row]
         seconds = statistics.median(mine[r]["seconds"] for r in rounds)
+        figures = {"mib_after_a_tenth": tenth, "mib_at_the_end": last, "weights": ends[-1] if ends else None}
+        kept.add({"backend": backend}, {"rounds": len(rounds), "seconds_a_round": seconds, **figures})
         print(
             f"{backend:7} {len(rounds)} rounds, {seconds:.2f} s a round, {tenth:.0f} MiB after a tenth of them,"
             f" {last:.0f} MiB at the end ({(last / tenth - 1):+.1%}), weights {ends[-1] if ends else 'not there yet'}"
@@ -136,11 +139,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--model", default="lenet")
+    parser.add_argument("--kept", type=Path, help="folder in which rows.jsonl keeps what `figure` comes to")
     arguments = parser.parse_args()
     settings = {"clients": arguments.clients, "rounds": arguments.rounds, "model": arguments.model}
     rows = [row for row in read(arguments.rows) if {key: row[key] for key in settings} == settings]
     if arguments.backend == "figure":
-        show(rows, arguments.out)
+        show(rows, arguments.out, RowFile(arguments.kept))
     elif any(row["backend"] == arguments.backend and "weights" in row for row in rows):
         print(f"{arguments.backend} has finished already")
     else:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.errors import UserError
+from fl_privacy.film import Frame
 from fl_privacy.plan import LocalPlan
 from fl_privacy.victim_ids import Certainty, VictimId
 
@@ -36,8 +37,7 @@ class Batch:
 
     Attributes:
         inputs: images (B, C, H, W) float in [0, 1], or texts (B, L) int64: numbers of tokens, -1 where there is none.
-        labels: (B,) class indices, or (B, K) class probabilities; of a language model (B, L) the next tokens, -100
-            where none is to be predicted.
+        labels: (B,) class indices, or (B, K) class probabilities; of a language model (B, L) next tokens, -100: none.
     """
 
     inputs: Tensor
@@ -175,6 +175,7 @@ class Observation:
         input_shape: (C, H, W) of one image, or (L,) of the longest text.
         num_classes: K.
         knowledge: what is known beyond the protocol.
+        filmed: whether to keep snapshots of the guess, which change no number.
     """
 
     id: VictimId
@@ -185,6 +186,7 @@ class Observation:
     input_shape: tuple[int, ...]
     num_classes: int
     knowledge: Knowledge = field(default_factory=Knowledge)
+    filmed: bool = False
 
     @classmethod
     def of_gradients(
@@ -282,6 +284,7 @@ class Reconstruction:
         certainty: of the guess, without looking at the truth.
         certainties: (B,) of each of its images, where they differ; empty where all are alike.
         member: of the attacks that were tried, the one whose guess this is; empty where there was a single one.
+        film: how its first image came about, where that was asked for and the attack goes step by step.
     """
 
     id: VictimId
@@ -294,3 +297,4 @@ class Reconstruction:
     certainty: Certainty = Certainty.APPROXIMATE
     certainties: tuple[Certainty, ...] = ()
     member: str = ""
+    film: tuple[Frame, ...] = ()

@@ -28,7 +28,8 @@ from fl_privacy.cli.faults import (
     recognized,
 )
 from fl_privacy.cli.leakage import check_leakage
-from fl_privacy.cli.nodes import deploy, supernode
+from fl_privacy.cli.nodes import deploy, node_cost, supernode
+from fl_privacy.cli.watching import watch
 from fl_privacy.errors import UserError
 
 DEBUG = "--debug"
@@ -195,14 +196,25 @@ def report(  # noqa: PLR0917
     with_originals: Annotated[
         bool, typer.Option("--with-originals", help="What --share copies also shows attacked images.")
     ] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="One page to print, of one run: verdict, assumptions, what stays open.")
+    ] = False,
 ) -> None:
     """One HTML page over one or many runs, finished or not.
 
     A run's page shows the clients' images and only its owner can read it. What --share makes holds figures alone: no
     originals, no reconstructions, no captured updates and no weights; --with-originals adds the first two.
+    --brief writes `brief.html`, without pictures, for people who decide.
     """
-    from fl_privacy.report import share_report, write_report  # noqa: PLC0415
+    from fl_privacy.report import share_report, write_brief, write_report  # noqa: PLC0415
 
+    if brief:
+        if len(runs) != 1 or share is not None or cap or with_originals:
+            raise UserError(
+                "--brief is expected with one RUN_DIR and --out alone; --share, --cap and more runs go apart."
+            )
+        print(write_brief(runs[0], out))
+        return
     if share is not None:
         if out is not None:
             raise UserError("--share and --out are expected one at a time, but got both; --share names a folder.")
@@ -226,6 +238,8 @@ app.command()(advise)
 app.command("check-leakage")(check_leakage)
 app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(supernode)
 app.command()(deploy)
+app.command("node-cost")(node_cost)
+app.command()(watch)
 
 
 def main() -> None:

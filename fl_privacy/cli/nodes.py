@@ -45,3 +45,20 @@ def deploy(
     if check:
         raise typer.Exit(check_deployment(out, say=print))
     print(write_deployment(out, nodes=nodes, host=host, port=port))
+
+
+def node_cost(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Runs that finished, or sweeps over such.")],
+    memory: Annotated[int, typer.Option("--memory", help="MiB that the node has.")] = 1024,
+    core: Annotated[int | None, typer.Option("--core", help="Number of the core it has; the first there is.")] = None,
+    repeats: Annotated[int, typer.Option("--repeats", help="Rounds; the figure is their median.")] = 3,
+) -> None:
+    """Measure a client's round on one core with little memory; the runs' pages then show CPU time, memory, energy.
+
+    A memory cgroup holds the process where this user may make one, else its parent looks and ends it.
+    """
+    from fl_privacy.deploy.limits import MIB  # noqa: PLC0415
+    from fl_privacy.deploy.node_cost import measure_nodes  # noqa: PLC0415
+
+    for line in measure_nodes(runs, memory=memory * MIB, core=core, repeats=repeats):
+        print(line)

@@ -13,6 +13,7 @@ from fl_privacy.cli.jobs import expect_reconstructions, say_what_takes_time
 from fl_privacy.cli.lines import Remaining, time_left
 from fl_privacy.config.grid import load_grid
 from fl_privacy.errors import UserError
+from fl_privacy.results.ongoing import write_planned
 
 if TYPE_CHECKING:
     from fl_privacy.experiment.trade_off import Job
@@ -35,6 +36,8 @@ def run_trade_off(
     from fl_privacy.report import write_trade_off  # noqa: PLC0415
 
     sweep = plan_sweep(loaded)
+    if not only_report:
+        write_planned(sweep.out, [job.folder.name for stage in sweep.stages() for job in stage])
     failed: list[str] = []
     for title, stage in zip(("Training", "Attacking"), sweep.stages(), strict=True):
         left = [job for job in stage if not job.finished]

@@ -202,6 +202,12 @@ class RunSettings:
     batch_size: int = setting(ATTACK, "examples in each of them", within=(1, 1_000_000), captured=True)
     intercept: InterceptSettings = field()
     privacy: PrivacySettings = field()
+    films: int = setting(
+        RUNTIME,
+        "of so many victims, the first of each attacked round, a dozen snapshots are kept while they are read, which"
+        " the page plays; 0 keeps none",
+        within=(0, 64),
+    )
     baseline: bool = setting(
         RUNTIME,
         "compare accuracy with the same training without defense (PMM): found among the runs in `out`, else trained",

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
@@ -22,6 +22,9 @@ from fl_privacy.types import Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
 
+FILMED = 3
+"""Victims of a round, unless a run says otherwise."""
+
 VICTIMS_PER_CALL = 256
 """Results are written down after so many victims; the attack's numbers do not depend on it."""
 
@@ -37,6 +40,7 @@ class AttackStage:
         knowledge: what the attackers are told.
         judge: scores what they made.
         folder: where scores and pictures go.
+        films: victims of a round, the first ones, of which it is filmed how they were read.
         monitor: told of the progress.
     """
 
@@ -47,6 +51,7 @@ class AttackStage:
     judge: Judge
     folder: RunFolder
     monitor: Monitor
+    films: int = FILMED
 
     def run(self, observations: Sequence[Observation]) -> None:
         """Attack ``observations``, round by round."""
@@ -57,7 +62,10 @@ class AttackStage:
     def _attack_round(self, round: int, observations: Sequence[Observation]) -> None:
         scores: dict[Attacker, list[VictimScore]] = {attacker: [] for attacker in Attacker}
         for start in range(0, len(observations), VICTIMS_PER_CALL):
-            chunk = observations[start : start + VICTIMS_PER_CALL]
+            chunk = [
+                replace(o, filmed=number < self.films)
+                for number, o in enumerate(observations[start : start + VICTIMS_PER_CALL], start)
+            ]
             which = _in_words(round, start, len(chunk), len(observations))
             scores[Attacker.PLAIN] += self._attack_chunk(chunk, which)
             if self.judge.distorts:
@@ -100,11 +108,13 @@ class AttackStage:
         for score in scores:
             self.folder.add_victim(score, attacker=attacker)
         self.folder.save_reconstructions(round, scores, attacker=attacker)
+        self.folder.save_films(result, scores, attacker=attacker)
         return scores
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
         """One for each of ``asked``; failures where the attack raised or gave no answer."""
-        with self.monitor.attacking(who) as progress:
+        with self.monitor.attacking(who) as shown:
+            progress = self.folder.teller.telling(f"Attacking {who}", shown)
             found = attempt(lambda: _expect_answers(self.attack(asked, seed=self.seed, progress=progress), asked))
         if not isinstance(found, Failure):
             return found

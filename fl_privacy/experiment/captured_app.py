@@ -29,6 +29,7 @@ from fl_privacy.normalization import Normalization
 from fl_privacy.report import write_report
 from fl_privacy.report.app_audit import REHEARSED
 from fl_privacy.report.headline import verdict
+from fl_privacy.report.readings import readings_of, worst_by
 from fl_privacy.results import RunFolder, Summary
 from fl_privacy.types import Observation, VictimId
 
@@ -206,8 +207,13 @@ def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
 
 
 def _mean_psnr(summary: Summary) -> str:
-    found = summary.plain.metrics.get("psnr")
-    return "" if found is None else f", mean PSNR {found.mean:.1f} dB"
+    """Of whoever read most, in whatever round."""
+    found = readings_of(summary)
+    worst = worst_by("psnr", found)
+    if worst is None or (statistic := worst.statistic("psnr")) is None:
+        return ""
+    whose = f" ({worst.among(found)})" if worst.among(found) else ""
+    return f"; mean PSNR {statistic.mean:.1f} dB{whose}"
 
 
 def _of_own_images(own: Sequence[Observation], truth: KnownImages, number: int) -> KnownImages:

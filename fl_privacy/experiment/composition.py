@@ -155,6 +155,7 @@ class Experiment:
             judge=self.judge(truth),
             folder=folder,
             monitor=monitor,
+            films=self.config.films,
         )
 
     @property

@@ -3,9 +3,41 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fl_privacy import malicious
 from fl_privacy.config.reading import select
+from fl_privacy.report.app_audit import audit_lede, is_audit
 from fl_privacy.report.readings import kind_of, readings_of
+from fl_privacy.report.settings import chosen
 from fl_privacy.results import Attacker, Run
+
+
+def what_was_done(run: Run) -> str:
+    """What was done and what was attacked, in a few sentences."""
+    if is_audit(run):
+        return audit_lede(run)
+    attack, defense = chosen(run, "attack"), chosen(run, "defense")
+    clients = select(run.identity.config, "federation.clients")
+    rounds = len(run.of_kind("round"))
+    trained = f"{chosen(run, 'model')} on {chosen(run, 'data')}"
+    where = f" by {clients} clients over {rounds} rounds" if clients and rounds else ""
+    guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"
+    against = f", attacked by {attack}" if attack and attack != "none" else ""
+    inferred = chosen(run, "inference").replace("+", ", ")
+    against += f", asked about {inferred}" if inferred and inferred != "none" else ""
+    against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
+    server = chosen(run, "server")
+    if server and server != "honest":
+        against = f", read by a malicious server ({server})" + ("" if _reads_itself(run) else f" and{against[1:]}")
+    done = f"{trained}, trained{where}, {guarded}{against}." if rounds else f"{trained}, {guarded}{against}."
+    return f"{done} {assumptions(run)}".strip()
+
+
+def _reads_itself(run: Run) -> bool:
+    """Whether the malicious server needs no attack on what it reads."""
+    section = run.identity.config.get("server")
+    target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
+    attack = getattr(malicious, target.rpartition(".")[2], None) if target.startswith("fl_privacy.malicious.") else None
+    return attack is not None and bool(attack.reads_images)
 
 
 def assumptions(run: Run) -> str:

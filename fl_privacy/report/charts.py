@@ -83,6 +83,7 @@ def line_chart(
     percent: bool = False,
     log: bool = False,
     faint: bool = False,
+    marks: Sequence[Sequence[tuple[float, float]]] = (),
 ) -> Markup:
     """Curves over a common axis.
 
@@ -94,6 +95,8 @@ def line_chart(
         percent: ``y`` is a share, shown from 0 in percent.
         log: a logarithmic vertical axis.
         faint: thin lines in one color, for many curves of one kind.
+        marks: of each curve the points (x, y) at as many moments; the points of one moment are an element whose id ends
+            in ``-moment-N``.
     """
 
     def draw(axes: Axes) -> None:
@@ -103,6 +106,12 @@ def line_chart(
             mark = "o" if len(curve.x) == 1 else None
             width, alpha = (1.0, 0.5) if faint else (1.8, 1.0)
             axes.plot(curve.x, curve.y, dash, color=color, label=curve.label, linewidth=width, alpha=alpha, marker=mark)
+        for moment in range(max(map(len, marks), default=0)):
+            points = [(number, *own[moment]) for number, own in enumerate(marks) if moment < len(own)]
+            colors = [SERIES[number % len(SERIES)] for number, _, _ in points]
+            axes.scatter(
+                [x for _, x, _ in points], [y for _, _, y in points], s=42, c=colors, zorder=3, gid=f"-moment-{moment}"
+            )
         if percent:
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")

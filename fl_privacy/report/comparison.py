@@ -14,13 +14,11 @@ from fl_privacy.report.inferred import AXES, strongest
 from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc_view import PpcView
-from fl_privacy.report.readings import Reading, Tone, most_recognized, readings_of, tone_of, worst_by
+from fl_privacy.report.readings import COMPARED, Reading, Tone, main_of, most_recognized, readings_of, tone_of, worst_by
 from fl_privacy.report.recommendation import Candidate, answer, asked_of, candidate_of
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
 from fl_privacy.results import Attacker, Run, Summary
 from fl_privacy.results.identity import attacked_hash
-
-TRADE_OFFS = ("psnr", "ssim", "lpips")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,11 +106,12 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
         for run, letter, name, difference in zip(runs, _letters(len(runs)), own, differences(runs), strict=True)
     ]
     shown = [name for name in METRICS if any(row.worst(name) for row in rows)]
+    compared = [name for names_of_kind in COMPARED.values() for name in names_of_kind]
     return render(
         "comparison.html.j2",
         rows=rows,
-        main_metrics=[name for name in shown if name in TRADE_OFFS],
-        other_metrics=[name for name in shown if name not in TRADE_OFFS],
+        main_metrics=[name for name in shown if name in compared],
+        other_metrics=[name for name in shown if name not in compared],
         lede=_lede(rows, psnr_below),
         batch_norm=batch_norm_in_words(run.summary for run in runs),
         shared=shared,
@@ -161,7 +160,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
         )
         charts["Test accuracy"] = line_chart(curves, x="Round", y="Test accuracy", percent=True, alt=alt)
     use_pmm = bool(tested) and all(row.pmm is not None or row.run.identity.undefended for row in tested)
-    for name in TRADE_OFFS:
+    for name in (name for names_of_kind in COMPARED.values() for name in names_of_kind):
         points = _points(tested, name, use_pmm=use_pmm)
         if not points:
             continue
@@ -231,16 +230,24 @@ def _utility(row: RunRow, *, use_pmm: bool) -> float:
 
 
 def _lede(rows: Sequence[RunRow], psnr_below: float) -> str:
-    attacked = [(row, mean) for row in rows if (mean := row.mean("psnr")) is not None]
+    main = main_of([reading for row in rows for reading in row.readings])
+    attacked = [(row, mean) for row in rows if (mean := row.mean(main)) is not None]
     trained = [row for row in rows if row.summary.final_accuracy is not None]
     sentences = []
     if attacked:
         least, mean = min(attacked, key=lambda pair: _leaks(pair[0]))
-        worst = least.worst("psnr")
+        worst = least.worst(main)
         by = worst.among(least.readings) if worst else ""
         failed = max(reading.failures for reading in least.readings)
         told = ", ".join(
-            filter(None, [f"mean PSNR {metric(mean, 'psnr')}", by, f"the attack failed on {failed}" if failed else ""])
+            filter(
+                None,
+                [
+                    f"mean {METRICS[main].title} {metric(mean, main)}",
+                    by,
+                    f"the attack failed on {failed}" if failed else "",
+                ],
+            )
         )
         sentences.append(f"Least leaks from {least.letter} ({told}).")
     if trained:
@@ -252,7 +259,7 @@ def _lede(rows: Sequence[RunRow], psnr_below: float) -> str:
 
 def _leaks(row: RunRow) -> tuple[float, int, float, float]:
     """Larger where more leaks: the share recognizable, how often an attack failed, the interval's end, the mean."""
-    statistics = [s for reading in row.readings if (s := reading.statistic("psnr")) is not None]
+    statistics = [s for reading in row.readings if (s := reading.statistic(reading.main)) is not None]
     return (
         row.recognized.recognized if row.recognized else 1.0,
         max(reading.failures for reading in row.readings),

@@ -139,6 +139,35 @@ FIGURES = (
         " has anyway, which further terms of the loss are part of.",
         show=seconds,
     ),
+    Figure(
+        section="upload",
+        name="node_cpu_seconds",
+        title="On a node",
+        meaning="CPU time of a client's whole round on one core of this machine, with the memory of a small device"
+        " (`fl-privacy node-cost`).",
+        show=seconds,
+    ),
+    Figure(
+        section="upload",
+        name="node_peak_bytes",
+        title="Memory there",
+        meaning="What that process had of its own at most, PyTorch included.",
+        show=size,
+    ),
+    Figure(
+        section="upload",
+        name="node_joules",
+        title="Energy there",
+        meaning="Of the whole processor during that round, in joules, as the kernel counts it.",
+        show=lambda value: MISSING if value is None else f"{value:.3g} J",
+    ),
+    Figure(
+        section="upload",
+        name="node_fits",
+        title="Fits",
+        meaning="Whether the round could be done with that memory.",
+        show=lambda value: MISSING if value is None else "yes" if value else "no",
+    ),
 )
 
 

@@ -15,8 +15,11 @@ CONTENT_SECURITY_POLICY = (
 """Of every page: its own styles and pictures inside it, no scripts, nothing from elsewhere."""
 
 
-def render(template: str, **values: Any) -> str:
-    """The page ``template`` with ``values``; whatever they hold is escaped."""
+def render(template: str, *, live: bool = False, **values: Any) -> str:
+    """The page ``template`` with ``values``; whatever they hold is escaped.
+
+    A page that is ``live`` is served, and has a frame of its own with the progress.
+    """
     environment = Environment(
         loader=PackageLoader("fl_privacy.report"),
         autoescape=True,
@@ -35,7 +38,8 @@ def render(template: str, **values: Any) -> str:
         "title_of": numbers.title,
         "few": readings.few,
     }
-    return environment.get_template(template).render(content_security_policy=CONTENT_SECURITY_POLICY, **values)
+    policy = f"{CONTENT_SECURITY_POLICY}; frame-src 'self'" if live else CONTENT_SECURITY_POLICY
+    return environment.get_template(template).render(content_security_policy=policy, live=live, **values)
 
 
 def link_to(folder: Path, out: Path) -> str | None:

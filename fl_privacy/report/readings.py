@@ -5,13 +5,19 @@ several attacks. Whatever a page says of it, by a figure, a color, a point or a 
 and names it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fl_privacy.metrics import FEW, METRICS, Statistic
 from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
 from fl_privacy.results import Attacker, Leakage, Recognized, Summary
+
+COMPARED: Mapping[str, tuple[str, ...]] = {
+    IMAGE_METRIC: ("psnr", "ssim", "lpips"),
+    TEXT_METRIC: ("token_f1", "token_recall", "rouge_l"),
+}
+"""Metric by which readings are judged -> those by which they are compared, itself first."""
 
 Tone = Literal["leak", "private", "open"]
 """``leak`` if any image is recognizable, ``private`` if none is and the interval says so too, ``open`` otherwise."""
@@ -95,6 +101,12 @@ def kind_of(found: Sequence[Reading]) -> Literal["image", "text"]:
     return "text" if any(reading.main == TEXT_METRIC for reading in found) else "image"
 
 
+def main_of(found: Sequence[Reading]) -> str:
+    """The metric by which all of ``found`` can be compared; empty where images and texts were read."""
+    known = {reading.main for reading in found if reading.leakage.metrics}
+    return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
+
+
 def in_round(found: Sequence[Reading], round: int) -> list[Reading]:
     """Those of one round."""
     return [reading for reading in found if reading.round == round]
@@ -123,9 +135,9 @@ def tone_of(found: Sequence[Reading]) -> Tone:
     return "private" if tones and set(tones) == {"private"} and len(tones) == len(found) else "open"
 
 
-def few(statistic: Statistic) -> str:
-    """A warning in words where there are too few images for an interval that means much; else empty."""
+def few(statistic: Statistic, kind: str = "image") -> str:
+    """A warning in words where there are too few images, or others of a ``kind``, for an interval; else empty."""
     number, n = statistic.groups, statistic.n
     if number >= FEW:
         return ""
-    return f"only {number} {'image' if number == n else 'upload'}{'' if number == 1 else 's'}"
+    return f"only {number} {kind if number == n else 'upload'}{'' if number == 1 else 's'}"

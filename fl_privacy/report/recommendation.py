@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from fl_privacy.inference.kinds import About
 from fl_privacy.metrics import FEW, METRICS
+from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.inferred import strongest
-from fl_privacy.report.numbers import metric, percent, points
-from fl_privacy.report.readings import Reading, most_recognized, worst_by
+from fl_privacy.report.numbers import metric, percent, points, title
+from fl_privacy.report.readings import Reading, main_of, most_recognized, worst_by
 from fl_privacy.results import Finding, Measure
 
 MEMBERSHIP_AT_MOST = 0.05
@@ -29,14 +30,15 @@ class Candidate:
         name: in words.
         accuracy: in the end, in [0, 1].
         pmm: in percent of the undefended accuracy, ``None`` where that is unknown.
-        psnr: mean PSNR, in dB.
-        upper: upper end of its 95 % interval, in dB; infinite where there is none, as for a single image.
-        largest: PSNR of the image that was read best, in dB.
-        recognizable: images recognizable by PSNR, of the attack that recognized the largest share.
+        psnr: mean PSNR, in dB; of texts the mean of the metric that they are judged by.
+        upper: upper end of its 95 % interval, likewise; infinite where there is none, as for a single image.
+        largest: PSNR of the image that was read best, likewise.
+        recognizable: images recognizable by it, of the attack that recognized the largest share.
         images: of how many.
         groups: the smallest number of independent images behind an interval.
         failures: images on which an attack failed, of the attack that failed most.
         by: who had the largest mean, in words; empty where only one attacked.
+        judged_by: the metric that all this is of.
         inferred: what was asked beside images -> the measure by which the strongest attack came farthest; ``None``
             where it was asked of others and not of this one, or the attack failed.
     """
@@ -52,6 +54,7 @@ class Candidate:
     groups: int
     failures: int = 0
     by: str = ""
+    judged_by: str = IMAGE_METRIC
     inferred: Mapping[str, Measure | None] = field(default_factory=dict)
 
     @property
@@ -66,14 +69,14 @@ class Candidate:
         ]
 
     def keeps_all_below(self, bound: float) -> bool:
-        """Whether no attacked image came to ``bound`` dB, as far as attacks did not fail, which none may have.
+        """Whether no attacked image came to ``bound``, as far as attacks did not fail, which none may have.
 
         The mean has to stay below with 95 % confidence as well, and nothing else may be told of the clients.
         """
         return not self.tells and not self.failures and self.largest < bound and self.keeps_mean_below(bound)
 
     def keeps_mean_below(self, bound: float) -> bool:
-        """Whether the mean PSNR stays below ``bound`` dB with 95 % confidence."""
+        """Whether the mean stays below ``bound`` with 95 % confidence."""
         return self.upper < bound
 
 
@@ -100,10 +103,11 @@ def candidate_of(
         findings: what was asked beside.
         asked: what was asked of any of those compared.
     """
-    worst, recognized = worst_by("psnr", found), most_recognized(found)
+    name_of_main = main_of(found)
+    worst, recognized = worst_by(name_of_main, found), most_recognized(found)
     if accuracy is None or worst is None or recognized is None:
         return None
-    statistics = [s for reading in found if (s := reading.statistic("psnr")) is not None]
+    statistics = [s for reading in found if (s := reading.statistic(name_of_main)) is not None]
     bound = recognized.recognized_by()
     assert bound is not None
     return Candidate(
@@ -118,6 +122,7 @@ def candidate_of(
         groups=min(s.groups for s in statistics),
         failures=max(reading.failures for reading in found),
         by=worst.among(found),
+        judged_by=name_of_main,
         inferred={about: (told[1] if (told := strongest(findings, about)) else None) for about in asked},
     )
 
@@ -127,29 +132,49 @@ def asked_of(findings: Sequence[Finding]) -> set[str]:
     return {finding.about for finding in findings} & {About.MEMBERSHIP, About.ATTRIBUTE}
 
 
+def bound_of(candidates: Sequence[Candidate], psnr_below: float) -> float:
+    """What is to be stayed below: images ``psnr_below`` dB, texts what counts as recognizable."""
+    name = next((c.judged_by for c in candidates), IMAGE_METRIC)
+    return psnr_below if name == IMAGE_METRIC else METRICS[name].bound or math.nan
+
+
+def bound_as_goal(candidates: Sequence[Candidate], psnr_below: float) -> str:
+    """For example ``every attacked image below 15.0 dB``."""
+    name = next((c.judged_by for c in candidates), IMAGE_METRIC)
+    value = metric(bound_of(candidates, psnr_below), name)
+    return f"every attacked image below {value}" if name == IMAGE_METRIC else f"every attacked text below {value} F1"
+
+
 def best_below(candidates: Sequence[Candidate], psnr_below: float) -> Candidate | None:
-    """The most accurate of those that keep every image below ``psnr_below`` dB; of equals the one that leaks less."""
-    return _most_accurate([c for c in candidates if c.keeps_all_below(psnr_below)])
+    """The most accurate of those that keep every image below ``psnr_below`` dB, or every text from being recognizable;
+    of equals the one that leaks less."""
+    if len({c.judged_by for c in candidates}) > 1:
+        return None
+    bound = bound_of(candidates, psnr_below)
+    return _most_accurate([c for c in candidates if c.keeps_all_below(bound)])
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float) -> str:
     """A few sentences; empty where nothing was both trained and attacked."""
     if not candidates:
         return ""
-    bound, best = metric(psnr_below, "psnr") + _limits(candidates), best_below(candidates, psnr_below)
-    on_average = _most_accurate([c for c in candidates if c.keeps_mean_below(psnr_below) and c != best])
+    if len({c.judged_by for c in candidates}) > 1:
+        return "Images were read of some and texts of others, which no figure compares."
+    bound, best = bound_of(candidates, psnr_below), best_below(candidates, psnr_below)
+    goal = bound_as_goal(candidates, psnr_below) + _limits(candidates)
+    on_average = _most_accurate([c for c in candidates if c.keeps_mean_below(bound) and c != best])
     if best is None:
         least = min(candidates, key=lambda c: (len(c.tells), c.recognizable / c.images, c.upper, c.psnr))
-        sentences = [f"None is sure to keep every attacked image below {bound}; {least.name} comes closest"]
+        sentences = [f"None is sure to keep {goal}; {least.name} comes closest"]
         sentences[0] += f" ({_leakage(least)})."
     else:
-        number = sum(c.keeps_all_below(psnr_below) for c in candidates)
+        number = sum(c.keeps_all_below(bound) for c in candidates)
         kept = f", {points(best.pmm)} of the undefended" if best.pmm is not None else ""
         price = f"{best.name} (accuracy {percent(best.accuracy)}{kept}; {_leakage(best)})"
         sentences = [
-            f"Of {len(candidates)}, only {price} keeps every attacked image below {bound}."
+            f"Of {len(candidates)}, only {price} keeps {goal}."
             if number == 1
-            else f"{number} of {len(candidates)} keep every attacked image below {bound}; the most accurate is {price}."
+            else f"{number} of {len(candidates)} keep {goal}; the most accurate is {price}."
         ]
         if best.groups < FEW:
             sentences.append(f"That rests on {best.groups} independent uploads, too few to rely on.")
@@ -166,12 +191,13 @@ def _most_accurate(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def _leakage(candidate: Candidate) -> str:
-    at_most = f", at most {metric(candidate.upper, 'psnr')}" if math.isfinite(candidate.upper) else ", of one image"
+    name, kind = candidate.judged_by, "image" if candidate.judged_by == IMAGE_METRIC else "text"
+    at_most = f", at most {metric(candidate.upper, name)}" if math.isfinite(candidate.upper) else f", of one {kind}"
     by = f" [{candidate.by}]" if candidate.by else ""
-    share = f"{candidate.recognizable} of {candidate.images} images recognizable"
-    mean, best = metric(candidate.psnr, "psnr"), metric(candidate.largest, "psnr")
+    share = f"{candidate.recognizable} of {candidate.images} {kind}s recognizable"
+    mean, best = metric(candidate.psnr, name), metric(candidate.largest, name)
     failed = f", while an attack failed on {candidate.failures}" if candidate.failures else ""
-    return f"mean PSNR {mean}{at_most}{by}, {share}, the best at {best}{failed}{_told(candidate)}"
+    return f"mean {title(name)} {mean}{at_most}{by}, {share}, the best at {best}{failed}{_told(candidate)}"
 
 
 def _limits(candidates: Sequence[Candidate]) -> str:

@@ -5,22 +5,20 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fl_privacy import malicious
-from fl_privacy.config.reading import select
 from fl_privacy.metrics import METRICS
 from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
-from fl_privacy.report.app_audit import audit_lede, is_audit
-from fl_privacy.report.attacked import assumptions
+from fl_privacy.report.attacked import what_was_done
 from fl_privacy.report.charts import Curve, line_chart, partition_chart
 from fl_privacy.report.cost import figures_of
+from fl_privacy.report.film import films_of_run
 from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extremes
 from fl_privacy.report.headline import bound_in_words, verdict
 from fl_privacy.report.inferred import views_of
 from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, in_round, kind_of, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.sentences import all_sentences, extreme_sentences
-from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
-from fl_privacy.results import Pair, Run, Sentence
+from fl_privacy.report.settings import batch_norm_in_words, overview
+from fl_privacy.results import Attacker, Film, Pair, Run, Sentence
 from fl_privacy.victim_ids import Certainty
 
 CURVES_SHOWN = 100
@@ -31,8 +29,12 @@ def render_run(
     pairs: Mapping[tuple[str, int], Pair],
     problems: list[str],
     sentences: Mapping[tuple[str, int], Sentence] | None = None,
+    films: Mapping[Attacker, Sequence[Film]] | None = None,
+    *,
+    live: bool = False,
 ) -> str:
-    """The HTML of ``run`` with its pictures ``pairs``, or ``sentences``; ``problems`` are told in a banner."""
+    """The HTML of ``run`` with its pictures ``pairs`` and ``films``, or ``sentences``; ``problems`` are told in a
+    banner. A page that is ``live`` is of a run that goes on, and refreshes itself."""
     found = readings_of(run.summary)
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
@@ -40,6 +42,7 @@ def render_run(
     kind = "text" if sentences else kind_of(found)
     return render(
         "run.html.j2",
+        live=live,
         kind=kind,
         sentences=all_sentences(run, sentences) if sentences else [],
         extreme_sentences=extreme_sentences(run, sentences, TEXT_METRIC) if sentences else [],
@@ -48,7 +51,7 @@ def render_run(
         adaptive=run.summary.adaptive,
         verdict=verdict(run.summary, kind),
         problems=problems,
-        lede=_lede(run),
+        lede=what_was_done(run),
         main_tiles=_main_tiles(found),
         labels=worst_by("label_correct", last),
         proven=max(proven, key=lambda reading: reading.leakage.certainties[Certainty.PROVEN], default=None),
@@ -60,47 +63,19 @@ def render_run(
         images=[] if sentences else view_all(run, pairs),
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run).replace("images", f"{kind}s"),
+        films=films_of_run(run, films or {}, pairs),
         leakage=_leakage_rows(last),
         members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],
         inferred=views_of(run.summary.inferred),
         by_round=_round_rows(found),
         charts=_charts(run),
-        figures=figures_of(run.summary) if run.summary.update_distortion else [],
+        figures=figures_of(run.summary) if run.summary.update_distortion or "node_fits" in run.summary.upload else [],
         partition_picture=_partition(run),
         excluded=_excluded(run),
         overview=overview(run),
         environment=_environment_rows(run),
     )
-
-
-def _lede(run: Run) -> str:
-    """What was done and what was attacked, in a few sentences."""
-    if is_audit(run):
-        return audit_lede(run)
-    attack, defense = chosen(run, "attack"), chosen(run, "defense")
-    clients = select(run.identity.config, "federation.clients")
-    rounds = len(run.of_kind("round"))
-    trained = f"{chosen(run, 'model')} on {chosen(run, 'data')}"
-    where = f" by {clients} clients over {rounds} rounds" if clients and rounds else ""
-    guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"
-    against = f", attacked by {attack}" if attack and attack != "none" else ""
-    inferred = chosen(run, "inference").replace("+", ", ")
-    against += f", asked about {inferred}" if inferred and inferred != "none" else ""
-    against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
-    server = chosen(run, "server")
-    if server and server != "honest":
-        against = f", read by a malicious server ({server})" + ("" if _reads_itself(run) else f" and{against[1:]}")
-    done = f"{trained}, trained{where}, {guarded}{against}." if rounds else f"{trained}, {guarded}{against}."
-    return f"{done} {assumptions(run)}".strip()
-
-
-def _reads_itself(run: Run) -> bool:
-    """Whether the malicious server needs no attack on what it reads."""
-    section = run.identity.config.get("server")
-    target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
-    attack = getattr(malicious, target.rpartition(".")[2], None) if target.startswith("fl_privacy.malicious.") else None
-    return attack is not None and bool(attack.reads_images)
 
 
 def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:

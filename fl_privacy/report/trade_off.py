@@ -11,8 +11,6 @@ from fl_privacy.report.readings import Reading, readings_of
 from fl_privacy.report.recommendation import Candidate, candidate_of
 from fl_privacy.results import Attacker, Finding, Leakage, Summary, read_summary
 
-SHOWN = ("psnr", "ssim", "lpips")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS
+from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.inferred import AXES, strongest
@@ -18,10 +19,10 @@ from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view_of
-from fl_privacy.report.readings import worst_by
-from fl_privacy.report.recommendation import answer, asked_of, best_below
+from fl_privacy.report.readings import COMPARED, main_of, worst_by
+from fl_privacy.report.recommendation import answer, asked_of, best_below, bound_as_goal
 from fl_privacy.report.settings import batch_norm_in_words
-from fl_privacy.report.trade_off import SHOWN, DefenseRow, Versus
+from fl_privacy.report.trade_off import DefenseRow, Versus
 from fl_privacy.results import Attacker
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
         "trade_off.html.j2",
         rows=rows,
         best=chosen,
-        bound=psnr_below,
+        goal=bound_as_goal(candidates, psnr_below),
+        compared=COMPARED.get(main_of([reading for row in rows for reading in row.readings]), COMPARED[IMAGE_METRIC]),
         answer=answer(candidates, psnr_below),
         batch_norm=batch_norm_in_words(found for row in rows for found in row.attacks.values()),
         versus=versus,
@@ -90,8 +92,9 @@ def _series(rows: Sequence[DefenseRow]) -> dict[str, int]:
 
 
 def _charts(rows: Sequence[DefenseRow], attack: str, best: DefenseRow | None) -> dict[str, Markup]:
-    """A chart for each metric of the attack called ``attack``; the choice is ringed in that of PSNR."""
-    return {METRICS[name].title: chart for name in SHOWN if (chart := _chart(rows, attack, name, best)) is not None}
+    """A chart for each metric of the attack called ``attack``; the choice is ringed."""
+    shown = [name for names in COMPARED.values() for name in names]
+    return {METRICS[name].title: chart for name in shown if (chart := _chart(rows, attack, name, best)) is not None}
 
 
 def inferred_charts(rows: Sequence[DefenseRow], best: DefenseRow | None) -> dict[str, Markup]:

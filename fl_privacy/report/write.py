@@ -60,7 +60,8 @@ def write_report(
         page.parent.mkdir(parents=True, exist_ok=True)
         if single:
             write = write_whole if single.shared == "figures" else write_private
-            write(page, _single(single))
+            _write_picture(single)
+            write(page, page_of_run(single))
         else:
             write_whole(page, render_comparison(runs, page, psnr_below=psnr_below, ppc=ppc_view_of(samples)))
         _write_caps(page, samples)
@@ -97,23 +98,32 @@ def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
         write_whole(page.with_name(f"{page.stem}_cap.json"), dump_json(found, indent=1))
 
 
-def _single(run: Run) -> str:
-    pairs, problems = run.read_pairs() if run.shared != "figures" else ({}, [])
+def page_of_run(run: Run, *, live: bool = False) -> str:
+    """The HTML of a single run; nothing is written."""
+    figures = run.shared == "figures"
+    pairs, problems = ({}, []) if figures else run.read_pairs()
+    sentences, unread = ({}, []) if figures else run.read_sentences()
+    films, damaged = ({}, []) if figures else run.read_films()
+    return render_run(run, pairs, [*run.problems, *problems, *unread, *damaged], sentences, films, live=live)
+
+
+def _write_picture(run: Run) -> None:
+    """Originals beside reconstructions as one picture, from the best to the worst, where there are any."""
+    pairs, _ = run.read_pairs() if run.shared != "figures" else ({}, [])
     ranked = [v for v in rank_by(run, IMAGE_METRIC) if (v["id"], v["image"]) in pairs]
     chosen = (
         ranked
         if len(ranked) <= PICTURED
         else [ranked[k * (len(ranked) - 1) // (PICTURED - 1)] for k in range(PICTURED)]
     )
-    if chosen:
-        shown = [pairs[v["id"], v["image"]] for v in chosen]
-        grid_picture(
-            [pair.original for pair in shown],
-            [pair.guess for pair in shown],
-            [caption(v) for v in chosen],
-            run.path / "pictures" / "reconstructions.png",
-            adaptive=[pair.adaptive for pair in shown] if run.summary.adaptive else None,
-            transformed=[pair.transformed for pair in shown] if any(p.transformed is not None for p in shown) else None,
-        )
-    sentences, unread = run.read_sentences() if run.shared != "figures" else ({}, [])
-    return render_run(run, pairs, [*run.problems, *problems, *unread], sentences)
+    if not chosen:
+        return
+    shown = [pairs[v["id"], v["image"]] for v in chosen]
+    grid_picture(
+        [pair.original for pair in shown],
+        [pair.guess for pair in shown],
+        [caption(v) for v in chosen],
+        run.path / "pictures" / "reconstructions.png",
+        adaptive=[pair.adaptive for pair in shown] if run.summary.adaptive else None,
+        transformed=[pair.transformed for pair in shown] if any(p.transformed is not None for p in shown) else None,
+    )

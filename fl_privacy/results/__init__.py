@@ -6,9 +6,11 @@ from fl_privacy.lazy import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.results.environment import describe_environment
+    from fl_privacy.results.films import Film
     from fl_privacy.results.findings import Finding, Measure
     from fl_privacy.results.folder import RunFolder, folder_name, is_finished
     from fl_privacy.results.identity import Identity
+    from fl_privacy.results.node_cost import append_node_cost
     from fl_privacy.results.pictures import Pair
     from fl_privacy.results.read import Baseline, PartitionTable, Run, find_baseline, read_run, read_summary
     from fl_privacy.results.records import Attacker
@@ -17,9 +19,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fl_privacy.results.environment": ("describe_environment",),
+    "fl_privacy.results.films": ("Film",),
     "fl_privacy.results.findings": ("Finding", "Measure"),
     "fl_privacy.results.folder": ("RunFolder", "folder_name", "is_finished"),
     "fl_privacy.results.identity": ("Identity",),
+    "fl_privacy.results.node_cost": ("append_node_cost",),
     "fl_privacy.results.pictures": ("Pair",),
     "fl_privacy.results.read": ("Baseline", "PartitionTable", "Run", "find_baseline", "read_run", "read_summary"),
     "fl_privacy.results.records": ("Attacker",),
@@ -30,6 +34,7 @@ _HOMES = {
 __all__ = [
     "Attacker",
     "Baseline",
+    "Film",
     "Finding",
     "Identity",
     "Leakage",
@@ -42,6 +47,7 @@ __all__ = [
     "Sentence",
     "Summary",
     "Traced",
+    "append_node_cost",
     "describe_environment",
     "find_baseline",
     "folder_name",

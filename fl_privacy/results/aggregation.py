@@ -49,7 +49,7 @@ def summarize(
         countermeasures=tuple(dict.fromkeys(sentence for a in adaptive for sentence in a["countermeasures"])),
         batch_norm=tuple(sorted({mode for a in plain if (mode := a.get("batch_norm"))})),
         update_distortion=_statistics([r for r in records if r["kind"] == "update_distortion"], group=_batch),
-        upload=_upload(rounds),
+        upload=_upload(rounds) | _on_node(records),
         privacy=_spent(records, rounds),
         tested=tuple(tested),
         final_accuracy=accuracy,
@@ -74,6 +74,17 @@ def _upload(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
         "defense_seconds": [r["defense_seconds"] / number for r, number in replies],
     }
     return {name: s for name, values in columns.items() if (s := aggregate(values, within=_SIZE))}
+
+
+def _on_node(records: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
+    """Of a client's round on a small device, as it was measured last."""
+    last = next((r for r in reversed(records) if r["kind"] == "node"), None)
+    if last is None:
+        return {}
+    columns = {"node_cpu_seconds": last.get("cpu_seconds"), "node_joules": last.get("joules")}
+    columns["node_peak_bytes"] = last["peak_bytes"] if last["fits"] else None
+    columns["node_fits"] = float(last["fits"])
+    return {name: s for name, value in columns.items() if value is not None and (s := aggregate([value], within=_SIZE))}
 
 
 def _spent(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, Any]]) -> Spent | None:

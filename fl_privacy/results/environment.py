@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,11 @@ PACKAGES = (
 
 
 def describe_environment(*, seed: int) -> dict[str, Any]:
-    """Versions, hardware and seed, for ``environment.json``."""
+    """Date, versions, hardware and seed, for ``environment.json``."""
     import torch  # noqa: PLC0415  (readers of folders go without)
 
     return {
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "seed": seed,
         "python": sys.version.split()[0],
         "platform": platform.platform(),

@@ -12,9 +12,11 @@ from fl_privacy.effects import Part
 from fl_privacy.files import write_whole
 from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.environment import describe_environment
+from fl_privacy.results.films import film_of, write_films
 from fl_privacy.results.findings import Finding
 from fl_privacy.results.identity import Identity, run_hash
 from fl_privacy.results.lock import Lock, hold, release
+from fl_privacy.results.ongoing import Teller
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
 from fl_privacy.results.sentences import write_sentences
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from fl_privacy.metrics import VictimScore
     from fl_privacy.metrics.distortion import UpdateDistortion
     from fl_privacy.metrics.tracing import Tracing
+    from fl_privacy.types import Reconstruction
 
 FORMAT = 1
 """Of the folder; raised when a reader of the older one would misread it."""
@@ -38,6 +41,7 @@ class RunFolder:
         path: the folder.
         identity: of the run.
         finished: whether it had been finished before; then nothing more can be recorded.
+        teller: writes down how far the work is.
     """
 
     def __init__(self, path: Path, identity: Identity, *, lock: Lock | None) -> None:
@@ -45,6 +49,7 @@ class RunFolder:
         self._started = time.monotonic()
         self._lock = lock
         self._records = None if lock is None else RecordWriter(path / "metrics.jsonl")
+        self.teller = Teller(path)
 
     @classmethod
     def open_or_create(
@@ -219,6 +224,18 @@ class RunFolder:
         elif scores:
             write_pairs(self.path / "reconstructions", round, scores, attacker)
 
+    def save_films(
+        self,
+        found: Sequence[Reconstruction],
+        scores: Sequence[VictimScore],
+        *,
+        attacker: Attacker = Attacker.PLAIN,
+    ) -> None:
+        """Keep how ``attacker`` came to what it ``found``, where that was filmed."""
+        films = [film for one, score in zip(found, scores, strict=True) if (film := film_of(one, score)) is not None]
+        if films:
+            write_films(self.path / "reconstructions", films, attacker)
+
     def finish(self, *, undefended_accuracy: float | None = None) -> Summary:
         """Write ``summary.json``, which marks the run as finished, and return it.
 
@@ -234,6 +251,7 @@ class RunFolder:
             undefended_accuracy=undefended_accuracy,
             total_seconds=time.monotonic() - self._started,
         )
+        self.teller.clear()
         write_whole(self.path / "summary.json", dump_json(summary.as_json(), indent=1))
         self.finished = True
         self.close()  # only now: whoever gets the lock next finds a finished run
@@ -244,6 +262,7 @@ class RunFolder:
         try:
             if self._records is not None:
                 self._records.close()
+                self.teller.clear()
         finally:
             release(self._lock)
             self._lock = None

@@ -50,6 +50,7 @@ RECORDS: dict[str, dict[str, Any]] = {
     "policy": {"policy": str, "privacy": Number, "accuracy": Number, "fsim": Number},
     "privacy": {"delta": float, "accountant": str, "missing": str | None},
     "inference": FINDING,
+    "node": {"fits": bool, "memory": float, "peak_bytes": float, "held_by": str},
 }
 """Kind -> its fields. Other kinds, and fields beside these, are plain values."""
 
@@ -62,7 +63,7 @@ IDENTITY: dict[str, Any] = {
     "config": Mapping[str, Any],
 }
 PARTITION: dict[str, Any] = {"class_names": list[str], "counts": list[list[int]]}
-ENVIRONMENT: dict[str, Any] = {"packages": Text, "gpus": list[str]}
+ENVIRONMENT: dict[str, Any] = {"date": str, "packages": Text, "gpus": list[str]}
 SENTENCES = list[str]
 PARTS = list[Mapping[str, str | None]]
 
@@ -70,7 +71,7 @@ LARGEST = 10**12
 """Whole numbers beyond are no count of anything here."""
 
 _PLAIN = str | float | bool | None
-_OPTIONAL = frozenset({"packages", "gpus"})
+_OPTIONAL = frozenset({"date", "packages", "gpus"})
 
 
 def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:

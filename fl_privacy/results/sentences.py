@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Pieces = tuple[str, ...]
 """Tokens as the tokenizer writes them."""
 
+SENTENCE_FILES = "sentences-*.json"
+
 _MOST_BYTES = 1 << 28
 
 
@@ -63,7 +65,7 @@ def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], li
     """(victim id, number in its batch) -> sentence of all files in ``folder``, and a line on each unreadable one."""
     found: dict[tuple[str, int], Sentence] = {}
     problems = []
-    for path in sorted(folder.glob("sentences-*.json")):
+    for path in sorted(folder.glob(SENTENCE_FILES)):
         try:
             if path.stat().st_size > _MOST_BYTES:
                 raise ValueError("it is too large")

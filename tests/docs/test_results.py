@@ -46,15 +46,18 @@ def test_the_committed_pages_are_what_the_rows_give(results: ModuleType) -> None
 
 
 def test_without_its_rows_a_table_is_not_run(results: ModuleType, rows: Path) -> None:
-    head = "Table 7: PSNR and PMM over alpha"
+    head = "Table 7: PSNR over alpha"
     whole = results.pages(rows)[results.PAGES["RESULTS.md"]]
     assert "**Ordering reproduced.**" in section(whole, head)
     shutil.rmtree(rows / "refiner_rows")
     page = results.pages(rows)[results.PAGES["RESULTS.md"]]
     lines = [line for line in section(page, head).splitlines() if line.startswith("| 0.5")]
-    assert lines == ["| 0.5 | 13.2 | not run | 90.69 | not run |"]
+    assert lines == ["| 0.5 | 13.2 | not run |"]
     assert "**Not run.**" in section(page, head) and "fl-privacy trade-off" in section(page, head)
-    assert results.pages(rows)[results.PAGES["findings.md"]] != (ROOT / "docs" / "findings.md").read_text()
+    findings = results.pages(rows)[results.PAGES["findings.md"]]
+    assert "knows_the_defense.png" in (ROOT / "docs" / "findings.md").read_text()
+    assert "knows_the_defense.png" not in findings and "A stronger attacker matters" not in findings
+    assert "*Not run:* `fl-privacy train-evaluator" in findings
 
 
 def test_another_number_in_a_row_is_another_number_on_the_page(results: ModuleType, rows: Path) -> None:
@@ -65,7 +68,7 @@ def test_another_number_in_a_row_is_another_number_on_the_page(results: ModuleTy
     changed[0]["psnr"] |= {"mean": 3.25, "ci95": [3.125, 3.375], "n": 77}
     path.write_text("".join(json.dumps(row) + "\n" for row in told))
     page = results.pages(rows)[results.PAGES["RESULTS.md"]]
-    assert "| 0.9 | 10.52 | 3.2 [3.1, 3.4] | 77 |" in section(page, "Table 7: PSNR and PMM over alpha")
+    assert "| 0.9 | 10.52 | 3.2 [3.1, 3.4] | 77 |" in section(page, "Table 7: PSNR over alpha")
 
 
 def test_prose_holds_no_figure() -> None:
@@ -117,7 +120,7 @@ def test_verdicts(
         verdicts.Line(name=str(n), published=theirs, ours=None if ours is None else measured(mean=ours))
         for n, (theirs, ours) in enumerate(figures)
     ]
-    assert verdicts.judge(lines, verdicts.rule_of(rule), "figure").outcome == outcome
+    assert verdicts.judge([verdicts.Column(lines=lines, rule=verdicts.rule_of(rule, ""))], "").outcome == outcome
 
 
 def test_overlapping_intervals_decide_nothing(docs: Any) -> None:
@@ -126,7 +129,7 @@ def test_overlapping_intervals_decide_nothing(docs: Any) -> None:
         verdicts.Line(name="a", published=1.0, ours=measured(mean=5, low=1, high=9)),
         verdicts.Line(name="b", published=3.0, ours=measured(mean=6, low=2, high=10)),
     ]
-    verdict = verdicts.judge(lines, verdicts.Rule(within=0.1), "figure")
+    verdict = verdicts.judge([verdicts.Column(lines=lines, rule=verdicts.Rule(within=0.1))], "figure")
     assert verdict.outcome == "not reproduced" and "1 within our intervals" in verdict.reason
 
 
@@ -134,6 +137,7 @@ def test_a_line_chooses_one_row(docs: Any) -> None:
     kept = docs("kept_rows")
     rows = [{"a": 1, "settings": {"b.c": 2}}, {"a": 1, "settings": {"b.c": 3}}]
     assert kept.choose(rows, {"a": 1, "b.c": 3}) == rows[1]
+    assert kept.choose(rows, {"a": "any", "b.c": 2}) == rows[0]
     assert kept.choose(rows, {"a": 2}) is None
     with pytest.raises(ValueError, match="expected to choose one row, but chooses 2"):
         kept.choose(rows, {"a": 1})

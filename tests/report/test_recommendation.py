@@ -1,11 +1,17 @@
+import html
 import math
+import re
 from dataclasses import replace
 
 import pytest
 
+from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.cost import FIGURES, figures_of
 from fl_privacy.report.recommendation import Candidate, answer, best_below
+from fl_privacy.report.trade_off import Outcome
 from fl_privacy.results.aggregation import summarize
+from tests.report.kinds import texts
+from tests.results import runs
 
 
 def candidate(name, accuracy, pmm, psnr, *, upper=None, largest=None, recognizable=0, groups=20, by=""):
@@ -107,3 +113,25 @@ def test_the_summary_ends_with_the_epsilon_of_the_last_round(epsilon):
     assert summary.privacy.epsilon == (epsilon and 5.0)
     assert (summary.privacy.missing is None) == (epsilon is not None)
     assert [r.epsilon for r in summary.tested] == [epsilon, epsilon and 5.0]
+
+
+def test_texts_are_ranked_by_what_is_said_of_texts(tmp_path):
+    """Not by a PSNR that they do not have."""
+    open_, guarded = texts(tmp_path, label="none", right=9, accuracy=0.9), texts(tmp_path, right=0, accuracy=0.8)
+    page = write_report([open_, guarded]).read_text()
+    lede = html.unescape(re.search(r'<p class="lede">(.*?)</p>', page, re.DOTALL)[1])
+    assert "Least leaks from B (mean Token F1 " in lede and "keeps every attacked text below 50 % F1" in lede
+    assert "Token F1 beside accuracy" in page and "ROUGE-L beside accuracy" in page and "PSNR" not in lede
+    outcomes = [
+        Outcome(family="Undefended", strength="", training=open_, attacks={"dager": open_}),
+        Outcome(family="Pruning", strength="rate 0.9", training=guarded, attacks={"dager": guarded}),
+    ]
+    page = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
+    assert "Pruning (rate 0.9) keeps every attacked text below 50 % F1" in page
+    assert "Token F1 under dager" in page and "PSNR" not in page
+
+
+def test_images_and_texts_are_not_compared(tmp_path):
+    mixed = [runs.record(tmp_path, undefended=True), texts(tmp_path, accuracy=0.9)]
+    lede = re.search(r'<p class="lede">(.*?)</p>', write_report(mixed).read_text(), re.DOTALL)[1]
+    assert "which no figure compares" in lede and "Least leaks" not in lede

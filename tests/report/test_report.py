@@ -12,7 +12,7 @@ from fl_privacy.report import grid_picture, write_report
 from fl_privacy.results import RunFolder
 from tests.results.runs import config, defended, pictures, record, round_report, score
 
-VOID = {"meta", "link", "img", "br"}
+VOID = {"meta", "link", "img", "br", "input", "wbr"}
 
 
 class Page(HTMLParser):

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.auto.attempts import Winner
 from fl_privacy.attacks.auto.budget import EVALUATIONS, Budget, expect_budget, most_attempts, rungs
 from fl_privacy.attacks.auto.members import entries
-from fl_privacy.attacks.auto.race import Race, Winner
+from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.auto.texts import TextMembers, of_texts
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
@@ -166,6 +167,7 @@ def _reconstruction(reproduction: Reproduction, winner: Winner | None) -> Recons
         batch=winner.batch,
         loss=winner.mismatch,
         history=winner.history,
+        film=winner.film,
         label_source=winner.label_source,
         countermeasures=winner.countermeasures,
         certainty=certainty,

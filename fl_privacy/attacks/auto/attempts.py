@@ -1,12 +1,13 @@
-"""An attempt at a victim, from rung to rung of successive halving."""
+"""An attempt at a victim, and the best one."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from fl_privacy.attacks.auto.judgment import Judgment
-from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
+from fl_privacy.film import Frame, joined
 from fl_privacy.types import Batch
 
 _EASED = 10.0
@@ -26,6 +27,7 @@ class Attempt:
         variables: (N,) where it is; ``None`` before the first rung.
         mismatch, score: of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
         history: of the member's own loss, one after the other of all rungs.
+        film: likewise, where the victim is filmed.
     """
 
     member: int
@@ -37,11 +39,22 @@ class Attempt:
     mismatch: float = math.inf
     score: float = math.inf
     history: tuple[float, ...] = ()
+    film: tuple[Frame, ...] = ()
 
     @property
     def order(self) -> tuple[float, int, int]:
         """The least is the best."""
         return self.score, self.member, self.start
+
+    def after(self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Frame]) -> "Attempt":
+        """What was found from it, in the ``row`` of what was ``judged``, or itself where that is no better."""
+        history = (*self.history, *losses[losses.isfinite()].tolist())
+        mismatch, score = float(judged.mismatch[row]), float(judged.score[row])
+        roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
+        tried = replace(self, history=history, roughness=roughness, film=joined(self.film, len(self.history), film))
+        if self.variables is not None and not score < self.score:
+            return tried
+        return replace(tried, variables=variables, mismatch=mismatch, score=score)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,20 +67,4 @@ class Winner:
     history: tuple[float, ...]
     label_source: str
     countermeasures: tuple[str, ...]
-
-
-def relabeled(victim: PreparedVictim, attempt: Attempt) -> PreparedVictim:
-    """``victim`` with the labels of ``attempt``, where it has its own."""
-    if attempt.labels is None or victim.labels is None:
-        return victim
-    return replace(victim, labels=attempt.labels.to(victim.labels.device))
-
-
-def after_rung(before: Attempt, variables: Tensor, judged: Judgment, row: int, losses: Tensor) -> Attempt:
-    """What was found from ``before``, or that itself where it is no better."""
-    history = (*before.history, *losses[losses.isfinite()].tolist())
-    mismatch, score = float(judged.mismatch[row]), float(judged.score[row])
-    roughness = min(before.roughness, max(before.roughness / _EASED, float(judged.balance[row])))
-    if before.variables is not None and not score < before.score:
-        return replace(before, history=history, roughness=roughness)
-    return replace(before, variables=variables, mismatch=mismatch, score=score, history=history, roughness=roughness)
+    film: tuple[Frame, ...] = ()

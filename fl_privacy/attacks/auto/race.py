@@ -11,12 +11,13 @@ from torch import Tensor
 
 from fl_privacy.attacks.adaptive import KnownFeatures
 from fl_privacy.attacks.attack import Report
-from fl_privacy.attacks.auto.attempts import Attempt, Winner, after_rung, relabeled
+from fl_privacy.attacks.auto.attempts import Attempt, Winner
 from fl_privacy.attacks.auto.budget import Rung
 from fl_privacy.attacks.auto.judgment import EXACT, judge
 from fl_privacy.attacks.auto.members import Entry, normalizes_by_batch
 from fl_privacy.attacks.auto.relabeling import other_labels, refined_labels
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures
+from fl_privacy.attacks.gradient_inversion.filming import filmed_rows, films_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
@@ -24,6 +25,7 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.threads import fitting_threads
 from fl_privacy.attacks.optimizers import EvolutionStrategy
+from fl_privacy.film import shortened
 from fl_privacy.models import Front
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
@@ -145,7 +147,7 @@ class Race:
 
     def _relabeled_attempt(self, position: int, attempt: Attempt) -> Attempt:
         prepared, victim = self._prepared[attempt.member], self._victims[attempt.member][position]
-        labels = relabeled(victim, attempt).labels
+        labels = _relabeled(victim, attempt).labels
         told = victim.label_source != "inferred" or labels is None or labels.is_floating_point()
         if told or labels is None or attempt.variables is None or position in self._features:
             return attempt
@@ -221,17 +223,18 @@ class Race:
             ),
             evaluate=Problem.evaluate,
             report=report,
+            filmed=filmed_rows(victim.observation for victim in victims),
         )
-        judged = judge(problem, found.variables)
+        judged, films = judge(problem, found.variables), films_of(problem, found)
         return [
-            after_rung(attempt, found.variables[row], judged, row, found.history[:, row])
+            attempt.after(found.variables[row], judged, row, found.history[:, row], films.get(row, ()))
             for row, (_, attempt) in enumerate(jobs)
         ]
 
     def _problem(self, member: int, jobs: Sequence[tuple[int, Attempt]]) -> Problem:
         """Of ``jobs``, with total variation beside the member's own priors."""
         prepared = self._prepared[member]
-        victims = [relabeled(self._victims[member][position], attempt) for position, attempt in jobs]
+        victims = [_relabeled(self._victims[member][position], attempt) for position, attempt in jobs]
         problem = prepared.problem(victims, [attempt.start for _, attempt in jobs])
         zero = problem.zero_loss()
         weights = torch.tensor([attempt.roughness for _, attempt in jobs]).to(zero)
@@ -265,7 +268,7 @@ class Race:
         prepared = self._prepared[attempt.member]
         size, pixels = prepared.shape[0], torch.Size(prepared.shape).numel()
         images = prepared.settings.space.to_images(attempt.variables[:pixels].reshape(prepared.shape))
-        labels = relabeled(self._victims[attempt.member][position], attempt).labels
+        labels = _relabeled(self._victims[attempt.member][position], attempt).labels
         if labels is None:
             labels = attempt.variables[pixels : pixels + size * prepared.num_classes].reshape(size, -1)
         return Winner(
@@ -275,4 +278,11 @@ class Race:
             history=attempt.history,
             label_source=self._victims[attempt.member][position].label_source,
             countermeasures=prepared.countermeasures,
+            film=shortened(attempt.film),
         )
+
+
+def _relabeled(victim: PreparedVictim, attempt: Attempt) -> PreparedVictim:
+    if attempt.labels is None or victim.labels is None:
+        return victim
+    return replace(victim, labels=attempt.labels.to(victim.labels.device))

@@ -13,6 +13,7 @@ from fl_privacy.attacks.feature_inversion.problem import InversionProblem
 from fl_privacy.attacks.feature_inversion.reconstruction import best_reconstruction
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
+from fl_privacy.attacks.gradient_inversion.filming import filmed_rows, films_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, victims_of
 from fl_privacy.attacks.gradient_inversion.initialization import Blank, Projection, Space, Start, Uniform
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
@@ -202,12 +203,20 @@ class ModelInversion:
             ),
             evaluate=InversionProblem.evaluate,
             report=report,
+            filmed=filmed_rows(o for o in observations for _ in range(restarts)),
         )
+        films = films_of(problem, found)
         images = problem.images(found.variables).clamp(0, 1).float().cpu()
         sentences = (JOINTLY,) if joint and first.knowledge.defense is not None else ()
         return [
             best_reconstruction(
-                o, front.model, found, images, rows=range(k * restarts, (k + 1) * restarts), sentences=sentences
+                o,
+                front.model,
+                found,
+                images,
+                rows=range(k * restarts, (k + 1) * restarts),
+                films=films,
+                sentences=sentences,
             )
             for k, o in enumerate(observations)
         ]

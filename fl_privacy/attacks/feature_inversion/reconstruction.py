@@ -1,5 +1,7 @@
 """What model inversion hands back: the best attempt of each victim, with the labels that the update tells."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -7,6 +9,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs, infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.standings import Minimum
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.film import Frame, shortened
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 UNKNOWN = -1
@@ -20,6 +23,7 @@ def best_reconstruction(
     images: Tensor,
     *,
     rows: range,
+    films: Mapping[int, tuple[Frame, ...]],
     sentences: tuple[str, ...] = (),
 ) -> Reconstruction:
     """The best of the attempts ``rows`` at ``observation``.
@@ -30,6 +34,7 @@ def best_reconstruction(
         found: of all attempts.
         images: (V, B, C, H, W) of all attempts.
         rows: attempts at this victim.
+        films: of the attempts that were filmed.
         sentences: what was done against the defense.
     """
     losses = found.loss[rows.start : rows.stop]
@@ -46,6 +51,7 @@ def best_reconstruction(
         history=tuple(history[history.isfinite()].tolist()),
         label_source="inferred" if told is None else "known",
         countermeasures=sentences,
+        film=shortened(films.get(best, ())),
     )
 
 

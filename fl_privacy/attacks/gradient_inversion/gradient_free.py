@@ -9,6 +9,7 @@ from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.standings import Minimum
 from fl_privacy.attacks.optimizers import EvolutionStrategy
+from fl_privacy.film import shots
 from fl_privacy.gradients import differentiable_twice
 
 _NOTHING = 1e30
@@ -27,6 +28,7 @@ def search(
     iterations: int,
     capacity: int,
     report: Report,
+    filmed: Sequence[int] = (),
 ) -> Minimum:
     """Minimize ``problem`` for V victims by populations of candidates.
 
@@ -39,12 +41,15 @@ def search(
         iterations: populations of each victim, at most.
         capacity: candidates judged at a time.
         report: called with the share of the work that is done.
+        filmed: victims of which snapshots are kept on the way.
     """
     count, size = variables.shape
     runs = [strategy.begin(size, iterations, generator) for generator in generators]
     best, best_loss = torch.zeros_like(variables), torch.full_like(variables[:, 0], torch.inf)
     stride = max(1, iterations // _HISTORY)
     history = torch.full((iterations // stride + 1, count), torch.nan, dtype=variables.dtype, device=variables.device)
+    snapshots: dict[int, dict[int, Tensor]] = {victim: {} for victim in filmed}
+    moments = shots(len(history))
     active = list(range(count))
     for iteration in range(iterations):
         asked = [runs[victim].ask() for victim in active]
@@ -59,12 +64,15 @@ def search(
         better = least < best_loss[rows]
         best[rows] = torch.where(better[:, None], found, best[rows])
         best_loss[rows] = torch.minimum(least, best_loss[rows])
+        if iteration % stride == 0 and iteration // stride in moments:
+            for victim in snapshots.keys() & set(active):
+                snapshots[victim][iteration // stride] = best[victim].clone()
         over = (best_loss < enough).tolist()
         active = [victim for victim in active if not (over[victim] or runs[victim].ended)]
         report(1 - len(active) / count * (1 - (iteration + 1) / iterations))
         if not active:
             break
-    return Minimum(best, best_loss, history)
+    return Minimum(best, best_loss, history, snapshots)
 
 
 def _judged(problem: Problem, candidates: Tensor, victims: Sequence[int], capacity: int) -> Tensor:

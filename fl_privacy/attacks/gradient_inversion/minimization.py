@@ -66,6 +66,7 @@ def minimize(
     descent: Descent,
     evaluate: Callable[[P, Tensor], tuple[Tensor, Tensor]],
     report: Report,
+    filmed: Sequence[int] = (),
 ) -> Minimum:
     """Minimize ``problem`` from ``variables`` (V, N).
 
@@ -78,8 +79,9 @@ def minimize(
         descent: how to minimize.
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
         report: called with the share of the work that is done.
+        filmed: victims of which snapshots are kept on the way.
     """
-    state = Standing(variables, descent.iterations)
+    state = Standing(variables, descent.iterations, filmed)
     run = descent.optimizer.start(variables, iterations=descent.iterations, images=problem.pixels)
     while True:
         loss, gradient = evaluate(problem, variables)

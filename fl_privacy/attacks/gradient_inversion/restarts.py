@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Report
+from fl_privacy.attacks.gradient_inversion.filming import filmed_rows
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.preparation import Member, Prepared
 from fl_privacy.attacks.gradient_inversion.stages import minimize_in_stages
 from fl_privacy.attacks.gradient_inversion.threads import fitting_threads
+from fl_privacy.film import Frame, shortened
 from fl_privacy.types import Batch, Reconstruction
 
 
@@ -21,6 +23,7 @@ class _Restarted:
     images: Tensor
     labels: Tensor
     history: tuple[float, ...]
+    film: tuple[Frame, ...] = ()
 
 
 def attack_members(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
@@ -62,7 +65,8 @@ def _attack_chunk(
     members, restarts = zip(*jobs, strict=True)
     problem = prepared.problem(members, restarts, together)
     variables, generators = prepared.start(members, restarts)
-    found = minimize_in_stages(prepared, problem, variables, generators, report)
+    filmed = filmed_rows(member.observation for member in members)
+    found = minimize_in_stages(prepared, problem, variables, generators, report, filmed=filmed)
     images, labels = prepared.read(found.images), found.labels
     labels = (labels.argmax(-1) if labels.is_floating_point() else labels).cpu()
     accepted = (found.loss < settings.accept * problem.zero_loss()).tolist()
@@ -70,7 +74,15 @@ def _attack_chunk(
     return [
         (
             member,
-            _Restarted(restarts[row], float(found.loss[row]), accepted[row], images[row], labels[row], histories[row]),
+            _Restarted(
+                restart=restarts[row],
+                loss=float(found.loss[row]),
+                accepted=accepted[row],
+                images=images[row],
+                labels=labels[row],
+                history=histories[row],
+                film=found.films.get(row, ()),
+            ),
         )
         for row, member in enumerate(members)
     ]
@@ -88,4 +100,5 @@ def _reconstruction(member: Member, attempts: Sequence[_Restarted], prepared: Pr
         history=chosen.history,
         label_source=member.label_source,
         countermeasures=prepared.countermeasures,
+        film=shortened(chosen.film),
     )

@@ -1,18 +1,20 @@
 """From the first variables to images: by descent or by search, in one stage or in those of a source of images."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Report
+from fl_privacy.attacks.gradient_inversion.filming import films_of
 from fl_privacy.attacks.gradient_inversion.gradient_free import search
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.standings import Minimum
 from fl_privacy.attacks.optimizers import EvolutionStrategy
+from fl_privacy.film import Frame, joined
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +26,14 @@ class Found:
         labels: (V, B) or probabilities (V, B, K).
         loss: (V,).
         history: (T, V) losses, thinned and nan once a victim had finished.
+        films: of the victims that were filmed.
     """
 
     images: Tensor
     labels: Tensor
     loss: Tensor
     history: Tensor
+    films: Mapping[int, tuple[Frame, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Found") -> "Found":
         """Of each victim what has the lower loss, of two that went one after the other."""
@@ -40,16 +44,27 @@ class Found:
             labels=labels,
             loss=torch.minimum(other.loss, self.loss),
             history=torch.cat([self.history, other.history]),
+            films={
+                row: joined(film, int(self.history[:, row].isfinite().sum()), other.films[row])
+                for row, film in self.films.items()
+            },
         )
 
 
 def minimize_in_stages(
-    prepared: Prepared, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator], report: Report
+    prepared: Prepared,
+    problem: Problem,
+    variables: Tensor,
+    generators: Sequence[torch.Generator],
+    report: Report,
+    *,
+    filmed: Sequence[int] = (),
 ) -> Found:
     """Minimize ``problem`` from ``variables`` (V, N).
 
     Pixels have one stage. A generator may have several, each from what the one before it found; of each victim the one
     is taken whose images fit the update best, by the loss without the penalty on latents, which the first alone has.
+    The victims ``filmed`` are filmed.
     """
     source = prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
@@ -58,7 +73,7 @@ def minimize_in_stages(
         def meter(share: float, before: int = number) -> None:
             report((before + share) / stages)
 
-        minimum = _minimum(prepared, problem, variables, generators, meter)
+        minimum = _minimum(prepared, problem, variables, generators, meter, filmed=filmed)
         found = _with_images(problem, minimum)
         if source is None or problem.held is None or stages == 1:
             return found
@@ -75,7 +90,13 @@ def minimize_in_stages(
 
 
 def _minimum(
-    prepared: Prepared, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator], report: Report
+    prepared: Prepared,
+    problem: Problem,
+    variables: Tensor,
+    generators: Sequence[torch.Generator],
+    report: Report,
+    *,
+    filmed: Sequence[int],
 ) -> Minimum:
     settings = prepared.settings
     enough = settings.enough * problem.zero_loss()
@@ -89,6 +110,7 @@ def _minimum(
             iterations=settings.iterations,
             capacity=prepared.capacity,
             report=report,
+            filmed=filmed,
         )
     descent = Descent(
         optimizer=settings.optimizer,
@@ -104,6 +126,7 @@ def _minimum(
         descent=descent,
         evaluate=prepared.evaluate,
         report=report,
+        filmed=filmed,
     )
 
 
@@ -114,4 +137,5 @@ def _with_images(problem: Problem, minimum: Minimum) -> Found:
         labels=problem.guessed_labels(minimum.variables),
         loss=minimum.loss,
         history=minimum.history,
+        films=films_of(problem, minimum),
     )

@@ -1,20 +1,27 @@
 """What a descent has found: the best of each victim, its losses, and who is still at work."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from fl_privacy.film import shots
 
 _HISTORY = 100
 
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """The best of each victim: variables (V, N), loss (V,) and losses (T, V), thinned and nan once it had finished."""
+    """The best of each victim: variables (V, N), loss (V,) and losses (T, V), thinned and nan once it had finished.
+
+    Of filmed victims also what was the best (N,) at some rows of the history.
+    """
 
     variables: Tensor
     loss: Tensor
     history: Tensor
+    snapshots: Mapping[int, Mapping[int, Tensor]] = field(default_factory=dict)
 
 
 class Standing:
@@ -30,7 +37,7 @@ class Standing:
         share_done: of all work, those taken out included.
     """
 
-    def __init__(self, variables: Tensor, iterations: int) -> None:
+    def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
         count = len(variables)
         self._iterations = iterations
         self._stride = max(1, iterations // _HISTORY)
@@ -42,7 +49,9 @@ class Standing:
         self.any_broken = False
         self.share_done = 0.0
         history = variables.new_full((iterations // self._stride + 1, count), torch.nan)
-        self._found = Minimum(self.best.clone(), self.best_loss.clone(), history)
+        self._snapshots: dict[int, dict[int, Tensor]] = {victim: {} for victim in filmed}
+        self._shots = shots(len(history)) if filmed else frozenset()
+        self._found = Minimum(self.best.clone(), self.best_loss.clone(), history, self._snapshots)
         self._rows_over = [False] * count
         self._stretch = [0] * count
         self._due = list(range(count))
@@ -62,6 +71,9 @@ class Standing:
             rows = [row for row in self._due if values[row] == values[row]]
             at, whose = [self._stretch[row] for row in rows], [self.active[row] for row in rows]
             self._found.history[at, whose] = loss[rows]
+            for row, moment, victim in zip(rows, at, whose, strict=True):
+                if moment in self._shots and victim in self._snapshots:
+                    self._snapshots[victim][moment] = self.best[row].clone()
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:

@@ -1,0 +1,49 @@
+"""Which victims are filmed, and their films from the snapshots of a descent."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.gradient_inversion.standings import Minimum
+from fl_privacy.film import Frame, frame
+from fl_privacy.models import TextModel
+from fl_privacy.types import Observation
+
+
+class Pictured(Protocol):
+    """Whose variables (V, N) are images."""
+
+    def images(self, variables: Tensor) -> Tensor:
+        """(V, B, C, H, W)."""
+        ...
+
+
+def filmed_rows(observations: Iterable[Observation]) -> list[int]:
+    """Rows of those that are to be filmed; what is found of a text is no picture before it is read."""
+    return [row for row, o in enumerate(observations) if o.filmed and not isinstance(o.model, TextModel)]
+
+
+@torch.no_grad()
+def films_of(problem: Pictured, minimum: Minimum) -> dict[int, tuple[Frame, ...]]:
+    """Row -> the snapshots of that victim in the order of its losses, and what was found in the end."""
+    films = {}
+    for row, snapshots in minimum.snapshots.items():
+        number = minimum.history[:, row].isfinite().cumsum(0)
+        moments = [*snapshots, len(number) - 1]
+        rows = torch.full((len(moments),), row, device=minimum.variables.device)
+        images = _of_rows(problem, rows).images(torch.stack([*snapshots.values(), minimum.variables[row]]))
+        places = [max(0, int(number[moment]) - 1) for moment in moments]
+        films[row] = tuple(frame(at, image) for at, image in zip(places, images, strict=True))
+    return films
+
+
+def _of_rows(problem: Pictured, rows: Tensor) -> Pictured:
+    """``problem`` as far as images depend on victims: not on what was observed of them, which is large."""
+    if not isinstance(problem, Problem):
+        return problem
+    labels, held = problem.labels, problem.held
+    return replace(problem, labels=None if labels is None else labels[rows], held=None if held is None else held[rows])

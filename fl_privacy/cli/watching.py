@@ -1,0 +1,124 @@
+"""``fl-privacy watch``: the growing page of a run, or of many, served on loopback to whoever has its address."""
+
+import hmac
+import secrets
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote
+
+import typer
+
+from fl_privacy.cli.faults import Interrupted
+from fl_privacy.errors import UserError
+
+if TYPE_CHECKING:
+    from fl_privacy.report.live import WatchedFolder
+
+LOOPBACK = "127.0.0.1"
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Type": "text/html; charset=utf-8",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "SAMEORIGIN",
+}
+
+
+class WatchServer(ThreadingHTTPServer):
+    """Serves the pages of ``watched`` on loopback, under a secret only, and changes nothing.
+
+    Other users of the machine reach its loopback as well, and pages show clients' images: without the secret, which is
+    part of the address, there is nothing.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, watched: "WatchedFolder", port: int = 0) -> None:
+        super().__init__((LOOPBACK, port), _Handler)
+        self.watched = watched
+        self.secret = secrets.token_urlsafe(16)
+
+    @property
+    def address(self) -> str:
+        """Of the page."""
+        return f"http://{LOOPBACK}:{self.server_port}/{self.secret}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: WatchServer
+    timeout = 10
+    server_version, sys_version = "fl-privacy", ""
+
+    def do_GET(self) -> None:
+        self._answer(self._found())
+
+    def do_HEAD(self) -> None:
+        self._answer(self._found())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("do_"):
+            return lambda: self._answer((HTTPStatus.METHOD_NOT_ALLOWED, "This page is for reading."))
+        raise AttributeError(name)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the address holds the secret."""
+
+    def _found(self) -> tuple[HTTPStatus, str]:
+        names = {f"{name}:{self.server.server_port}" for name in (LOOPBACK, "localhost")}
+        if self.headers.get_all("Host", []) not in [[name] for name in names]:
+            return HTTPStatus.FORBIDDEN, "This page goes by another name."
+        _, _, rest = self.path.partition("?")[0].partition("/")
+        secret, _, address = rest.partition("/")
+        if not hmac.compare_digest(secret.encode(), self.server.secret.encode()):
+            return HTTPStatus.NOT_FOUND, "There is no such page; open the address that `fl-privacy watch` printed."
+        try:
+            page = self.server.watched.page(unquote(address))
+        except UserError as error:  # a record that is half written, or a folder that was moved
+            return HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+        return (HTTPStatus.NOT_FOUND, "There is no such page.") if page is None else (HTTPStatus.OK, page)
+
+    def _answer(self, found: tuple[HTTPStatus, str]) -> None:
+        status, text = found
+        body = text.encode()
+        self.send_response(status)
+        plain = {"Content-Type": "text/plain; charset=utf-8"} if status is not HTTPStatus.OK else {}
+        allowed = {"Allow": "GET, HEAD"} if status is HTTPStatus.METHOD_NOT_ALLOWED else {}
+        for name, value in {**HEADERS, **plain, **allowed, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        with suppress(ConnectionError):  # the page was left before it came
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run, or of many: out=FOLDER.")],
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="On loopback; 0 takes a free one.")] = 0,
+) -> None:
+    """Serve the growing page of a run, a sweep or a trade-off while it goes on: progress, time left, latest images.
+
+    On this machine alone, read-only, under an address that holds a secret. The page refreshes by itself; Ctrl-C ends
+    it.
+    """
+    from fl_privacy.report.live import WatchedFolder  # noqa: PLC0415
+
+    watched = WatchedFolder(folder)
+    try:
+        server = WatchServer(watched, port)
+    except OSError as error:
+        raise UserError(
+            f"--port is expected to be free, but {port} is not ({error.strerror}); leave it out."
+        ) from error
+    with server:
+        print(f"Watching {watched.folder}; Ctrl-C ends it.\n{server.address}", flush=True)
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except (Interrupted, KeyboardInterrupt):
+            print("No longer watching; the run goes on.")

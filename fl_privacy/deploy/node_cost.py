@@ -1,0 +1,109 @@
+"""What a client's round costs on a small device: one core, little memory (Refiner, Appendix O, measured)."""
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from fl_privacy.deploy.limits import MIB, Held, joules_so_far, run_limited
+from fl_privacy.errors import UserError
+from fl_privacy.results import append_node_cost, read_run
+
+ENOUGH_SECONDS = 20.0
+"""A round that takes more CPU time is not repeated."""
+
+
+def measure_nodes(runs: list[Path], *, memory: int, core: int | None = None, repeats: int = 3) -> list[str]:
+    """Measure a client round of each of ``runs`` and add it to the run's records.
+
+    Each is done in a process of its own, on one core with one thread. What it came to stands on the run's page and on
+    those that compare it, ``Figure`` of section ``upload``.
+
+    Args:
+        runs: folders of runs that have finished, or of sweeps over such.
+        memory: bytes that the node has.
+        core: number of the core; the first that this process may use.
+        repeats: rounds, one after the other, the client's state kept.
+
+    Returns:
+        A line for each run.
+
+    Raises:
+        UserError: a folder holds no run, or a client fails for another reason than its memory.
+    """
+    if repeats < 1:
+        raise UserError(f"--repeats is expected to be at least 1, but got {repeats}.")
+    if memory < 128 * MIB:
+        raise UserError(f"--memory is expected to be at least 128 MiB, but got {memory / MIB:g}.")
+    return [_measure(run, memory, core, repeats) for folder in runs for run in _runs_in(folder)]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Those that trained: the folder itself, or the runs of a sweep."""
+    if (folder / "run.json").is_file():
+        return [folder]
+    found = sorted({path.parent for path in folder.glob("*/run.json")})
+    trained = [path for path in found if read_run(path).of_kind("round")]
+    if not trained:
+        raise UserError(f"{folder} is expected to hold runs that trained, but holds none; give what `run` printed.")
+    return trained
+
+
+def _measure(run: Path, memory: int, core: int | None, repeats: int) -> str:
+    chosen = min(os.sched_getaffinity(0)) if core is None and hasattr(os, "sched_getaffinity") else core or 0
+    if read_run(run).identity.config.get("command") != "run":
+        raise UserError(f"{run} is expected to be a training by `fl-privacy run`, but is none; give one.")
+    command = [sys.executable, "-m", "fl_privacy.deploy.node_cost", str(run.resolve()), str(repeats)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    ended = run_limited(command, memory=memory, core=chosen, environment=environment)
+    if ended.too_large:
+        append_node_cost(run, fits=False, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by)
+        return f"{run.name}: does not fit into {memory / MIB:g} MiB"
+    if ended.status:
+        raise UserError(f"A client of {run} is expected to train on the node, but did not ({_why(ended)}).")
+    cost = json.loads(ended.out.splitlines()[-1])
+    append_node_cost(run, fits=True, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by, **cost)
+    return f"{run.name}: {cost['cpu_seconds']:.3g} CPU s a round, {ended.peak / MIB:.0f} MiB at most"
+
+
+def _why(ended: Held) -> str:
+    said = ended.complaint.strip().splitlines()
+    return said[-1] if said else f"status {ended.status}"
+
+
+def _one_client(run: Path, repeats: int) -> dict[str, float | int | None]:
+    """Rounds of the first client of ``run``, in this process."""
+    import torch  # noqa: PLC0415
+    from omegaconf import DictConfig, OmegaConf  # noqa: PLC0415
+
+    from fl_privacy.defenses import ClientState  # noqa: PLC0415
+    from fl_privacy.experiment.build import clients_of  # noqa: PLC0415
+    from fl_privacy.federation import public_state  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    config = OmegaConf.load(run / "config.yaml")
+    settings = DictConfig({name: value for name, value in config.items() if name != "command"})
+    client = clients_of(OmegaConf.to_yaml(settings))[0]
+    sent, state = public_state(client.model, client.defense), ClientState()
+    rounds = []
+    for round in range(repeats):
+        joules, cpu, wall = joules_so_far(), time.process_time(), time.perf_counter()
+        client.update(sent, state, round=round)
+        after = joules_so_far()
+        used = after - joules if after is not None and joules is not None else None
+        rounds.append((time.process_time() - cpu, time.perf_counter() - wall, used))
+        if rounds[0][0] > ENOUGH_SECONDS:
+            break
+    joules_used = [used for *_, used in rounds if used is not None]
+    return {
+        "cpu_seconds": statistics.median(cpu for cpu, *_ in rounds),
+        "seconds": statistics.median(wall for _, wall, _ in rounds),
+        "joules": statistics.median(joules_used) if joules_used else None,
+        "repeats": len(rounds),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(_one_client(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -1,0 +1,111 @@
+"""How guesses came about, as a page plays it: frame by frame beside the attacker's own loss."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from fl_privacy.film import FRAMES
+from fl_privacy.report.charts import Curve, line_chart
+from fl_privacy.report.gallery import place_of
+from fl_privacy.report.images import data_uri
+from fl_privacy.results import Attacker, Film, Pair, Run
+from fl_privacy.results.pictures import Pixels
+
+VICTIMS_SHOWN = 3
+"""In a film of one attacker; more are recorded where ``films`` says so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reel:
+    """A victim's part of a film.
+
+    Attributes:
+        where: client and image in words.
+        member: of the attacks that were tried, the one that the frames are of, or empty.
+        original: PNG as a data URI, or empty.
+        frames: likewise, ``FRAMES`` of them.
+        small: whether pixels should be shown as squares.
+    """
+
+    where: str
+    member: str
+    original: str
+    frames: Sequence[str]
+    small: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screening:
+    """The film of what one attacker read in one round.
+
+    Attributes:
+        title: which attacker and round, where there are several.
+        reels: of a few victims, played at the same time.
+        moments: shares of the work, in words, one for each frame.
+        chart: losses, with the moments marked.
+    """
+
+    title: str
+    reels: Sequence[Reel]
+    moments: Sequence[str]
+    chart: Markup
+
+
+def films_of_run(
+    run: Run, films: Mapping[Attacker, Sequence[Film]], pairs: Mapping[tuple[str, int], Pair]
+) -> list[Screening]:
+    """One for each attacker, of the last round of which there are ``films``."""
+    found = []
+    for attacker, of_attacker in films.items():
+        images = {(v["id"], v["image"]): v for v in run.of_kind("image", attacker)}
+        losses = {h["id"]: h["loss"] for h in run.of_kind("history", attacker)}
+        known = [f for f in of_attacker if (f.id, f.image) in images and len(losses.get(f.id, ())) > max(f.at) > 0]
+        if known:
+            last = max(images[f.id, f.image]["round"] for f in known)
+            shown = [f for f in known if images[f.id, f.image]["round"] == last][:VICTIMS_SHOWN]
+            title = f"{attacker.capitalize()} attacker" if len(films) > 1 else ""
+            reels = [_reel(film, images[film.id, film.image], pairs.get((film.id, film.image))) for film in shown]
+            moments, chart = _losses(shown, [losses[film.id] for film in shown], [reel.where for reel in reels])
+            found.append(Screening(title=title, reels=reels, moments=moments, chart=chart))
+    return found
+
+
+def _reel(film: Film, image: Mapping[str, object], pair: Pair | None) -> Reel:
+    original = pair.original if pair else None
+    return Reel(
+        where=place_of(image),
+        member=film.member,
+        original="" if original is None else data_uri(original),
+        frames=[data_uri(_spread(film.frames, k)) for k in range(FRAMES)],
+        small=max(film.frames[0].shape[1:]) <= 96,
+    )
+
+
+def _spread(frames: Sequence[Pixels], moment: int) -> Pixels:
+    """The frame at one of ``FRAMES`` moments: that of a shorter film which is nearest."""
+    return frames[round(moment * (len(frames) - 1) / (FRAMES - 1))]
+
+
+def _losses(
+    films: Sequence[Film], losses: Sequence[Sequence[float | None]], names: Sequence[str]
+) -> tuple[list[str], Markup]:
+    """The moments in words, and the curves with a mark at each of them."""
+    curves, marks, shares = [], [], []
+    for film, history, name in zip(films, losses, names, strict=True):
+        x = [100 * k / (len(history) - 1) for k in range(len(history))]
+        y = [float("nan") if value is None else value for value in history]
+        places = [film.at[round(k * (len(film.at) - 1) / (FRAMES - 1))] for k in range(FRAMES)]
+        curves.append(Curve(x=x, y=y, label=name))
+        marks.append([(x[place], y[place]) for place in places])
+        shares.append([x[place] for place in places])
+    mean = [sum(of_moment) / len(of_moment) for of_moment in zip(*shares, strict=True)]
+    chart = line_chart(
+        curves,
+        x="Share of the iterations, percent",
+        y="Attack loss",
+        log=all(value > 0 for curve in curves for value in curve.y),
+        alt=f"The attacker's own loss on {', '.join(names)}, with {FRAMES} moments marked",
+        marks=marks,
+    )
+    return [f"{share:.0f} %" for share in mean], chart

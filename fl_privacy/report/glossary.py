@@ -1,0 +1,50 @@
+"""The words of a brief that not everybody knows, in plain ones."""
+
+import re
+from collections.abc import Iterable
+
+TERMS = {
+    "Adaptive attacker": (r"adaptive|knows the defense", "one that knows the public description of the defense"),
+    "Client, server, round": (
+        r"\bclients?\b",
+        "clients hold data and train on it; the server averages what they upload; a round is one such exchange",
+    ),
+    "Confidence, 95 % CI": (
+        r"95 %",
+        "the range in which the true value lies in 95 of 100 repetitions; wide where little was measured",
+    ),
+    "Defense": (r"\bdefen[sd]", "what clients do to their updates so that less can be read from them"),
+    "Epsilon, delta": (
+        r"[Ee]psilon",
+        "of differential privacy: the smaller epsilon, the less an upload depends on any one example, whoever attacks;"
+        " delta is the chance that this fails",
+    ),
+    "Gradient, update, upload": (
+        r"gradient|update|upload",
+        "how a client's examples would change the model: what leaves a client in place of its data",
+    ),
+    "Honest but curious": (r"honest but curious", "a server that does all as agreed, and reads what it receives"),
+    "Label": (r"[Ll]abel", "the class that an example belongs to"),
+    "LPIPS": (r"LPIPS", "distance of two images as people see it, 0 for equal ones"),
+    "Malicious server": (r"malicious", "one that sends clients models that were made to leak"),
+    "Membership": (r"took part|[Mm]embership", "whether an example is among those that a client trains on"),
+    "PMM": (r"PMM", "accuracy in percent of what the same training reaches without defense"),
+    "Proven exact": (r"[Pp]roven", "the attacker itself can show that no other example fits the upload"),
+    "PSNR": (
+        r"PSNR",
+        "likeness of two images in decibels: about 8 for unlike ones, from 15 on recognizable, beyond 30 hardly told"
+        " apart",
+    ),
+    "Recognizable": (r"[Rr]ecognizable", "beyond the bound from which on published work counts an example as read"),
+    "Secure aggregation": (r"SecAgg|secure aggregation|CKKS", "the server learns the sum of all uploads and no single"),
+    "SSIM": (r"SSIM", "likeness of two images by their structure, 1 for equal ones"),
+    "Token F1": (r"Token F1|token F1", "share of a text's words, or parts of words, that were read, in any order"),
+    "TPR at 1 % FPR": (r"TPR", "share of members found when one of a hundred others is taken for one"),
+}
+"""Title -> what calls for it in a text, and what it means."""
+
+
+def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
+    """(title, meaning) of the terms that ``texts`` use."""
+    said = "\n".join(texts)
+    return [(title, meaning) for title, (pattern, meaning) in TERMS.items() if re.search(pattern, said)]

@@ -1,0 +1,92 @@
+"""How far the work on a run's folder is, for whoever watches: ``progress.json``, and ``plan.json`` of a sweep."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_privacy.checks import fits
+from fl_privacy.files import write_whole
+from fl_privacy.results.records import dump_json
+
+PROGRESS, PLAN = "progress.json", "plan.json"
+TELL_EVERY = 2.0
+"""Seconds."""
+
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Ongoing:
+    """Work that goes on: ``what`` in words, the ``share`` that is done in [0, 1], and the seconds it took so far."""
+
+    what: str
+    share: float
+    seconds: float
+
+    @property
+    def left(self) -> float | None:
+        """Seconds; ``None`` while nobody knows."""
+        return self.seconds * (1 - self.share) / self.share if self.share > 0 else None
+
+
+class Teller:
+    """Writes down how far the work in ``folder`` is, now and then; nothing is left when it is over."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / PROGRESS
+        self._told = 0.0
+
+    def telling(self, what: str, progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        """``progress`` of the work ``what`` that starts now, which also writes."""
+        started = time.monotonic()
+
+        def tell(done: int, total: int) -> None:
+            progress(done, total)
+            now = time.monotonic()
+            if now - self._told >= TELL_EVERY:
+                self._told = now
+                share = min(1.0, done / max(total, 1))
+                content = {"what": what, "share": share, "seconds": now - started}
+                with suppress(OSError):  # no reason to give up the work itself
+                    write_whole(self._path, dump_json(content))
+
+        return tell
+
+    def clear(self) -> None:
+        """Nothing goes on any more."""
+        self._path.unlink(missing_ok=True)
+
+
+def read_ongoing(folder: Path) -> Ongoing | None:
+    """What goes on in ``folder``, trusting nothing; ``None`` if nobody says."""
+    content = _read(folder / PROGRESS)
+    kinds = {"what": str, "share": float, "seconds": float}
+    if not isinstance(content, dict) or not all(fits(content.get(name), kind) for name, kind in kinds.items()):
+        return None
+    return Ongoing(content["what"], min(1.0, max(0.0, content["share"])), max(0.0, content["seconds"]))
+
+
+def write_planned(out: Path, jobs: Sequence[str]) -> None:
+    """Write down which folders a sweep is going to fill in ``out``."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / PLAN, dump_json({"jobs": list(jobs)}))
+
+
+def read_planned(out: Path) -> list[str]:
+    """The folders that a sweep is going to fill in ``out``; empty if nobody says."""
+    content = _read(out / PLAN)
+    jobs = content.get("jobs") if isinstance(content, dict) else None
+    return [str(job) for job in jobs] if isinstance(jobs, list) and fits(jobs, list[str]) else []
+
+
+def _read(path: Path) -> object:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return None
+        found: object = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found

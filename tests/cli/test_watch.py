@@ -1,0 +1,186 @@
+"""The growing page on loopback: for whoever has its address, for reading alone, up to date, and gone on Ctrl-C."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from fl_privacy.cli.watching import LOOPBACK, WatchServer
+from fl_privacy.errors import UserError
+from fl_privacy.report.live import WatchedFolder
+from fl_privacy.results import RunFolder
+from fl_privacy.results.ongoing import PROGRESS, Teller, read_ongoing, read_planned, write_planned
+from tests.results.runs import config, record, round_report, score
+
+
+@contextmanager
+def serving(folder):
+    with WatchServer(WatchedFolder(folder)) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join(5)
+
+
+def ask(server, path, *, method="GET", host=None, body=None, within=True):
+    connection = http.client.HTTPConnection(LOOPBACK, server.server_port, timeout=20)
+    headers = {"Host": host or f"{LOOPBACK}:{server.server_port}"}
+    connection.request(method, f"/{server.secret}/{path}" if within else path, body=body, headers=headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text, dict(answer.getheaders())
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    record(folder, label="done")
+    record(folder, label="going", finish=False)
+    (folder / "secret.txt").write_text("not a page")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(out):
+    with serving(out) as one:
+        yield one
+
+
+def test_it_is_on_loopback_alone_under_a_secret(server):
+    assert server.server_address[0] == "127.0.0.1" and len(server.secret) >= 20
+    assert WatchServer(server.watched).secret != server.secret
+    for path in ("/", "/status", "/x/", f"/{server.secret[:-1]}/", f"/{server.secret}x/", "/%ff/", "//"):
+        assert ask(server, path, within=False)[0] in {404, 400}, path
+    status, text, headers = ask(server, "")
+    assert status == 200 and "1 of 2 runs that have begun" in text
+    assert headers["Cache-Control"] == "no-store" and headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer" and "Access-Control-Allow-Origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "secret.txt", "../secret.txt", "..%2fsecret.txt", "%2e%2e/", "....//", "done/../../etc/passwd", "/etc/passwd",
+        "done-x/report.html", "%00", "status/../secret.txt", "C:%5c", ".locks/", "done/metrics.jsonl",
+    ],
+)  # fmt: skip
+def test_no_address_becomes_a_path(server, path):
+    status, text, _ = ask(server, path)
+    assert status == 404 and "not a page" not in text and "root:" not in text
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"])
+def test_nothing_is_written(server, out, method):
+    before = sorted((path, path.stat().st_mtime_ns) for path in out.rglob("*"))
+    status, _, headers = ask(server, "", method=method, body=b"x=1")
+    assert status == 405 and headers["Allow"] == "GET, HEAD"
+    ask(server, "")
+    ask(server, "comparison.html")
+    assert sorted((path, path.stat().st_mtime_ns) for path in out.rglob("*")) == before
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "127.0.0.1.evil.example", "[::1]"])
+def test_another_name_of_this_machine_is_refused(server, host):
+    assert ask(server, "", host=host)[0] == 403
+    assert ask(server, "", host=f"localhost:{server.server_port}")[0] == 200
+
+
+def test_every_run_has_its_page_and_the_finished_are_compared(server, out):
+    text = ask(server, "")[1]
+    for link in re.findall(r'href="\./([^"]*)"', text):
+        status, page, _ = ask(server, link)
+        assert status == 200 and "<h1" in page, link
+    assert text.count("/report.html") == 2
+    going = next(path.name for path in out.glob("going-*"))
+    page = ask(server, f"{going}/report.html")[1]
+    assert "interrupted" not in page and 'http-equiv="refresh"' in page and 'src="./status"' in page
+    assert "frame-src &#39;self&#39;" in page and "<script" not in page
+    done = next(path.name for path in out.glob("done-*"))
+    assert 'http-equiv="refresh"' not in ask(server, f"{done}/report.html")[1]
+    assert ask(server, "", method="HEAD")[1] == ""
+
+
+def test_the_page_grows_with_the_run(tmp_path):
+    settings = config(federation={"rounds": 4, "clients": 2})
+    opened = RunFolder.open_or_create(tmp_path, label="x", config=settings, config_text="")
+    with opened as folder, serving(opened.path) as server:
+        assert "Training, round 1 of 4" in ask(server, "status")[1]
+        folder.add_round(round_report(1, seconds=10.0))
+        text = ask(server, "status")[1]
+        assert "Training, round 2 of 4, 25.0 %, about 30 s left" in text and 'http-equiv="refresh"' in text
+        tell = folder.teller.telling("Attacking 3 updates", lambda done, total: None)
+        tell(1, 2)
+        assert "Attacking 3 updates, 50.0 %" in ask(server, "status")[1]
+        assert "No image was attacked" in ask(server, "")[1]
+        folder.add_victim(score(1, 0, noise=0.05))
+        folder.add_attack(round=1, victims=1, seconds=1.0)
+        server.watched._kept.clear()
+        assert "The attacked image is recognizable" in ask(server, "")[1]
+        folder.finish()
+        assert "Finished" in ask(server, "status")[1] and not (folder.path / PROGRESS).exists()
+
+
+def test_a_plan_says_how_much_is_left(tmp_path):
+    done = record(tmp_path, label="done")
+    write_planned(tmp_path, [done.name, "later"])
+    with serving(tmp_path) as server:
+        text = ask(server, "status")[1]
+        assert "1 of 2 planned runs finished" in text and 'http-equiv="refresh"' in text
+        write_planned(tmp_path, [done.name])
+        assert 'http-equiv="refresh"' not in ask(server, "status")[1]
+
+
+def test_what_is_told_is_read_back_and_nothing_is_trusted(tmp_path):
+    assert read_ongoing(tmp_path) is None and read_planned(tmp_path) == []
+    shown = []
+    tell = Teller(tmp_path).telling("x", lambda done, total: shown.append((done, total)))
+    tell(1, 4)
+    tell(2, 4)
+    ongoing = read_ongoing(tmp_path)
+    assert shown == [(1, 4), (2, 4)] and (ongoing.what, ongoing.share) == ("x", 0.25), "not more often than needed"
+    for damaged in (
+        "",
+        "[]",
+        "{}",
+        '{"what": 1, "share": 0.5, "seconds": 1}',
+        '{"what": "x", "share": "y"}',
+        "[" * 9999,
+    ):
+        (tmp_path / PROGRESS).write_text(damaged)
+        assert read_ongoing(tmp_path) is None
+    (tmp_path / "plan.json").write_text(json.dumps({"jobs": [1]}))
+    assert read_planned(tmp_path) == []
+
+
+def test_a_folder_that_is_none_is_a_line(tmp_path):
+    with pytest.raises(UserError, match="there is no such folder"):
+        WatchedFolder(tmp_path / "none")
+
+
+def test_ctrl_c_ends_the_command(tmp_path):
+    command = [sys.executable, "-m", "fl_privacy", "watch", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            lines = [process.stdout.readline() for _ in range(2)]
+            address = lines[1].strip()
+            assert address.startswith("http://127.0.0.1:")
+            port, path = re.fullmatch(r"http://127\.0\.0\.1:(\d+)(/.*)", address).groups()
+            connection = http.client.HTTPConnection(LOOPBACK, int(port), timeout=20)
+            connection.request("GET", path)
+            assert "Nothing is recorded yet" in connection.getresponse().read().decode()
+            os.kill(process.pid, signal.SIGINT)
+            said, problem = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 0 and "No longer watching" in said and not problem

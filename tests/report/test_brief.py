@@ -1,0 +1,63 @@
+"""One page for people who decide: the verdict in plain words, what it rests on, and what stays open."""
+
+import html
+import re
+
+import pytest
+
+from fl_privacy.report import write_brief
+from tests.report import kinds
+from tests.results.runs import defended, record
+
+SECTIONS = ["What was attacked", "What it rests on", "What was not tested", "What risk remains", "Glossary"]
+
+SAID = {
+    "leak": (kinds.attack, "can make out images of clients"),
+    "private": (lambda out: record(out, noise=0.9, victims=20), "not a proof against all"),
+    "few": (lambda out: record(out, noise=0.9, victims=2), "too little to call the uploads private"),
+    "failed": (lambda out: kinds.attack(out, failures=6), "no clearance"),
+    "nothing": (kinds.nothing, "Nothing was attacked"),
+    "truth unknown": (lambda out: kinds.audit(out, known=False), "the originals are not known here"),
+    "text": (kinds.texts, "can make out texts of clients"),
+    "told": (kinds.inference, "can tell who took part and whose an example is from what clients upload"),
+    "malicious": (kinds.malicious, "can make out images of clients"),
+}
+
+
+def words_of(page):
+    return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", page.read_text()).split()))
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_the_verdict_is_plain_and_nothing_of_clients_is_shown(tmp_path, case):
+    make, said = SAID[case]
+    folder = make(tmp_path)
+    page = write_brief(folder)
+    text, words = page.read_text(), words_of(page)
+    assert page == folder / "brief.html" and said in words
+    assert re.findall(r"<h2>([^<]*)</h2>", text) == SECTIONS
+    assert "<img" not in text and str(tmp_path) not in text and "base64" not in text
+    assert not [word for word in kinds.WORDS if "##" in word and word in words], "no text of a client's"
+    assert "No guarantee stands behind this" in words
+    assert re.search(r"brief · \S+ · \d{1,2} [A-Z][a-z]+ \d{4}", words)
+
+
+def test_what_was_left_out_is_told(tmp_path):
+    words = words_of(write_brief(record(tmp_path, changes=defended(scale=0.1), noise=0.3)))
+    assert "An attacker that knows the defense (threat_model=adaptive)." in words
+    assert "Servers that break the protocol" in words, "where the threat model says nothing of servers"
+    assert "Rounds other than 1, 12, of 12." in words
+    assert "who took part, whose an example is, what the examples are like, what a client has." in words
+    words = words_of(write_brief(kinds.inference(tmp_path)))
+    assert "Malicious parameters, malicious architecture" in words and "Whether images can be reconstructed." in words
+    assert "tell: what the examples are like, what a client has." in words
+
+
+def test_terms_are_explained_where_they_are_used(tmp_path):
+    words = words_of(write_brief(kinds.texts(tmp_path)))
+    glossary = words[words.index("Glossary") :]
+    assert "Token F1" in glossary and "PSNR" not in glossary and "LPIPS" not in glossary
+
+
+def test_the_page_of_an_interrupted_run_says_so(tmp_path):
+    assert "This run was interrupted." in words_of(write_brief(record(tmp_path, finish=False)))
