@@ -35,12 +35,13 @@ _LEAST_EVALUATIONS = 25
 class AutoAttack:
     """The strongest attacker without a setting, in the way of AutoAttack (Croce and Hein 2020) for gradient inversion.
 
-    What a fully connected first layer gives away exactly is solved for (``attack=exact``); victims that are proven
-    need no descent. The others are attacked by members that differ in kind, from several starts, under successive
-    halving: L-BFGS on the angle and on the distance of the updates where the model is smooth, signed Adam with little
-    and with much total variation where it is not, batch-norm statistics where they were sent. What was solved for
-    without a proof is one of the starts. A defense that is known, or that the update itself shows (zeros, few levels,
-    empty columns), is answered by all.
+    What the first layer gives away exactly is solved for (``attack=exact``); victims that are proven need no descent.
+    The others are attacked by members that differ in kind, from several starts, under successive halving: L-BFGS on the
+    angle and on the distance of the updates where the model is smooth, signed Adam with little and with much total
+    variation where it is not, batch-norm statistics where they were sent. What was solved for without a proof is one of
+    the starts. Where a hidden layer in front of a ReLU gives the features of a batch away, all take its labels and one
+    attempt is held to the features. A defense that is known, or that the update itself shows (zeros, few levels, empty
+    columns), is answered by all; where it leaves fewer values than there are pixels, by smooth images.
 
     Texts are read by ``attack=dager``; where it proves nothing, descents on the embeddings of words are tried as well
     (:class:`fl_privacy.attacks.auto.texts.TextMembers`), by ``standard`` where the budget is in seconds.
