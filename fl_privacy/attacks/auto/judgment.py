@@ -84,7 +84,8 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 def _is_underdetermined(problem: Problem) -> Tensor:
     """(V,) whether some values of the updates are known exactly, of those with bounds, and in all fewer than pixels."""
     targets = [target for one in problem.rounds for target in one.targets.values()]
-    bounded = [(target.low == target.high).sum(1) for target in targets if target.low is not None]
+    bounds = [(target.low, target.high) for target in targets]
+    bounded = [low.eq(high).sum(1) for low, high in bounds if low is not None and high is not None]
     free = sum(target.size for target in targets if target.low is None)
     exact = torch.stack(bounded).sum(0) if bounded else targets[0].squared.new_zeros(len(targets[0].squared))
     return (exact > 0) & (exact + free < problem.pixels)

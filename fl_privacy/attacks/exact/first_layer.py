@@ -108,7 +108,8 @@ def probe_first_layer(
     name, module, seen = _first_call(frozen, probes, beyond_norms=fixed_norms)
     if len(seen) != len(probes):
         raise NotFullyConnectedError(f"The layer {name} is expected to take image by image, but mixes them.")
-    return Probed(name, module, *seen, random)
+    black, white, mixed = seen
+    return Probed(name, module, black, white, mixed, random)
 
 
 @torch.no_grad()
