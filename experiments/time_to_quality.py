@@ -208,8 +208,20 @@ class Time:
     reached: int
     of: int
 
+    @property
+    def known(self) -> bool:
+        """Whether it is the time of the median victim, which got there, and not only a bound."""
+        return 2 * self.reached > self.of
+
     def __str__(self) -> str:
-        return f"{'' if 2 * self.reached > self.of else '> '}{self.seconds:.2f} ({self.reached} of {self.of})"
+        return f"{'' if self.known else '> '}{self.seconds:.2f} ({self.reached} of {self.of})"
+
+
+def sooner(ours: Time | None, loop: Time | None) -> str:
+    """How many times sooner we are; nothing where that is not known."""
+    if ours is None or loop is None or not ours.known:
+        return ""
+    return f"{'' if loop.known else '> '}{loop.seconds / ours.seconds:.1f}"
 
 
 def loop_time(bench: Bench, target: float) -> Time | None:
@@ -253,7 +265,7 @@ def table(benches: Sequence[Bench], options: argparse.Namespace) -> Iterator[str
             ours = alone_time(bench, target, options.alone), together_time(bench, target, options.together)
             cells = [bench.model, f"{target:.0f}", str(loop or "")]
             for one in ours:
-                cells += [str(one or ""), f"{loop.seconds / one.seconds:.1f}" if loop and one else ""]
+                cells += [str(one or ""), sooner(one, loop)]
             yield f"| {' | '.join(cells)} |"
 
 

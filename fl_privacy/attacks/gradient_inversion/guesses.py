@@ -62,5 +62,6 @@ def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     amplitude = (rows.square() + columns.square()).clamp_min(1 / max(height, width) ** 2).rsqrt()
     gray = torch.randn((_GUESSES, 1, height, width), generator=rng)
     colored = gray + 0.3 * torch.randn((_GUESSES, *shape), generator=rng)
-    waves = torch.fft.irfft2(torch.fft.rfft2(colored) * amplitude, s=(height, width))
-    return (0.5 + _CONTRAST * waves / waves.flatten(1).std(1)[:, None, None, None]).clamp(0, 1)
+    waves: Tensor = torch.fft.irfft2(torch.fft.rfft2(colored) * amplitude, s=(height, width))
+    spread = waves.flatten(1).std(1)[:, None, None, None]
+    return torch.clamp(0.5 + _CONTRAST * waves / spread, 0, 1)
