@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kept_rows import Kept, Measured
-from matplotlib.figure import Figure
 from paper_tables import Paper
 
 FOLDER = Path(__file__).resolve().parent / "assets" / "findings"
@@ -57,8 +57,10 @@ def draw_all(papers: Sequence[Paper], kept: Kept, folder: Path = FOLDER) -> None
             figure.savefig(path, metadata={"Software": None}, pil_kwargs={"optimize": True})
 
 
-def draw(found: Figures, names: Sequence[str]) -> Figure:
+def draw(found: Figures, names: Sequence[str]) -> Any:
     """Bars with 95 % intervals for the figures of each line."""
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
     figure = Figure(figsize=(7.2, 0.32 * len(found) + 0.9), dpi=110, layout="constrained", facecolor="white")
     axes = figure.subplots()
     for place, (column, color) in enumerate(zip(names, COLORS, strict=True)):

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import binomtest
-
 ROWS = Path(__file__).resolve().parent.parent / "experiments" / "rows"
 NOT_RUN = "not run"
 
@@ -101,6 +99,8 @@ def measured(
         case int() | float() | "inf":
             low, high = (value_of(row, end) for end in interval) if interval else (None, None)
             if share:
+                from scipy.stats import binomtest  # noqa: PLC0415
+
                 found = binomtest(round(value * size), size).proportion_ci(method="wilson")
                 low, high = float(found.low), float(found.high)
             return Measured(mean=float(value), low=low, high=high, n=size)

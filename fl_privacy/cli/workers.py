@@ -89,14 +89,13 @@ def _end_with_parent() -> None:
 
 def _do(job: Job) -> str | None:
     from fl_privacy.cli.jobs import run_job  # noqa: PLC0415
-    from fl_privacy.config import compose_run  # noqa: PLC0415
     from fl_privacy.experiment.protocols import Monitor  # noqa: PLC0415
 
     if _stopped.is_set():
         return "interrupted"
     try:
         with interruptible():
-            run_job(job.command, compose_run(job.overrides), Monitor())
+            run_job(job.command, job.config, Monitor())
     except Interrupted:
         _stopped.set()
         return "interrupted"

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -120,12 +121,16 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     Raises:
         UserError: one is not in Hydra's grammar.
     """
-    parsed = []
-    for text in overrides:
-        try:
-            parsed += OverridesParser.create().parse_overrides([text])
-        except HydraException as error:
-            raise UserError(f"Overrides are expected as key=value, but got {text!r}; {_remedy(text)}.") from error
+    return [_parsed(text) for text in overrides]
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> Override:
+    """One override; the grammar's parser takes milliseconds, and sweeps repeat the same ones."""
+    try:
+        (parsed,) = OverridesParser.create().parse_overrides([text])
+    except HydraException as error:
+        raise UserError(f"Overrides are expected as key=value, but got {text!r}; {_remedy(text)}.") from error
     return parsed
 
 

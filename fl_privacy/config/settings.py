@@ -260,6 +260,7 @@ class RunSettings:
     out: str = setting(RUNTIME, "folder of the runs' folders")
     name: str | int | None = setting(RUNTIME, "put in front of the folder's name")
     overwrite: bool = setting(RUNTIME, "run again what has finished already")
+    page: bool = setting(RUNTIME, "write the run's page; `fl-privacy report RUN_DIR` does so later")
     choices: DictConfig = field()
 
     @classmethod

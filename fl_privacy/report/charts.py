@@ -202,15 +202,15 @@ def reach(value: float, interval: tuple[float, float] | None) -> list[list[float
     return None if interval is None else [[value - interval[0]], [interval[1] - value]]
 
 
-def draw_svg(draw: Callable[[Axes], None], alt: str) -> Markup:
-    """What ``draw`` draws, as an SVG element that scales with the page."""
+def draw_svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.3) -> Markup:
+    """What ``draw`` draws, as an SVG element that scales with the page; ``height`` is in inches, for 5.4 of width."""
     import matplotlib  # noqa: PLC0415  (takes half a second, and a wrong folder needs no chart)
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     number = next(_numbers)
     file = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"chart {number}"}):
-        figure = Figure(figsize=(5.4, 3.3), layout="constrained")
+        figure = Figure(figsize=(5.4, height), layout="constrained")
         draw(figure.add_subplot())
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = file.getvalue()

@@ -146,3 +146,14 @@ def test_a_line_chooses_one_row(docs: Any) -> None:
 def test_a_share_has_an_interval(docs: Any) -> None:
     found = docs("kept_rows").measured({"read": 1.0, "images": 4}, "read", share="images")
     assert found.mean == 1 and found.low == pytest.approx(0.51, abs=0.01) and found.high == 1 and found.n == 4
+
+
+def test_commands_are_there_and_make_the_rows_that_are_shown() -> None:
+    for path in sorted(PUBLISHED.glob("*.yaml")):
+        for table in yaml.safe_load(path.read_text())["tables"]:
+            commands = " ".join(table["command"])
+            for script in re.findall(r"python (\S+\.py)", commands):
+                assert (ROOT / script).is_file(), script
+            for grid in re.findall(r"trade-off (\S+)", commands):
+                assert (ROOT / grid).is_file() or (ROOT / "fl_privacy" / "grids" / f"{grid}.yaml").is_file(), grid
+            assert f"experiments/rows/{table['rows']}" in commands, (path.name, table["name"])

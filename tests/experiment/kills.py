@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.cli.main import run_command_line
+from tests.benchmark.tracks import TINY
 from tests.experiment.runs import NO_RESULT
 
 RUN = ("federation.clients=2", "federation.rounds=3", "evaluate_every=3", "victims=2")
@@ -60,6 +61,12 @@ def trade_off(out: Path) -> Sequence[str]:
     return ("trade-off", str(grid))
 
 
+def benchmark(out: Path) -> Sequence[str]:
+    track = out.with_name(f"{out.name}-track.yaml")
+    track.write_text(TINY)
+    return ("benchmark", str(track))
+
+
 def search(out: Path) -> Sequence[str]:
     return ("search-policies", *SEARCH)
 
@@ -80,6 +87,11 @@ def compared(out: Path) -> Any:
     return json.loads((out / "trade_off.json").read_text())
 
 
+def ranked(out: Path) -> Any:
+    found = json.loads((out / "benchmark.json").read_text())
+    return {key: value for key, value in found.items() if key not in ("clock", "track")}
+
+
 def searched(out: Path) -> Any:
     (folder,) = [path.parent for path in out.glob("*/scores.jsonl")]
     scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
@@ -89,6 +101,7 @@ def searched(out: Path) -> Any:
 SUBJECTS = {
     "sweep": Subject(sweep, recorded),
     "trade-off": Subject(trade_off, compared, ("--jobs", "2")),
+    "benchmark": Subject(benchmark, ranked, ("--jobs", "2")),
     "search": Subject(search, searched),
 }
 
