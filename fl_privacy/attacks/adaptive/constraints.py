@@ -67,8 +67,8 @@ class KnownFeatures:
 
     Attributes:
         front: what the model does up to the layer, images (B, C, H, W) -> (B, F).
-        values: (V, B, F).
-        weight: (V,) of their mismatch in the objective.
+        values: (V, B, F); zeros where they are not known.
+        weight: (V,) of their mismatch in the objective; zero where they are not known.
     """
 
     front: nn.Module
@@ -78,9 +78,9 @@ class KnownFeatures:
     def mismatch(self, images: Tensor) -> Tensor:
         """Squared distance (V,) of the features of ``images`` (V, B, C, H, W), as a share of their own length's."""
         guessed = self.front(images.flatten(0, 1)).unflatten(0, images.shape[:2])
-        squared = self.values.flatten(1).square().sum(1).clamp_min(torch.finfo(self.values.dtype).tiny)
-        apart: Tensor = (guessed - self.values).flatten(1).square().sum(1) / squared
-        return self.weight * apart
+        squared = self.values.flatten(1).square().sum(1)
+        apart: Tensor = (guessed - self.values).flatten(1).square().sum(1)
+        return self.weight * apart / torch.where(squared > 0, squared, 1)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "KnownFeatures":
         """With every tensor changed whose rows are victims."""
