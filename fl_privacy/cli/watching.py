@@ -89,8 +89,11 @@ class _Handler(BaseHTTPRequestHandler):
         body = text.encode()
         self.send_response(status)
         plain = {"Content-Type": "text/plain; charset=utf-8"} if status is not HTTPStatus.OK else {}
-        allowed = {"Allow": "GET, HEAD"} if status is HTTPStatus.METHOD_NOT_ALLOWED else {}
-        for name, value in {**HEADERS, **plain, **allowed, "Content-Length": str(len(body))}.items():
+        beside = {
+            HTTPStatus.METHOD_NOT_ALLOWED: {"Allow": "GET, HEAD"},
+            HTTPStatus.SERVICE_UNAVAILABLE: {"Refresh": "5"},
+        }
+        for name, value in {**HEADERS, **plain, **beside.get(status, {}), "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         with suppress(ConnectionError):  # the page was left before it came
             self.end_headers()

@@ -126,7 +126,7 @@ class ThreatModelSettings:
     )
     public_images: int = setting(
         ATTACK,
-        "so many images of the split that is not attacked, for `attack.start=public_mean`",
+        "so many images, or texts, of the split that is not attacked, for `attack.start=public_mean` and `attack=lamp`",
         within=(0, 1_000_000),
     )
     colluder: int | None = setting(

@@ -180,12 +180,12 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         UserError: there are too few examples, or a setting is wrong.
     """
     dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
-    prepare_defense(defense, dataset)
     victims, batch_size = config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
         attacked, unattacked = unattacked, attacked
     model = agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
+    prepare_defense(defense, dataset, model)
     initial = public_state(model, defense)
     owner = Client(
         id=VICTIM,

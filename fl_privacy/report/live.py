@@ -12,12 +12,13 @@ from fl_privacy.errors import UserError
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.gallery import ImageView, view_extremes
 from fl_privacy.report.headline import Verdict, verdict
+from fl_privacy.report.images import data_uri
 from fl_privacy.report.numbers import percent, seconds
 from fl_privacy.report.page import render
 from fl_privacy.report.readings import kind_of, readings_of
 from fl_privacy.report.write import page_of_run
 from fl_privacy.results import Run, read_run
-from fl_privacy.results.ongoing import PROGRESS, read_ongoing, read_planned
+from fl_privacy.results.ongoing import PROGRESS, read_guesses, read_ongoing, read_planned
 
 LAST_ROUNDS = 5
 """By which the time left of a training is told."""
@@ -44,6 +45,7 @@ class LiveRun:
         left: seconds of that; likewise.
         silent: seconds since it last wrote anything.
         verdict: of what is recorded.
+        guesses: what the attack that goes on has by now: PNGs as data URIs.
     """
 
     name: str
@@ -54,6 +56,7 @@ class LiveRun:
     left: float | None
     silent: float
     verdict: Verdict
+    guesses: Sequence[str] = ()
 
     @property
     def in_words(self) -> str:
@@ -62,7 +65,8 @@ class LiveRun:
         if self.share is not None and not self.finished:
             words.append(percent(self.share))
         if self.left is not None and not self.finished:
-            words.append(f"about {seconds(self.left)} left")
+            whole = max(1, round(self.left))
+            words.append(f"about {f'{whole} s' if whole < 60 else seconds(whole)} left")
         if self.silent > SILENT and not self.finished:
             words.append(f"no news for {seconds(self.silent)}: it may have been killed")
         return ", ".join(words)
@@ -182,6 +186,7 @@ class WatchedFolder:
             left=left,
             silent=max(0.0, time.time() - news),
             verdict=verdict(run.summary, kind_of(readings_of(run.summary))),
+            guesses=[] if run.finished or run.shared else [data_uri(image) for image in read_guesses(path)],
         )
 
     def _made(self, key: str, signature: object, make: Callable[[], str]) -> str:
@@ -204,7 +209,7 @@ def _doing(run: Run) -> tuple[str, float | None, float | None]:
         return ongoing.what, ongoing.share, ongoing.left
     rounds = run.of_kind("round")
     total = select(run.identity.config, "federation.rounds")
-    if run.identity.config.get("command") == "attack" or not isinstance(total, int) or total < 1:
+    if run.identity.config.get("command") in {"attack", "audit"} or not isinstance(total, int) or total < 1:
         return f"Goes on, {len(run.of_kind('image'))} attacked examples recorded", None, None
     if len(rounds) >= total:
         return "Trained; goes on with what was intercepted", None, None

@@ -14,7 +14,7 @@ from typing import Any
 
 from fl_privacy.cli.main import run_command_line
 from tests.benchmark.tracks import TINY
-from tests.experiment.runs import NO_RESULT
+from tests.experiment.runs import NO_RESULT, undrawn
 
 RUN = ("federation.clients=2", "federation.rounds=3", "evaluate_every=3", "victims=2")
 RUN += ("attack=inverting_gradients", "attack.iterations=40")
@@ -53,6 +53,16 @@ class Subject:
 
 def sweep(out: Path) -> Sequence[str]:
     return ("run", "-m", "defense=none,pruning,dp_noise", "baseline=false", *RUN)
+
+
+def texts(out: Path) -> Sequence[str]:
+    folder, words = out.with_name("texts"), ("a", "fine", "dull", "warm", "film", "plot", "ends")
+    folder.mkdir(exist_ok=True)
+    for label, shift in (("bad", 0), ("good", 3)):
+        lines = [" ".join(words[(shift + k * step) % 7] for k in range(2, 7)) for step in range(1, 16)]
+        (folder / f"{label}.txt").write_text("\n".join(lines))
+    settings = ("data=text_folder", f"data.root={folder}", "data.vocabulary_size=60", "model=bert_tiny", "attack=tag")
+    return ("run", "-m", "defense=none,refiner", "baseline=false", *settings, *RUN[:4], "attack.iterations=20")
 
 
 def trade_off(out: Path) -> Sequence[str]:
@@ -103,13 +113,15 @@ SUBJECTS = {
     "trade-off": Subject(trade_off, compared, ("--jobs", "2")),
     "benchmark": Subject(benchmark, ranked, ("--jobs", "2")),
     "search": Subject(search, searched),
+    "texts": Subject(texts, recorded),
 }
 
 
 def finish(subject: Subject, out: Path) -> float:
     """Let it run to its end in this process; returns the seconds."""
     started = time.monotonic()
-    assert run_command_line([*subject.arguments(out), f"out={out}"]) == 0
+    with undrawn():
+        assert run_command_line([*subject.arguments(out), f"out={out}"]) == 0
     return time.monotonic() - started
 
 

@@ -1,21 +1,20 @@
 """Images that are read from an update without any search among images, and whether that is proven."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.exact.certificate import EXACT, ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.factorization import column_space, sparse_factors
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.exact.patches import PatchEmbedding, find_patch_embedding, solve
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
+from fl_privacy.attacks.gradient_inversion.grouping import failed, read_each, without_labels
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, whole
-from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 _AGREEMENT = 0.99
@@ -72,29 +71,21 @@ class ExactInversion:
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-        return attack_in_groups(
-            observations,
-            lambda group, report: self._attack(group, seed, report),
-            progress=progress,
-            as_victims=one_each,
-        )
+        return read_each(observations, self._reader, name="exact", seed=seed, progress=progress)
 
-    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        source, model = _source(group.first), model_as_sent(group.first)
-        results: dict[int, Reconstruction] = {}
-        for position, observation in group.observations.items():
-            rng = derive_generator(seed, "exact", str(observation.id))
-            gradient = as_gradient(observation)
-            if not gradient[source.names[-1]].any():
-                reason = f"A gradient of {source.names[-1]} is expected, but all of it is zero."
-                results[position] = failed(observation, reason)
-            elif isinstance(source, PatchEmbedding):
-                results[position] = _certified(Reproduction(observation, model), _patched(observation, source))
+    def _reader(self, first: Observation) -> Callable[[Observation, torch.Generator], Reconstruction]:
+        source, model = _source(first), model_as_sent(first)
+
+        def read(observation: Observation, rng: torch.Generator) -> Reconstruction:
+            if not as_gradient(observation)[source.names[-1]].any():
+                return failed(observation, f"A gradient of {source.names[-1]} is expected, but all of it is zero.")
+            if isinstance(source, PatchEmbedding):
+                found = _patched(observation, source)
             else:
-                read = self._connected(observation, source, rng)
-                results[position] = _certified(Reproduction(observation, model), read)
-            report(len(results) / len(group.observations))
-        return results
+                found = self._connected(observation, source, rng)
+            return _certified(Reproduction(observation, model), found)
+
+        return read
 
     def _connected(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> _Read:
         gradient = as_gradient(observation)
@@ -137,8 +128,7 @@ def _certified(reproduction: Reproduction, read: _Read) -> Reconstruction:
     if labels is None or read.unique:  # those told are in no order that the images know of
         labels, source = reproduction.labels(read.images), "inferred"
     if labels is None:
-        reason = "The output layer's gradient is expected, to infer labels from, but there is none."
-        return failed(observation, reason)
+        return without_labels(observation)
     apart = reproduction.distance(Batch(read.images, labels))
     certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
     if read.unique and apart < (EXACT if len(read.images) == 1 else ROUNDING):
@@ -160,11 +150,9 @@ def _is_muted(weight: Tensor, shade: Tensor) -> bool:
 
 
 def _source(observation: Observation) -> FirstLayer | PatchEmbedding:
-    """What the images are read from, where the update is one gradient of it."""
-    plan, model, sent = observation.plan, observation.model, observation.sent
-    if plan.shares != "gradient" and plan.optimizer != "sgd":
-        raise NotFullyConnectedError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
-    fixed, shape = plan.batch_norm == "eval", observation.input_shape
+    """What the images are read from, where its gradient was uploaded."""
+    model, sent, shape = observation.model, observation.sent, observation.input_shape
+    fixed = observation.plan.batch_norm == "eval"
     source: FirstLayer | PatchEmbedding | None = None
     if observation.upload.num_examples == 1:
         source = find_patch_embedding(model, sent, shape, fixed_norms=fixed)

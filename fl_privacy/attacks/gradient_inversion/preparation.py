@@ -19,10 +19,10 @@ from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.memory import victims_at_once, written_bytes
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.gradient_inversion.rearranging import Rearranged, rearranged
 from fl_privacy.attacks.gradient_inversion.recording import RecordedEvaluation, recording_pays
 from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound, prepare_round
 from fl_privacy.attacks.gradient_inversion.settings import Settings
-from fl_privacy.attacks.gradient_inversion.threads import multiplications_of_a_layer
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import OneByOne, frozen_copy
 from fl_privacy.models import TextModel
@@ -170,10 +170,10 @@ class Prepared:
         return victims_at_once(*self._trial(), self.settings.optimizer)
 
     @cached_property
-    def multiplications(self) -> int:
-        """Of a layer, for one victim."""
-        problem, variables = self._trial()
-        return multiplications_of_a_layer(self.observer, problem.images(variables)[0])
+    def moves(self) -> Rearranged | None:
+        """Of words, among the iterations."""
+        settings, first = self.settings, self.members[0].observation
+        return rearranged(settings.moves, first, iterations=settings.iterations, capacity=self.capacity)
 
     @cached_property
     def evaluate(self) -> Evaluation:
