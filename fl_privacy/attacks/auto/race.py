@@ -23,7 +23,7 @@ from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.gradient_inversion.threads import fitting_threads
+from fl_privacy.attacks.gradient_inversion.threads import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.optimizers import EvolutionStrategy
 from fl_privacy.film import shortened
 from fl_privacy.models import Front
@@ -176,8 +176,7 @@ class Race:
                 def meter(part: float, done: int = done, size: int = len(chunk)) -> None:
                     report((done + part * size) / total)
 
-                with fitting_threads(len(chunk) * self._prepared[member].multiplications):
-                    after = self._staged(member, chunk, rung, meter)
+                after = self._staged(member, chunk, rung, meter)
                 done += len(chunk)
                 for (position, before), attempt in zip(chunk, after, strict=True):
                     own = self.attempts[position]
@@ -210,21 +209,22 @@ class Race:
         )
         problem, settings = self._problem(member, jobs), self._members[member].settings(evaluations)
         assert not isinstance(settings.optimizer, EvolutionStrategy)
-        found = minimize(
-            problem,
-            variables,
-            generators=generators,
-            enough=0.0 * problem.zero_loss(),
-            descent=Descent(
-                optimizer=settings.optimizer,
-                iterations=settings.iterations,
-                projection=settings.projection,
-                noise=settings.noise,
-            ),
-            evaluate=Problem.evaluate,
-            report=report,
-            filmed=filmed_rows(victim.observation for victim in victims),
-        )
+        with fitting_threads(multiplications_of_a_layer(prepared.observer, problem.images(variables))):
+            found = minimize(
+                problem,
+                variables,
+                generators=generators,
+                enough=0.0 * problem.zero_loss(),
+                descent=Descent(
+                    optimizer=settings.optimizer,
+                    iterations=settings.iterations,
+                    projection=settings.projection,
+                    noise=settings.noise,
+                ),
+                evaluate=Problem.evaluate,
+                report=report,
+                filmed=filmed_rows(victim.observation for victim in victims),
+            )
         judged, films = judge(problem, found.variables), films_of(problem, found)
         return [
             attempt.after(found.variables[row], judged, row, found.history[:, row], films.get(row, ()))

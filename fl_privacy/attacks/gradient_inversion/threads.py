@@ -24,12 +24,12 @@ def fitting_threads(multiplications: int) -> Iterator[None]:
 
 @torch.no_grad()
 def multiplications_of_a_layer(model: nn.Module, inputs: Tensor) -> int:
-    """Of ``inputs`` (B, ...), in the mean over the layers of ``model`` that multiply by a matrix or convolve."""
+    """Of ``inputs`` (V, B, ...), in the mean over the layers of ``model`` that multiply by a matrix or convolve."""
     with leaving(owners(model)) as calls:
-        model(inputs)
+        model(inputs[0])
     numbers = [_multiplications(call.module, call.inputs, call.output) for call in calls]
     found = [number for number in numbers if number]
-    return sum(found) // max(1, len(found))
+    return len(inputs) * sum(found) // max(1, len(found))
 
 
 def _multiplications(module: nn.Module, inputs: Tensor, output: Tensor) -> int:

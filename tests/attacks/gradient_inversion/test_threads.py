@@ -21,7 +21,7 @@ def test_one_thread_for_small_layers_and_as_many_as_were_set_for_large_ones(mult
 def test_multiplications_are_those_of_convolutions_and_matrices():
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)).eval()
     convolution, matrix = 2 * 4 * 9 * 36, 4 * 36 * 5
-    assert multiplications_of_a_layer(model, torch.rand(3, 2, 8, 8)) == 3 * (convolution + matrix) // 2
+    assert multiplications_of_a_layer(model, torch.rand(4, 3, 2, 8, 8)) == 12 * (convolution + matrix) // 2
 
 
 @pytest.mark.parametrize("attack", [inverting_gradients(iterations=4), AutoAttack(evaluations=60)])
