@@ -2,6 +2,8 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Compiled modules are kept, whatever the shell says: else each process compiles all that it imports, for seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-deploy fuzz kill lint settings docs results gallery picture smoke wheel clean
 

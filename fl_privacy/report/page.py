@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,6 +31,17 @@ def render(template: str, *, live: bool = False, script: str | None = None, **va
         script: name of the only script that the page may run, one of this package's own, which stands in it as it is.
         values: by name.
     """
+    policy, program = f"{CONTENT_SECURITY_POLICY}; frame-src 'self'" if live else CONTENT_SECURITY_POLICY, Markup("")
+    if script is not None:
+        program = Markup((TEMPLATES / script).read_text(encoding="utf-8"))
+        digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
+        policy = f"{policy}; script-src 'sha256-{digest}'"
+    page = _environment().get_template(template)
+    return page.render(content_security_policy=policy, live=live, script=program, **values)
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("fl_privacy.report"),
         autoescape=True,
@@ -48,13 +60,7 @@ def render(template: str, *, live: bool = False, script: str | None = None, **va
         "title_of": numbers.title,
         "few": readings.few,
     }
-    policy, program = f"{CONTENT_SECURITY_POLICY}; frame-src 'self'" if live else CONTENT_SECURITY_POLICY, Markup("")
-    if script is not None:
-        program = Markup((TEMPLATES / script).read_text(encoding="utf-8"))
-        digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
-        policy = f"{policy}; script-src 'sha256-{digest}'"
-    page = environment.get_template(template)
-    return page.render(content_security_policy=policy, live=live, script=program, **values)
+    return environment
 
 
 def link_to(folder: Path, out: Path) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fl_privacy.cli.main import run_command_line
 from tests.benchmark.tracks import TINY
-from tests.experiment.runs import NO_RESULT
+from tests.experiment.runs import NO_RESULT, undrawn
 
 RUN = ("federation.clients=2", "federation.rounds=3", "evaluate_every=3", "victims=2")
 RUN += ("attack=inverting_gradients", "attack.iterations=40")
@@ -120,7 +120,8 @@ SUBJECTS = {
 def finish(subject: Subject, out: Path) -> float:
     """Let it run to its end in this process; returns the seconds."""
     started = time.monotonic()
-    assert run_command_line([*subject.arguments(out), f"out={out}"]) == 0
+    with undrawn():
+        assert run_command_line([*subject.arguments(out), f"out={out}"]) == 0
     return time.monotonic() - started
 
 
