@@ -10,9 +10,6 @@ import typer
 from rich.console import Console
 
 from fl_privacy.cli.completion import complete_override
-from fl_privacy.cli.jobs import say_what_takes_time
-from fl_privacy.cli.trade_off import do_all
-from fl_privacy.config.track import load_track
 from fl_privacy.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,6 +56,10 @@ def run_benchmark(
     strengths = [override for override in overrides if override.startswith("defense.")]
     if strengths and entry is None:
         raise UserError(f"{strengths[0]} is expected with --entry, whose strength it sets; the track fixes all others.")
+    from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415  (help goes without)
+    from fl_privacy.cli.trade_off import do_all  # noqa: PLC0415
+    from fl_privacy.config.track import load_track  # noqa: PLC0415
+
     track = load_track(name, [override for override in overrides if override not in strengths])
     say_what_takes_time()
     if entry is not None:

@@ -63,9 +63,10 @@ class Benchmark:
     points: tuple[PlannedPoint, ...]
 
     def stages(self) -> Iterator[list[Job]]:
-        """What can be done side by side, stage after stage: trainings, then attacks."""
-        yield [job for planned in self.points for job in (*planned.trainings.values(), *planned.early.values())]
-        yield [job for planned in self.points for job in planned.attacks.values()]
+        """What can be done side by side, stage after stage: trainings, then attacks; each job once."""
+        trainings = [job for planned in self.points for job in (*planned.trainings.values(), *planned.early.values())]
+        for stage in (trainings, [job for planned in self.points for job in planned.attacks.values()]):
+            yield list({job.folder: job for job in stage}.values())
 
     @property
     def evaluators(self) -> dict[Path, tuple[str, ...]]:

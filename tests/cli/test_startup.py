@@ -36,6 +36,7 @@ WRONG = (
     "attack attack.iterations=1.5",
     "run federation.clients=0",
     "trade-off nowhere",
+    "benchmark nowhere",
     "search-policies polices=1",
     "report nowhere",
 )
