@@ -12,7 +12,7 @@ from fl_privacy.data import Examples
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.build import (
     agreed_network,
-    build_attack,
+    attack_of_run,
     build_dataset,
     build_defense,
     build_federation,
@@ -66,7 +66,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         expect_readable_updates(config, "The command attack")
     if (done := finished_before(config, "attack", monitor)) is not None:
         return done
-    attack = build_attack(config)
+    attack = attack_of_run(config)
     expect_questions(config, attack)
     if config.captured:
         monitor.say(f"Preparing what {config.captured} holds")
@@ -137,7 +137,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
     Raises:
         UserError: it is not of the model that ``config`` names, or nothing is to be attacked.
     """
-    attack = build_attack(config)
+    attack = attack_of_run(config)
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     app, note = load_app(captures, config)

@@ -199,14 +199,21 @@ def build_attack(config: RunSettings) -> ReconstructionAttack | None:
             f"attack._target_={section._target_} is expected to return an attack, which can be called, but got"
             f" {type(attack).__name__}."
         )
-    asks = isinstance(attack, GradientInversion) and attack.moves is not None and attack.moves.prior > 0
-    if asks and not config.threat_model.public_images:
-        raise UserError(NO_PUBLIC_TEXTS)
     return (
         attack
         if shards == 1
         else ShardedAttack(attack=attack, shards=shards, threads=config.attack_threads, device=device)
     )
+
+
+def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
+    """``build_attack``; ``UserError`` where it would ask for what the threat model does not give it."""
+    attack = build_attack(config)
+    inner = attack.attack if isinstance(attack, ShardedAttack) else attack
+    asks = isinstance(inner, GradientInversion) and inner.moves is not None and inner.moves.prior > 0
+    if asks and not config.threat_model.public_images:
+        raise UserError(NO_PUBLIC_TEXTS)
+    return attack
 
 
 def build_plan(config: RunSettings) -> LocalPlan:

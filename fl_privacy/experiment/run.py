@@ -10,7 +10,7 @@ from fl_privacy.config import RunSettings, compose_run, to_yaml
 from fl_privacy.data import Examples, LabelledExamples, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
-from fl_privacy.experiment.build import Federation, build_attack, build_federation, clients_of
+from fl_privacy.experiment.build import Federation, attack_of_run, build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.composition import Experiment
 from fl_privacy.experiment.image_prior import describe_image_prior
@@ -54,7 +54,7 @@ def run_experiment(
     monitor.say(
         f"Preparing data {config.choices.data}, model {config.choices.model} and {config.federation.clients} clients"
     )
-    federation, attack = build_federation(config), build_attack(config)
+    federation, attack = build_federation(config), attack_of_run(config)
     expect_fitting(config, federation.server_attack)
     prior = _image_prior(attack, federation.dataset.train, clients)
     run_baseline(config, backend, monitor)
