@@ -1,5 +1,6 @@
 """Pages of what goes on, for whoever watches: of a run, or of all runs in a folder."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.readings import kind_of, readings_of
 from fl_privacy.report.write import page_of_run
 from fl_privacy.results import Run, read_run
+from fl_privacy.results.folder import is_aside
 from fl_privacy.results.ongoing import PROGRESS, read_ongoing, read_planned
 
 LAST_ROUNDS = 5
@@ -111,12 +113,19 @@ class WatchedFolder:
     def _pages_of(self, path: Path, front: str) -> dict[str, Callable[[], str]]:
         return {
             f"{front}report.html" if front else "": lambda: self._report(path),
-            f"{front}status": lambda: self._status([self._standing(path)]),
+            f"{front}status": lambda: self._status_of(path),
         }
 
     def _folders(self) -> list[Path]:
-        """Of the runs, in the order in which they began."""
-        found = [path for path in self.folder.iterdir() if (path / "run.json").is_file() and not path.is_symlink()]
+        """Of the runs, in the order in which they began; of those that were replaced there is nothing to watch."""
+        found = [
+            path
+            for path in self.folder.iterdir()
+            if not path.is_symlink()
+            and not is_aside(path)
+            and os.access(path, os.X_OK)
+            and (path / "run.json").is_file()
+        ]
         return sorted(found, key=lambda path: (_changed(path / "run.json"), path.name))
 
     def _read(self, path: Path) -> Run:
@@ -129,8 +138,7 @@ class WatchedFolder:
         return self._made(str(path), _signature(path), lambda: page_of_run(self._read(path), live=True))
 
     def _comparison(self) -> str:
-        runs = [self._read(path) for path in self._folders()]
-        runs = [run for run in runs if run.finished]
+        runs = [run for path in self._folders() if isinstance(run := self._try(path), Run) and run.finished]
         if not runs:
             return self._overview()
         page = self.folder / "comparison.html"
@@ -145,37 +153,61 @@ class WatchedFolder:
     def _latest(self) -> tuple[str, Sequence[ImageView]] | None:
         """Name of the run that was the last to record images, and those read best, in the middle and worst."""
         for path in sorted(self._folders(), key=lambda path: _changed(path / "metrics.jsonl"), reverse=True):
-            run = self._read(path)
-            if run.of_kind("image") and run.shared != "figures":
+            run = self._try(path)
+            if isinstance(run, Run) and run.of_kind("image") and run.shared != "figures":
                 if self._seen is None or self._seen[0] != (path, _signature(path)):
                     self._seen = (path, _signature(path)), view_extremes(run, run.read_pairs()[0])
                 return path.name, self._seen[1]
         return None
 
-    def _status_of_all(self) -> str:
-        standings = [self._standing(path) for path in self._folders()]
-        done, planned = sum(one.finished for one in standings), len(self._planned())
-        return self._status([one for one in standings if not one.finished], done=done, planned=planned)
+    def _status_of(self, path: Path) -> str:
+        standing = self._standing(path)
+        return self._status([standing], over=standing.finished)
 
-    def _planned(self) -> list[str]:
-        return read_planned(self.folder)
+    def _status_of_all(self) -> str:
+        """Of those that go on; what has been silent for long comes last."""
+        standings = [self._standing(path) for path in self._folders()]
+        planned = set(read_planned(self.folder))
+        done = sum(one.finished for one in standings if not planned or one.name in planned)
+        going = sorted((one for one in standings if not one.finished), key=lambda one: one.silent > SILENT)
+        return self._status(going, over=self._over(standings), done=done, planned=len(planned))
 
     def _over(self, standings: list[LiveRun]) -> bool:
+        """Whether all that was planned and all that has begun is finished; without a plan there may be more to come."""
+        planned = read_planned(self.folder)
         done = {one.name for one in standings if one.finished}
-        planned = self._planned()
-        return bool(done) and done.issuperset(planned or [one.name for one in standings])
+        return bool(planned) and done.issuperset([*planned, *(one.name for one in standings)])
 
-    def _status(self, standings: list[LiveRun], *, done: int = 0, planned: int = 0) -> str:
-        over = all(one.finished for one in standings) and done >= planned
+    def _status(self, standings: list[LiveRun], *, over: bool, done: int = 0, planned: int = 0) -> str:
         return render("live_status.html.j2", live=True, runs=standings, done=done, planned=planned, over=over)
 
+    def _try(self, path: Path) -> Run | UserError:
+        """The run, or why it can't be read: the others of its folder can."""
+        try:
+            return self._read(path)
+        except UserError as error:
+            return error
+
     def _standing(self, path: Path) -> LiveRun:
-        run = self._read(path)
+        run = self._try(path)
+        link = f"./{quote(path.name)}/report.html"
+        if isinstance(run, UserError):
+            unknown = Verdict("Not known", "", "open")
+            return LiveRun(
+                name=path.name,
+                link=link,
+                finished=False,
+                doing=str(run),
+                share=None,
+                left=None,
+                silent=0.0,
+                verdict=unknown,
+            )
         doing, share, left = _doing(run)
         news = max(_changed(path / name) for name in (*_WATCHED, PROGRESS))
         return LiveRun(
             name=path.name,
-            link=f"./{quote(path.name)}/report.html",
+            link=link,
             finished=run.finished,
             doing=doing,
             share=share,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.effects import Part
+from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.environment import describe_environment
@@ -287,6 +289,17 @@ def folder_name(label: str, config: Mapping[str, Any]) -> str:
 def is_finished(path: Path) -> bool:
     """Whether the run in folder ``path`` came to its end."""
     return (path / "summary.json").is_file()
+
+
+def expect_finished(path: Path) -> None:
+    """Raise ``UserError`` unless the run in folder ``path`` came to its end."""
+    if not is_finished(path):
+        raise UserError(f"{path} is expected to hold a finished run, but has no summary.json; start the run again.")
+
+
+def is_aside(path: Path) -> bool:
+    """Whether ``move_aside`` gave the folder ``path`` its name."""
+    return re.search(r"-(interrupted|previous)-\d+$", path.name) is not None
 
 
 def move_aside(path: Path, why: str) -> None:
