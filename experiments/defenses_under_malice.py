@@ -121,7 +121,7 @@ def measured(data: Dataset, server: str, name: str, evaluator: Path | None) -> R
         if chosen == "spn" and server in ("imprint", "loki"):  # whose layers come last in the model
             settings.append("defense.layer=classifier")
         defense = build_defense(compose_run(settings))
-        prepare_defense(defense, data)
+        prepare_defense(defense, data, torch.nn.Identity())  # a model matters to texts alone
         return SERVERS[server](data, defense)
 
     found = attempt(measure)

@@ -49,7 +49,6 @@ from fl_privacy.federation.server import upload_bytes
 from fl_privacy.models import LeNet, MobileNetV2, ResNet18
 from fl_privacy.types import Batch, LocalPlan
 
-LIMIT = 1 << 30
 CLASSES = 10
 
 MODELS: dict[str, tuple[int, Callable[[], nn.Module]]] = {
@@ -127,41 +126,44 @@ def measure(model_name: str, defense_name: str, batch_size: int, repeats: int) -
     }
 
 
-def cell(model: str, defense: str, batch_size: int, *, core: int, repeats: int) -> dict[str, Any]:
-    """The row of a cell, measured in a process that is held to one core and 1 GiB."""
+def cell(model: str, defense: str, batch_size: int, *, memory: int, core: int, repeats: int) -> dict[str, Any]:
+    """The row of a cell, measured in a process that is held to one core and ``memory`` MiB."""
     command = [sys.executable, __file__, "--cell", model, defense, str(batch_size), "--repeats", str(repeats)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    ended = run_limited(command, memory=LIMIT, core=core, environment=environment)
-    row = {"model": model, "batch": batch_size, "defense": defense, "peak_mib": ended.peak / MIB}
+    ended = run_limited(command, memory=memory * MIB, core=core, environment=environment)
+    row = {"model": model, "batch": batch_size, "memory_mib": memory, "defense": defense, "peak_mib": ended.peak / MIB}
     if ended.too_large:
-        return row | {"failed": "does not fit into 1 GiB"}
+        return row | {"failed": "does not fit"}
     if ended.status or not ended.out.strip():
         said = ended.complaint.strip().splitlines()
         return row | {"failed": said[-1][:200] if said else f"status {ended.status}"}
     return row | json.loads(ended.out.splitlines()[-1])
 
 
-def read(rows: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
+Key = tuple[str, str, int, int]
+
+
+def read(rows: Path) -> dict[Key, dict[str, Any]]:
     lines = rows.read_text().splitlines() if rows.exists() else []
-    return {(row["model"], row["defense"], row["batch"]): row for row in map(json.loads, lines)}
+    return {(row["model"], row["defense"], row["batch"], row["memory_mib"]): row for row in map(json.loads, lines)}
 
 
-def show(rows: dict[tuple[str, str, int], dict[str, Any]]) -> None:
+def show(rows: dict[Key, dict[str, Any]]) -> None:
     exposed = "RAPL" if joules_so_far() is not None else "not exposed by this kernel"
-    print(f"One core (affinity), one thread, 1 GiB of memory; energy: {exposed}\n")
-    print("| model | batch | defense | seconds | CPU s | to undefended | peak MiB | MiB up | joules |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for (model, defense, batch), row in sorted(
-        rows.items(), key=lambda item: (list(MODELS).index(item[0][0]), item[0][2])
+    print(f"One core (affinity), one thread; energy: {exposed}\n")
+    print("| model | batch | MiB | defense | seconds | CPU s | to undefended | peak MiB | MiB up | joules |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for (model, defense, batch, memory), row in sorted(
+        rows.items(), key=lambda item: (list(MODELS).index(item[0][0]), item[0][2:])
     ):
         if "failed" in row:
-            print(f"| {model} | {batch} | {defense} | {row['failed']} | | | {row['peak_mib']:.0f} | | |")
+            print(f"| {model} | {batch} | {memory} | {defense} | {row['failed']} | | | {row['peak_mib']:.0f} | | |")
             continue
-        base = rows.get((model, "none", batch), {}).get("cpu_seconds")
+        base = rows.get((model, "none", batch, memory), {}).get("cpu_seconds")
         ratio = f"{row['cpu_seconds'] / base:.1f}" if base else ""
         joules = f"{row['joules']:.1f}" if row["joules"] is not None else "-"
         print(
-            f"| {model} | {batch} | {defense} | {row['seconds']:.3f} | {row['cpu_seconds']:.3f} | {ratio} |"
+            f"| {model} | {batch} | {memory} | {defense} | {row['seconds']:.3f} | {row['cpu_seconds']:.3f} | {ratio} |"
             f" {row['peak_mib']:.0f} | {row['mib_up']:.2f} | {joules} |"
         )
     theirs = ", ".join(f"{device} {seconds} s" for device, seconds in PAPER.items())
@@ -175,6 +177,7 @@ def main() -> None:
     parser.add_argument("--defenses", nargs="+", default=list(DEFENSES), choices=DEFENSES)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--memory", type=int, default=1024, help="MiB")
     parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)))
     parser.add_argument("--only-table", action="store_true")
     parser.add_argument("--cell", nargs=3, metavar=("MODEL", "DEFENSE", "BATCH"), help="measure in this process")
@@ -186,10 +189,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "rows.jsonl"
     done = read(path)
-    wanted = [(m, d, b) for m in options.models for b in options.batches for d in options.defenses]
-    options.rows.parent.mkdir(parents=True, exist_ok=True)
+    wanted = [(m, d, b, options.memory) for m in options.models for b in options.batches for d in options.defenses]
     for key in [] if options.only_table else [key for key in wanted if key not in done]:
-        row = cell(*key, core=options.core, repeats=options.repeats)
+        row = cell(*key[:3], memory=key[3], core=options.core, repeats=options.repeats)
         with path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(*key, row.get("failed") or f"{row['seconds']:.3f} s", file=sys.stderr, flush=True)

@@ -1,29 +1,33 @@
 """What attacks read of texts: DAGER by batch and behind defenses, descents beside Refiner's Table 13, SAPAG beside DLG.
 
-python experiments/text_attacks.py dager --model minilm --batches 1 8 32 --out runs/text
-python experiments/text_attacks.py defended --model minilm --out runs/text
-python experiments/text_attacks.py descents --model minilm --frozen --out runs/text
-python experiments/text_attacks.py sapag --victims 20 --width 200 --out runs/text
-python experiments/text_attacks.py together --victims 32 --out runs/text
+    python experiments/text_attacks.py dager --model minilm --batches 1 8 32
+    python experiments/text_attacks.py defended --model minilm
+    python experiments/text_attacks.py federation --rounds 20
+    python experiments/text_attacks.py descents --model minilm --frozen --victims 32
+    python experiments/text_attacks.py sapag --victims 20
+    python experiments/text_attacks.py together --model bert_tiny --victims 32
 
-Every row is kept in a file of ``--out`` as soon as it is there, and not computed again.
+One line of ``--out``/rows.jsonl for each cell, as it comes; ``--minutes`` ends before the next one, and the
+same command goes on. ``federation`` keeps its weights in a file after each round, ``descents`` attacks these where
+there are some. Texts are those of the test split; only seconds depend on the machine.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from row_file import Row, RowFile
+from safetensors import safe_open
+from safetensors.torch import save_file
 
-from fl_privacy.attacks import Dager, ReconstructionAttack, adam_dlg, inverting_gradients, sapag, tag
-from fl_privacy.data import Dataset, TextExamples, load_text
-from fl_privacy.defenses import ClientState, Defense
-from fl_privacy.defenses.compression import pruning, quantization
-from fl_privacy.defenses.noise import dp_noise
-from fl_privacy.federation import Client
+from fl_privacy.attacks import Dager, ReconstructionAttack, adam_dlg, inverting_gradients, lamp, sapag, tag
+from fl_privacy.data import Dataset, Iid, TextExamples, load_text
+from fl_privacy.defenses import ClientState, Defense, dp_noise, pruning, quantization, refiner
+from fl_privacy.federation import Client, Server, ServerPlan, evaluate_model
 from fl_privacy.metrics import evaluate_all
 from fl_privacy.models import TextModel, TransformerLM, bert_mini, bert_tiny, build_fitting, gpt_tiny, minilm
 from fl_privacy.types import Batch, Certainty, Knowledge, LocalPlan, ModelState, Observation, VictimId
@@ -36,10 +40,20 @@ MODELS: dict[str, tuple[Callable[..., TextModel], dict[str, str]]] = {
 }
 DEFENSES: dict[str, Callable[[], Defense]] = {
     "none": Defense,
-    "dp_noise 0.001": lambda: dp_noise(scale=1e-3),
     "pruning 0.2": lambda: pruning(rate=0.2),
+    "dp_noise 0.001": lambda: dp_noise(scale=1e-3),
     "quantization 8 bits": lambda: quantization(bits=8),
+    "refiner 0.05": lambda: refiner(epsilon=0.05),
 }
+TABLE_13 = ("none", "pruning 0.2", "dp_noise 0.001", "refiner 0.05")
+PUBLIC = slice(3, None, 4)
+"""Which test texts defenders hold."""
+
+FINE_TUNING = LocalPlan(shares="delta", optimizer="adamw", lr=5e-5, steps=4, batch_size=16, frozen=["words.weight"])
+PLANS = {"gradient": LocalPlan(), "4 local steps": LocalPlan(shares="delta", lr=1e-3, steps=4, batch_size=1)}
+
+Job = tuple[Row, Callable[[], Row]]
+"""What names a row, and what measures the rest of it."""
 
 
 def observe(
@@ -67,145 +81,189 @@ def observe(
     return seen, truth
 
 
-def row_of(
-    attack: ReconstructionAttack, seen: Sequence[Observation], truths: Sequence[Batch], data: Dataset
-) -> dict[str, Any]:
-    """Figures of ``attack``: means over the texts, an attack that failed read nothing."""
+def observed(
+    model: TextModel, data: Dataset, options: argparse.Namespace, *, batch: int = 1, plan: LocalPlan, defense: str
+) -> tuple[list[Observation], list[Batch]]:
+    """``--victims`` of ``batch`` texts each, and the truth."""
+    made = DEFENSES[defense]()
+    assert isinstance(data.test, TextExamples)
+    for prepare in made.texts:
+        prepare(model, data.test.tokens[PUBLIC])
+    pairs = [observe(model, data, batch, v, plan=plan, defense=made, seed=options.seed) for v in range(options.victims)]
+    return [seen for seen, _ in pairs], [truth for _, truth in pairs]
+
+
+def figures(attack: ReconstructionAttack, seen: Sequence[Observation], truths: Sequence[Batch], data: Dataset) -> Row:
+    """Of ``attack``: means over the texts, an attack that failed read nothing."""
     assert isinstance(data.test, TextExamples)
     began = time.process_time()
     found = attack(seen, seed=0)
     seconds = (time.process_time() - began) / len(seen)
     images = [i for score in evaluate_all(found, truths, language=data.test.vocabulary) for i in score.images]
     exact = [i.values.get("exact_match", 0.0) for i in images]
-    wrong = sum(i.certainty is Certainty.PROVEN and not e for i, e in zip(images, exact, strict=True))
+    certain = [i.certainty is Certainty.PROVEN for i in images]
 
     def mean(name: str) -> float:
-        return sum(i.values.get(name, 0.0) for i in images) / len(images)
+        return round(sum(i.values.get(name, 0.0) for i in images) / len(images), 4)
 
     return {
         "texts": len(images),
         "tokens": sum(int((t.inputs >= 0).sum()) for t in truths) // len(truths),
-        "exact": sum(exact) / len(images),
+        "exact": mean("exact_match"),
         "token_f1": mean("token_f1"),
         "rouge_l": mean("rouge_l"),
-        "proven": sum(one.certainty is Certainty.PROVEN for one in found) / len(found),
-        "wrongly_proven": wrong,
+        "proven": round(sum(certain) / len(images), 4),
+        "wrongly_proven": sum(sure and not e for sure, e in zip(certain, exact, strict=True)),
         "failed": sum(one.batch is None for one in found),
         "cpu_seconds": round(seconds, 2),
     }
 
 
-class Table:
-    """Rows in a folder, each written as soon as it is there."""
-
-    def __init__(self, folder: Path) -> None:
-        self._rows = RowFile(folder)
-
-    def add(self, key: Row, make: Callable[[], Row]) -> None:
-        """The row of ``key``, made if it is not there yet, and print it."""
-        row = self._rows.find(key) or self._rows.add(key, make())
-        shown = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}
-        print("| " + " | ".join(f"{k} {v}" for k, v in shown.items()) + " |", flush=True)
-
-
-def prepared(options: argparse.Namespace) -> tuple[Dataset, TextModel]:
-    """Data and model of ``--model``."""
-    make, settings = MODELS[options.model]
+def loaded(name: str, options: argparse.Namespace) -> tuple[Dataset, TextModel]:
+    """Data and model, with the weights of the federation where there are some."""
+    make, settings = MODELS[name]
     data = load_text(options.data, max_length=options.max_length, **settings)  # type: ignore[arg-type]
     model = build_fitting(make, data.train.architecture, seed=options.seed)
     assert isinstance(model, TextModel)
     return data, model
 
 
-def dager_rows(options: argparse.Namespace, table: Table) -> None:
+def dager(options: argparse.Namespace) -> Iterator[Job]:
     """By batch, and behind defenses."""
-    data, model = prepared(options)
-    plans = {"gradient": LocalPlan(), "4 local steps": LocalPlan(shares="delta", lr=1e-3, steps=4, batch_size=1)}
-    jobs = [(b, "none", "gradient") for b in options.batches]
+    data, model = loaded(options.model, options)
+    cells = [(batch, "none", "gradient") for batch in options.batches]
     if options.what == "defended":
-        jobs = [(1, name, "gradient") for name in DEFENSES] + [(4, "none", "4 local steps")]
-    for batch, defense, plan in jobs:
-
-        def make(batch: int = batch, defense: str = defense, plan: str = plan) -> dict[str, Any]:
-            made = [
-                observe(model, data, batch, v, plan=plans[plan], defense=DEFENSES[defense](), seed=options.seed)
-                for v in range(options.victims)
-            ]
-            return row_of(Dager(), [seen for seen, _ in made], [truth for _, truth in made], data)
-
+        cells = [(1, defense, "gradient") for defense in DEFENSES] + [(4, "none", "4 local steps")]
+    for batch, defense, plan in cells:
         key = {"attack": "dager", "model": options.model, "batch": batch, "defense": defense, "shares": plan}
-        table.add({**key, "victims": options.victims, "max_length": options.max_length}, make)
+        key |= {"victims": options.victims, "max_length": options.max_length}
+        yield key, partial(_read, options, data, model, cell=(batch, defense, plan))
 
 
-def descent_rows(options: argparse.Namespace, table: Table) -> None:
-    """TAG and InvertingGrad, undefended and behind what Refiner's Table 13 has."""
-    data, model = prepared(options)
-    plan = LocalPlan(frozen=[model.word_weight] if options.frozen else [])
-    attacks = {
+def _read(options: argparse.Namespace, data: Dataset, model: TextModel, cell: tuple[int, str, str]) -> Row:
+    batch, defense, plan = cell
+    return figures(Dager(), *observed(model, data, options, batch=batch, plan=PLANS[plan], defense=defense), data)
+
+
+def descents(options: argparse.Namespace) -> Iterator[Job]:
+    """TAG and InvertingGrad behind what Refiner's Table 13 has, embeddings frozen as there; LAMP beside them."""
+    attacks: dict[str, ReconstructionAttack] = {
         "TAG": tag(iterations=options.iterations),
         "InvertingGrad": inverting_gradients(iterations=options.iterations),
+        "LAMP": lamp(iterations=options.iterations),
     }
-    for defense in ("none", "pruning 0.2", "dp_noise 0.001"):
-        made = [
-            observe(model, data, 1, v, plan=plan, defense=DEFENSES[defense](), seed=options.seed)
-            for v in range(options.victims)
-        ]
-        seen, truths = [s for s, _ in made], [t for _, t in made]
-        for name, attack in attacks.items():
-            key = {"attack": name, "model": options.model, "defense": defense, "frozen": options.frozen}
-            key |= {"iterations": options.iterations, "victims": options.victims}
-            table.add(key, lambda attack=attack, seen=seen, truths=truths: row_of(attack, seen, truths, data))
+    data, model = loaded(options.model, options)
+    trained = load_round(model, options) if options.model == "minilm" else 0
+    for (attack, defense), adaptive in product(product(options.attacks, TABLE_13), (False, True)):
+        if adaptive and (defense == "none" or not options.adaptive):
+            continue
+        key = {"attack": attack, "model": options.model, "defense": defense, "frozen": options.frozen}
+        key |= {"iterations": options.iterations, "victims": options.victims, "max_length": options.max_length}
+        key |= {"attacker": "adaptive" if adaptive else "plain", "round": trained}
+        yield key, partial(_descended, options, data, model, attack=attacks[attack], cell=(defense, adaptive))
 
 
-def sapag_rows(options: argparse.Namespace, table: Table) -> None:
-    """SAPAG beside DLG with AdamW on its language model, 15 words each, labels told as in neither paper's text."""
+def _descended(
+    options: argparse.Namespace,
+    data: Dataset,
+    model: TextModel,
+    attack: ReconstructionAttack,
+    cell: tuple[str, bool],
+) -> Row:
+    defense, adaptive = cell
+    plan = LocalPlan(frozen=[model.word_weight] if options.frozen else [])
+    seen, truths = observed(model, data, options, plan=plan, defense=defense)
+    public, parts = data.train.batch(torch.arange(options.public)).inputs, DEFENSES[defense]().parts
+    seen = [one.told(public_images=public, defense=parts if adaptive else None) for one in seen]
+    return figures(attack, seen, truths, data)
+
+
+def language_model(options: argparse.Namespace) -> Iterator[Job]:
+    """SAPAG beside DLG with AdamW on its language model, 15 words each, labels inferred."""
     data = load_text(options.data, tokenizer="words", vocabulary_size=1000, max_length=15)
     model = build_fitting(TransformerLM, data.train.architecture, seed=options.seed, width=options.width)
     assert isinstance(model, TextModel)
-    made = [
-        observe(model, data, 1, v, plan=LocalPlan(), defense=Defense(), seed=options.seed)
-        for v in range(options.victims)
-    ]
-    seen, truths = [s for s, _ in made], [t for _, t in made]
     attacks = {
         "SAPAG": sapag(optimizer="adamw", lr=0.05, labels="auto", iterations=options.iterations),
         "DLG": adam_dlg(lr=0.05, labels="auto", reading="pseudo_inverse", iterations=options.iterations),
     }
     for name, attack in attacks.items():
         key = {"attack": name, "width": options.width, "iterations": options.iterations, "victims": options.victims}
-        table.add(key, lambda attack=attack: row_of(attack, seen, truths, data))
+
+        def measure(attack: ReconstructionAttack = attack) -> Row:
+            return figures(attack, *observed(model, data, options, plan=LocalPlan(), defense="none"), data)
+
+        yield key, measure
 
 
-def together_rows(options: argparse.Namespace, table: Table) -> None:
-    """CPU seconds of TAG on so many victims at once, and on one after the other."""
-    data, model = prepared(options)
-    made = [
-        observe(model, data, 1, v, plan=LocalPlan(), defense=Defense(), seed=options.seed)
-        for v in range(options.victims)
-    ]
+def together(options: argparse.Namespace) -> Iterator[Job]:
+    """CPU seconds of TAG on so many victims at once, and on some of them one after the other."""
+    data, model = loaded(options.model, options)
     attack = tag(iterations=options.iterations, compile="off")
-    few = max(2, options.victims // 8)
 
-    def measure() -> dict[str, Any]:
+    def measure() -> Row:
+        seen, _ = observed(model, data, options, plan=LocalPlan(), defense="none")
+        few, alone = max(2, options.victims // 8), 0.0
         began = time.process_time()
-        attack([seen for seen, _ in made], seed=0)
+        attack(seen, seed=0)
         at_once = time.process_time() - began
-        began = time.process_time()
-        for seen, _ in made[:few]:
-            attack([seen], seed=0)
-        one_by_one = (time.process_time() - began) / few * options.victims
-        return {"at once": at_once, "one by one": one_by_one, "times": one_by_one / at_once}
+        for one in seen[:: options.victims // few][:few]:
+            began = time.process_time()
+            attack([one], seed=0)
+            alone += (time.process_time() - began) / few * options.victims
+        return {"at_once": round(at_once, 2), "one_by_one": round(alone, 2), "times": round(alone / at_once, 2)}
 
-    key = {"attack": "TAG, all victims at once", "model": options.model}
-    table.add({**key, "iterations": options.iterations, "victims": options.victims}, measure)
+    key = {"attack": "TAG, all victims at once", "model": options.model, "max_length": options.max_length}
+    yield {**key, "iterations": options.iterations, "victims": options.victims}, measure
+
+
+def federation(options: argparse.Namespace) -> Iterator[Job]:
+    """MiniLM fine-tuned by ten clients with equal parts of the data; Flower gives the same bits, as tests show."""
+    data, model = loaded("minilm", options)
+    done = load_round(model, options)
+    parts = Iid()(data.train, num_clients=10, seed=options.seed)
+    clients = {
+        k: Client(id=k, examples=data.train, indices=part, model=model, plan=FINE_TUNING, seed=options.seed)
+        for k, part in enumerate(parts)
+    }
+    server = Server(
+        state=ModelState.of(model),
+        local_plan=FINE_TUNING,
+        plan=ServerPlan(),
+        clients=sorted(clients),
+        seed=options.seed,
+    )
+    for number in range(done + 1, options.rounds + 1):
+
+        def measure(number: int = number) -> Row:
+            began = time.process_time()
+            asked = server.select(number)
+            server.receive({k: clients[k].update(server.state, ClientState(), round=number).upload for k in asked})
+            took = time.process_time() - began
+            found = evaluate_model(model, server.state, data.test)
+            about = {"round": str(number)}
+            save_file({n: p.contiguous() for n, p in server.state.parameters.items()}, options.weights, about)
+            return {"accuracy": round(found.accuracy, 4), "loss": round(found.loss, 4), "seconds": round(took, 1)}
+
+        yield {"trained": "minilm", "round": number, "clients": 10, "examples": 640}, measure
+
+
+def load_round(model: TextModel, options: argparse.Namespace) -> int:
+    """Load what the federation has trained into ``model``; how many rounds that were."""
+    if not options.weights.is_file():
+        return 0
+    with safe_open(options.weights, framework="pt") as stored:
+        model.load_state_dict({name: stored.get_tensor(name) for name in stored.keys()})  # noqa: SIM118
+        return int(stored.metadata()["round"])
 
 
 ROWS = {
-    "dager": dager_rows,
-    "defended": dager_rows,
-    "descents": descent_rows,
-    "sapag": sapag_rows,
-    "together": together_rows,
+    "dager": dager,
+    "defended": dager,
+    "descents": descents,
+    "federation": federation,
+    "sapag": language_model,
+    "together": together,
 }
 
 
@@ -213,18 +271,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=ROWS)
     parser.add_argument("--model", choices=MODELS, default="bert_tiny")
+    parser.add_argument("--frozen", action="store_true", help="the embeddings are neither trained nor uploaded")
+    parser.add_argument(
+        "--attacks", nargs="+", choices=["TAG", "InvertingGrad", "LAMP"], default=["TAG", "InvertingGrad"]
+    )
+    parser.add_argument(
+        "--adaptive", action="store_true", help="an attacker that knows the defense beside the plain one"
+    )
     parser.add_argument("--data", default="sst2")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--victims", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=20, help="of the federation")
+    parser.add_argument("--public", type=int, default=200, help="texts that LAMP learns a language model from")
     parser.add_argument("--iterations", type=int, default=1000)
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--width", type=int, default=5000, help="of SAPAG's language model")
-    parser.add_argument("--frozen", action="store_true", help="the embeddings are neither trained nor uploaded")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("runs/text"))
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--weights", type=Path, default=Path("runs/minilm.safetensors"), help="of the federation")
+    parser.add_argument("--out", type=Path, default=Path("runs/text_attacks"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    ROWS[options.what](options, Table(options.out))
+    options.weights.parent.mkdir(parents=True, exist_ok=True)
+    rows, began = RowFile(options.out), time.monotonic()
+    for key, measure in ROWS[options.what](options):
+        if rows.find(key) is None:
+            if time.monotonic() - began > 60 * options.minutes:
+                break
+            print(rows.add(key, measure()), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,13 @@
-"""How a guess came about: snapshots of it while it was looked for, for a page to play. No number depends on them."""
+"""How a guess came about: snapshots of it while it was looked for, for a page to play. No number depends on them.
+
+Each snapshot is shown to whoever looks on when it is taken, as :mod:`fl_privacy.progress` tells of steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -49,6 +54,28 @@ def frame(at: int, images: Tensor) -> Frame:
         size = [max(1, round(scale * length)) for length in image.shape[2:]]
         image = interpolate(image, size=size, mode="area")
     return Frame(at, (image[0] * 255).round().byte())
+
+
+Viewer = Callable[[Sequence[Frame]], None]
+"""Shown a frame of each attempt that is filmed."""
+
+_viewer: ContextVar[Viewer | None] = ContextVar("viewer", default=None)
+
+
+@contextmanager
+def viewed_by(viewer: Viewer) -> Iterator[None]:
+    """``viewer`` is shown what is filmed while the context lasts; another thread or process shows it nothing."""
+    before = _viewer.set(viewer)
+    try:
+        yield
+    finally:
+        _viewer.reset(before)
+
+
+def show_frames(take: Callable[[], Sequence[Frame]]) -> None:
+    """Show what ``take`` takes, where anybody looks on."""
+    if (viewer := _viewer.get()) is not None:
+        viewer(take())
 
 
 def joined(first: Sequence[Frame], moments: int, then: Sequence[Frame]) -> tuple[Frame, ...]:

@@ -32,6 +32,7 @@ class LocalPlan:
             the learning rate in each.
         frozen: patterns of the names of parameters that are neither trained nor uploaded, such as ``words.weight``, the
             embeddings of tokens.
+        trained: patterns of the names of the only parameters that are; of adapters where a model has some.
         batch_norm: of training: ``train`` normalises by the batch and updates the running statistics,
             ``eval`` normalises by the running statistics that were sent.
         probe_batch_norm: likewise, of the extra batches that are probed. Published attacks ran in evaluation mode;
@@ -59,6 +60,7 @@ class LocalPlan:
     nesterov: bool = False
     weight_decay: float = 0.0
     frozen: Sequence[str] = ()
+    trained: Sequence[str] = ()
     batch_norm: Literal["train", "eval"] = "train"
     probe_batch_norm: Literal["train", "eval"] = "eval"
     buffers: Literal["shared", "withheld"] = "shared"
@@ -73,6 +75,7 @@ class LocalPlan:
                 raise UserError(f"plan.{name} is expected to be {in_words(annotation)}, but got {value!r}.")
         object.__setattr__(self, "lr_drops", tuple(self.lr_drops))
         object.__setattr__(self, "frozen", tuple(self.frozen))
+        object.__setattr__(self, "trained", tuple(self.trained))
         number("plan.lr", self.lr, above=0, example=0.01)
         number("plan.loss_scale", self.loss_scale, above=0, example=1.0)
         number("plan.lr_decay", self.lr_decay, above=0, at_most=1, example=0.99)
@@ -112,18 +115,25 @@ class LocalPlan:
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of ``names`` that are frozen.
+        """Those of ``names`` that are frozen, or are not among those trained.
 
         Raises:
-            UserError: a pattern matches none, or nothing is left to train.
+            UserError: a pattern of ``frozen`` matches none, or nothing is left to train.
         """
-        if not self.frozen:
+        if not self.frozen and not self.trained:
             return frozenset()
         names = list(names)
         for pattern in self.frozen:
             if not fnmatch.filter(names, pattern):
                 raise UserError(f"plan.frozen is expected to match parameters, but got {pattern!r}; some: {names[:3]}.")
         found = frozenset(name for pattern in self.frozen for name in fnmatch.filter(names, pattern))
+        if self.trained:
+            free = {name for pattern in self.trained for name in fnmatch.filter(names, pattern)}
+            if not free:
+                raise UserError(
+                    f"plan.trained is expected to match parameters, but got {list(self.trained)}; some: {names[:3]}."
+                )
+            found |= frozenset(names) - free
         if len(found) == len(names):
             raise UserError("plan.frozen is expected to leave something to train, but holds all parameters; free one.")
         return found

@@ -107,7 +107,7 @@ class Knowledge:
         same_data: names the examples behind the update: updates with the same name, of other rounds and other weights
             sent, come from the same examples. An adaptive attacker attacks them together; ``None`` where the defense
             makes other images of the examples each time.
-        public_images: (N, C, H, W) in [0, 1], images of the same domain.
+        public_images: (N, C, H, W) in [0, 1], images of the same domain, or texts (N, L), -1 where there is no token.
         public_labels: (N,) their classes.
         previous: (B, C, H, W) in [0, 1], what the attacker made of the same examples in an earlier round.
         private: values that stand in for those of the victim that are not sent: of a colluding client, or of the
@@ -139,9 +139,8 @@ class Knowledge:
         if self.lengths is not None:
             lines.append("The attacker is told how many tokens each text has.")
         if self.public_images is not None:
-            lines.append(
-                f"The attacker holds {len(self.public_images)} public images of the same domain, none attacked."
-            )
+            kind = f"{len(self.public_images)} public {'images' if self.public_images.is_floating_point() else 'texts'}"
+            lines.append(f"The attacker holds {kind} of the same domain, none attacked.")
         if self.previous is not None:
             lines.append("The attacker starts from its own guess at the same examples in the round it attacked before.")
         if self.colluder is not None:

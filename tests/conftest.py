@@ -17,6 +17,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group("ray" if item.get_closest_marker("ray") else str(item.path)))
 
 
+@pytest.fixture(scope="module")
+def undrawn_charts() -> Iterator[None]:
+    """For tests of what is on a page beside its charts; ``tests/report`` looks at drawn ones."""
+    from tests.experiment.runs import undrawn  # noqa: PLC0415
+
+    with undrawn():
+        yield
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One cluster for all tests; a run that finds Ray running joins it."""

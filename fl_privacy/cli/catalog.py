@@ -10,13 +10,15 @@ from fl_privacy.config.grid import GRIDS, grid_names
 from fl_privacy.config.keys import groups
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.targets import locate_target
+from fl_privacy.config.track import TRACKS, track_names
 from fl_privacy.metrics import METRICS
 
 GROUPS = (*groups(), "experiment")
 
 
 def catalog_tables() -> list[Table]:
-    """A table for each configuration group, one for the grids of ``trade-off`` and one for the metrics."""
+    """A table for each configuration group, one for the grids of ``trade-off``, one for the tracks of ``benchmark`` and
+    one for the metrics."""
     tables = []
     for group in GROUPS:
         table = Table(title=f"{group}=", title_justify="left", box=None, show_header=False)
@@ -26,11 +28,14 @@ def catalog_tables() -> list[Table]:
     grids = Table(title="trade-off", title_justify="left", box=None, show_header=False)
     for name in grid_names():
         grids.add_row(f"  [bold]{name}[/bold]", comment_of(GRIDS / f"{name}.yaml"))
+    tracks = Table(title="benchmark", title_justify="left", box=None, show_header=False)
+    for name in track_names():
+        tracks.add_row(f"  [bold]{name}[/bold]", comment_of(TRACKS / f"{name}.yaml"))
     register_plugin_metrics()
     metrics = Table(title="metrics", title_justify="left", box=None, show_header=False)
     for name, metric in METRICS.items():
         metrics.add_row(f"  [bold]{name}[/bold]", metric.description)
-    return [*tables, grids, metrics]
+    return [*tables, grids, tracks, metrics]
 
 
 def describe_option(group: str, name: str) -> str:

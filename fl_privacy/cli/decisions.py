@@ -17,36 +17,45 @@ ACCURACY_LOSS, THREAT, PSNR_BELOW = "accuracy_loss", "threat", "psnr_below"
 ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: "15"}
 """What may be asked for, with its default; all else is a setting of the measurement."""
 
+KNOWN: tuple[Literal["honest", "adaptive", "malicious"], ...] = ("honest", "adaptive", "malicious")
+
 
 def advise(
     asked: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="accuracy_loss=2 (points, at most), threat=adaptive or honest, psnr_below=15 (dB), and the settings"
-            " that were measured: data=mnist_mini model=lenet.",
+            help="accuracy_loss=2 (points, at most), threat=adaptive, honest or malicious, psnr_below=15 (dB), and the"
+            " settings that were measured: data=mnist_mini model=lenet.",
         ),
     ] = None,
     grid: Annotated[
         str | None, typer.Option("--grid", help="Read the runs of this grid (trade-off) instead of the shipped table.")
+    ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option("--table", help="Read the folder of a benchmark, or a file that --save wrote, instead."),
     ] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Also write the table that was read, as JSON.")] = None,
 ) -> None:
     """The cheapest defense that costs little accuracy and hides every attacked image, and what it leaves open.
 
     `fl-privacy advise data=mnist_mini model=lenet accuracy_loss=2 threat=adaptive` answers from the table that comes
-    with the package; `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, from your runs.
+    with the package; `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, from your runs;
+    `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark.
     """
     bounds, settings = _asked(asked or [])
-    one_of(THREAT, bounds[THREAT], ("honest", "adaptive"))
-    threat: Literal["honest", "adaptive"] = "honest" if bounds[THREAT] == "honest" else "adaptive"
+    if grid is not None and table is not None:
+        raise UserError("--grid and --table are expected one at a time, but got both; leave one out.")
+    one_of(THREAT, bounds[THREAT], KNOWN)
+    threat = next(known for known in KNOWN if known == bounds[THREAT])
     told = {key: _number(key, bounds[key]) for key in (ACCURACY_LOSS, PSNR_BELOW)}
-    table = _of_grid(grid, settings) if grid else _shipped(settings)
+    measured = _in_file(table, settings) if table else _of_grid(grid, settings) if grid else _shipped(settings)
     from fl_privacy.report import advice  # noqa: PLC0415
 
     if save is not None:
-        advice.write_table(save, table)
-    for line in advice.advice_from(table, threat=threat, **told):
+        advice.write_table(save, measured)
+    for line in advice.advice_from(measured, threat=threat, **told):
         print(line)
 
 
@@ -67,6 +76,24 @@ def _number(key: str, value: str) -> float:
         return number(key, float(value), example=float(ASKED[key]))
     except ValueError as error:
         raise UserError(f"{key} is expected to be a number, but got {value!r}; try {key}={ASKED[key]}.") from error
+
+
+def _in_file(path: Path, settings: Sequence[str]) -> "MeasuredTable":
+    from fl_privacy.report.advice import MEASURED, read_table  # noqa: PLC0415
+
+    file = path / MEASURED if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(
+            f"--table is expected to be the folder of a benchmark that measured at least one defense, or a file that"
+            f" --save wrote, but there is no {file}; run `fl-privacy benchmark` first."
+        )
+    table = read_table(file)
+    if not table.matches(settings):
+        raise UserError(
+            f"Settings that were measured are expected, but got {' '.join(settings)}; {file} is of"
+            f" {' '.join(table.settings)}."
+        )
+    return table
 
 
 def _shipped(settings: Sequence[str]) -> "MeasuredTable":

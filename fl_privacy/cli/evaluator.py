@@ -1,14 +1,17 @@
-"""Trains Refiner's evaluation network on public images, or finds it trained."""
+"""Trains Refiner's evaluation network on public images or texts, or finds it trained."""
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from rich.table import Table
 from torch import Tensor
 
@@ -16,22 +19,34 @@ from fl_privacy.checks import whole
 from fl_privacy.config import compose_file
 from fl_privacy.config.reading import expect_type
 from fl_privacy.config.targets import check_arguments, plain_settings
-from fl_privacy.data import Examples, expect_images
+from fl_privacy.data import Dataset, TextExamples, expect_images
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import (
+    TEXTS,
     EvaluationNetwork,
+    Evaluator,
     EvaluatorPlan,
+    Progress,
+    WordEvaluator,
     load_evaluator,
+    name_of_words,
     noise_curve,
+    random_word_curve,
     read_about,
     save_evaluator,
     train_evaluator,
+    train_word_evaluator,
 )
 from fl_privacy.experiment.build import build_dataset, resolve_device
+from fl_privacy.experiment.network import build_network
 from fl_privacy.files import user_cache_folder
+from fl_privacy.models import TextModel
 
 SHOWN = 1000
-"""Images of the test split that the table of predictions is made from."""
+"""Images, or texts, of the test split that the table of predictions is made from."""
+
+RATIOS = torch.linspace(0, 1, 11)
+"""True noise ratios in that table."""
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
@@ -45,40 +60,98 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     for name, annotation in (("out", str | None), ("overwrite", bool), ("images", int | None), ("seed", int)):
         expect_type(name, settings[name], annotation)
     whole("seed", settings["seed"], at_least=0, example=1)
-    chosen = {name: settings[name] for name in EvaluatorPlan.__dataclass_fields__}
-    check_arguments(EvaluatorPlan, {**chosen, "widths": tuple(chosen["widths"])}, "evaluator")
-    plan, device = EvaluatorPlan(**chosen | {"widths": tuple(chosen["widths"])}), resolve_device(config.device)
     dataset = build_dataset(config)
-    train, test = (expect_images(split, "train-evaluator") for split in (dataset.train, dataset.test))
-    public = _thinned(train, settings["images"])
-    key = _key(plan, settings["seed"], public)
-    file = _target(settings["out"], dataset.name, key)
+    texts = isinstance(dataset.train, TextExamples)
+    plan, device = _plan(settings, TEXTS if texts else EvaluatorPlan()), resolve_device(config.device)
+    work = _words(config, dataset, plan) if texts else _images(config, dataset, plan)
+    file = _target(settings["out"], dataset.name, work.key)
     if not settings["overwrite"] and file.exists():
-        if read_about(file).get("key") != key:
+        if read_about(file).get("key") != work.key:
             raise UserError(
                 f"out={file} is expected to be free or to hold this very network, but holds another;"
                 " name another file or set overwrite=true."
             )
         console.print(f"Found it trained: {file}", highlight=False)
     else:
-        network = _train(public, plan, settings["seed"], device, console)
-        save_evaluator(network, file, {"key": key, "data": dataset.name, "settings": json.dumps(settings)})
-    console.print(_table(load_evaluator(file, device), test))
+        network = _train(work.train, device, console)
+        about = {"key": work.key, "data": dataset.name, "settings": json.dumps(settings)}
+        save_evaluator(network, file, {**about, **work.about})
+    console.print(_table(work.curve(load_evaluator(file))))
     return file
 
 
-def _thinned(examples: Examples, number: int | None) -> Tensor:
-    """(N, C, H, W) so many images of ``examples``."""
+@dataclass(frozen=True)
+class _Work:
+    """What is to be trained: named by the hash of what decides it."""
+
+    key: str
+    about: Mapping[str, str]
+    train: Callable[[torch.device, Progress], Evaluator]
+    curve: Callable[[Evaluator], Tensor]
+    """(R, N) predictions for the test split at each of :data:`RATIOS`."""
+
+
+def _plan(settings: Mapping[str, Any], usual: EvaluatorPlan) -> EvaluatorPlan:
+    chosen = {name: settings[name] for name in EvaluatorPlan.__dataclass_fields__ if settings[name] is not None}
+    if "widths" in chosen:
+        chosen["widths"] = tuple(chosen["widths"])
+    check_arguments(EvaluatorPlan, chosen, "evaluator")
+    return replace(usual, **chosen)
+
+
+def _images(config: DictConfig, dataset: Dataset, plan: EvaluatorPlan) -> _Work:
+    train, test = (expect_images(split, "train-evaluator") for split in (dataset.train, dataset.test))
+    public = train.images[_thinned(len(train), config.images)]
+    shown = test.images[_thinned(len(test), SHOWN)]
+
+    def curve(network: Evaluator) -> Tensor:
+        assert isinstance(network, EvaluationNetwork)
+        return noise_curve(network, shown, RATIOS)
+
+    return _Work(
+        key=_key(plan, config.seed, public),
+        about={},
+        train=lambda device, progress: train_evaluator(
+            public, plan, seed=config.seed, device=device, progress=progress
+        ),
+        curve=curve,
+    )
+
+
+def _words(config: DictConfig, dataset: Dataset, plan: EvaluatorPlan) -> _Work:
+    train, test, model = dataset.train, dataset.test, build_network(config, dataset)
+    assert isinstance(train, TextExamples) and isinstance(test, TextExamples) and isinstance(model, TextModel)
+    table = model.words.weight.detach()
+    public = train.tokens[_thinned(len(train), config.images)]
+    shown = test.tokens[_thinned(len(test), SHOWN)]
+
+    def curve(network: Evaluator) -> Tensor:
+        assert isinstance(network, WordEvaluator)
+        return random_word_curve(network, shown, table, RATIOS)
+
+    return _Work(
+        key=_key(plan, config.seed, public, name_of_words(table)),
+        about={"words": name_of_words(table)},
+        train=lambda device, progress: train_word_evaluator(
+            public, table, plan, seed=config.seed, device=device, progress=progress
+        ),
+        curve=curve,
+    )
+
+
+def _thinned(there: int, number: int | None) -> slice:
+    """So many of ``there``, at equal distances; all for ``None``."""
     if number is None:
-        return examples.images
+        return slice(None)
     whole("images", number, at_least=1, example=1000)
-    return examples.images[:: max(1, len(examples) // number)][:number]
+    step = max(1, there // number)
+    return slice(0, step * number, step)
 
 
-def _key(plan: EvaluatorPlan, seed: int, images: Tensor) -> str:
+def _key(plan: EvaluatorPlan, seed: int, examples: Tensor, *more: str) -> str:
     """Hash of what decides the network."""
-    content = hashlib.sha256(images.contiguous().numpy().tobytes())
-    content.update(json.dumps([images.shape, seed, asdict(plan)]).encode())
+    content = hashlib.sha256(examples.contiguous().numpy().tobytes())
+    content.update(json.dumps([examples.shape, seed, asdict(plan), *more]).encode())
     return content.hexdigest()[:16]
 
 
@@ -88,25 +161,15 @@ def _target(out: str | None, data: str, key: str) -> Path:
     return user_cache_folder() / f"evaluator-{data.replace('/', '--')}-{key}.safetensors"
 
 
-def _train(images: Tensor, plan: EvaluatorPlan, seed: int, device: torch.device, console: Console) -> EvaluationNetwork:
+def _train(train: Callable[[torch.device, Progress], Evaluator], device: torch.device, console: Console) -> Evaluator:
     columns = (TextColumn("Training, loss {task.fields[loss]:.4f}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    )
+    bar = Bar(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal)
     with bar:
         task = bar.add_task("", total=None, loss=float("nan"))
-        return train_evaluator(
-            images,
-            plan,
-            seed=seed,
-            device=device,
-            progress=lambda done, total, loss: bar.update(task, completed=done, total=total, loss=loss),
-        )
+        return train(device, lambda done, total, loss: bar.update(task, completed=done, total=total, loss=loss))
 
 
-def _table(network: EvaluationNetwork, test: Examples) -> Table:
-    ratios = torch.linspace(0, 1, 11)
-    predicted = noise_curve(network, _thinned(test, SHOWN), ratios).mean(1)
-    table = Table("true noise ratio", *(f"{r:.1f}" for r in ratios.tolist()), box=None)
-    table.add_row("predicted, test split", *(f"{p:.2f}" for p in predicted.tolist()))
+def _table(curve: Tensor) -> Table:
+    table = Table("true noise ratio", *(f"{r:.1f}" for r in RATIOS.tolist()), box=None)
+    table.add_row("predicted, test split", *(f"{p:.2f}" for p in curve.mean(1).tolist()))
     return table

@@ -117,6 +117,11 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
         return file
     training = order.training()
     state = file.with_name(f"{file.name}.training") if settings["out"] is not None else _state_in_cache(order)
+    if not settings["overwrite"] and state.exists() and load_training(state, order.training_key) is None:
+        raise UserError(
+            f"{state} is expected to be of this very training, but is of another that was stopped; name another out, go"
+            " on with its settings, or set overwrite=true."
+        )
     _train(training, state, order.training_key, console)
     save_generator(training.result(), order.provenance(), file, {"key": key, "settings": json.dumps(settings)})
     state.unlink(missing_ok=True)

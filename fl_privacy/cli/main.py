@@ -27,6 +27,7 @@ from fl_privacy.cli.faults import (
     nobody_listens,
     recognized,
 )
+from fl_privacy.cli.leaderboard import benchmark
 from fl_privacy.cli.leakage import check_leakage
 from fl_privacy.cli.nodes import deploy, node_cost, supernode
 from fl_privacy.cli.watching import watch
@@ -234,12 +235,21 @@ def list_() -> None:
         _console().print(table)
 
 
+app.command("benchmark")(benchmark)
 app.command()(advise)
 app.command("check-leakage")(check_leakage)
 app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(supernode)
 app.command()(deploy)
 app.command("node-cost")(node_cost)
 app.command()(watch)
+
+
+_RECORDED = "what was recorded is kept, `fl-privacy report RUN_DIR` reads it"
+_NO_MORE = "start it again"
+_GOES_ON = "what was done is kept, the same command goes on from there"
+_KEPT = {"run": _RECORDED, "attack": _RECORDED, "trade-off": _RECORDED}
+_KEPT |= dict.fromkeys(("train-generator", "search-policies"), _GOES_ON)
+"""Command -> what an interrupt leaves of it."""
 
 
 def main() -> None:
@@ -264,7 +274,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
             return int(app([DEBUG, *rest] if debug else rest or ["--help"], standalone_mode=False) or 0)
     except (Interrupted, KeyboardInterrupt, click.Abort) as error:
         with suppress(OSError):  # the terminal may be gone
-            print("interrupted; what was recorded is kept, `fl-privacy report RUN_DIR` reads it", file=sys.stderr)
+            print(f"interrupted; {_KEPT.get(next(iter(rest), ''), _NO_MORE)}", file=sys.stderr)
         return exit_status(error)
     except (click.ClickException, *STOPPING) as error:
         if nobody_listens(error):

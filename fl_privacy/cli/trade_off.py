@@ -43,7 +43,7 @@ def run_trade_off(
         left = [job for job in stage if not job.finished]
         console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
         if not only_report:
-            failed += _do_all(title, left, processes, console)
+            failed += [f"{folder}: {why}" for folder, why in do_all(title, left, processes, console).items()]
     page = write_trade_off(sweep.outcomes(), sweep.out / "trade_off.html", psnr_below=psnr_below)
     print(page)
     if failed:
@@ -51,11 +51,12 @@ def run_trade_off(
     expect_reconstructions([job.folder for job in list(sweep.stages())[-1] if job.finished])
 
 
-def _do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> list[str]:
-    """What went wrong, a line for each job that failed."""
+def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:
+    """Do ``jobs`` in so many processes; returns what went wrong, by the folder's name of each job that failed."""
     from fl_privacy.cli.workers import run_in_processes  # noqa: PLC0415
 
-    failed, number, left = [], 0, Remaining()
+    failed: dict[str, str] = {}
+    number, left = 0, Remaining()
     left(title, 0)
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -66,8 +67,8 @@ def _do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -
             bar.advance(task)
             number += 1
             if problem is not None:
-                failed.append(f"{job.folder.name}: {problem}")
-                console.print(f"[red]error: {escape(failed[-1])}[/red]", highlight=False)
+                failed[job.folder.name] = problem
+                console.print(f"[red]error: {escape(f'{job.folder.name}: {problem}')}[/red]", highlight=False)
             elif not console.is_terminal:
                 seconds = time_left(left(title, number / len(jobs)) if number < len(jobs) else None)
                 console.print(f"{number}/{len(jobs)} finished: {escape(job.folder.name)}{seconds}", highlight=False)

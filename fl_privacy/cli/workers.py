@@ -6,9 +6,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
@@ -35,9 +36,8 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
     """
     if not jobs:
         return
-    context = multiprocessing.get_context("spawn")
     workers = min(processes, len(jobs))
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start) as pool:
+    with ProcessPoolExecutor(workers, _context(), _start, (dict(os.environ),)) as pool:
         waiting = {pool.submit(_do, job): job for job in jobs}
         try:
             for done in as_completed(waiting):
@@ -53,6 +53,15 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
             raise
 
 
+def _context() -> BaseContext:
+    """Workers are forked from a process that has imported PyTorch and computed nothing, where there can be one."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fl_privacy.cli.worker_imports"])
+    return context
+
+
 def _end(workers: Sequence[BaseProcess]) -> None:
     """Ask ``workers`` to end, so that they leave no semaphores behind; kill those that do not."""
     for worker in workers:
@@ -63,9 +72,12 @@ def _end(workers: Sequence[BaseProcess]) -> None:
         worker.kill()
 
 
-def _start() -> None:
+def _start(environment: Mapping[str, str]) -> None:
+    """Begin a worker with the ``environment`` of its command, since it may be forked from an older process."""
     import torch  # noqa: PLC0415
 
+    os.environ.clear()
+    os.environ.update(environment)
     torch.set_num_threads(1)
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)  # a terminal tells them all; the parent ends them
@@ -89,14 +101,13 @@ def _end_with_parent() -> None:
 
 def _do(job: Job) -> str | None:
     from fl_privacy.cli.jobs import run_job  # noqa: PLC0415
-    from fl_privacy.config import compose_run  # noqa: PLC0415
     from fl_privacy.experiment.protocols import Monitor  # noqa: PLC0415
 
     if _stopped.is_set():
         return "interrupted"
     try:
         with interruptible():
-            run_job(job.command, compose_run(job.overrides), Monitor())
+            run_job(job.command, job.config, Monitor())
     except Interrupted:
         _stopped.set()
         return "interrupted"

@@ -20,7 +20,9 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
 NESTED = ("inference",)
 """Sections that hold sections like those, as several of their options can be chosen at once."""
 
-_CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model": {"init": None}, **COMPLETED}
+_ANY_MODEL = {"init": None, "lora_rank": None, "lora_alpha": None}
+
+_CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model": _ANY_MODEL, **COMPLETED}
 """Likewise, of all sections that are checked before anything is built."""
 
 

@@ -105,7 +105,7 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
         weights=raw["weights"],
         points=(
             GridPoint(UNDEFENDED, "", ("defense=none",)),
-            *(point for family, own in raw["defenses"].items() for point in _points(family, own)),
+            *(point for family, own in raw["defenses"].items() for point in grid_points(family, own)),
         ),
     )
 
@@ -115,7 +115,8 @@ def grid_names() -> list[str]:
     return sorted(path.stem for path in GRIDS.glob("*.yaml"))
 
 
-def _points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
+def grid_points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
+    """The points of ``family``, one for each strength that its ``overrides`` list."""
     key = swept_key(overrides)
     for point in expand_sweep(overrides):
         value = next((o.partition("=")[2] for o in point if o.partition("=")[0] == key), "")

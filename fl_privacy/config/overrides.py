@@ -1,19 +1,21 @@
-"""Hydra's compose on the shipped ``conf/``, with errors a user can act on."""
+"""Overrides in Hydra's grammar, with errors a user can act on."""
 
 import itertools
 import math
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from functools import lru_cache
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from fl_privacy.config.composition import composed, own_keys, put_settings
 from fl_privacy.config.defaults import COMPLETED, NESTED, check_types, complete, completed_sections
-from fl_privacy.config.groups import CONFIG_DIR, options, search_path, suggest
+from fl_privacy.config.groups import CONFIG_DIR, options, suggest
 from fl_privacy.config.settings import RunSettings
 from fl_privacy.errors import UserError
 
@@ -49,18 +51,18 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> DictConfig:
             raise UserError(f"Settings of a run are expected, but got Hydra's own {override.input_line}; leave it out.")
     _check_groups(parsed)
     try:
-        with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            checked = _check_keys(parsed, base)
-            config = hydra_compose(base, overrides=[*checked, *search_path()], return_hydra_config=True)
-            chosen = {group: _chosen(config, group) for group in sorted(_groups())}
-            with open_dict(config):
-                del config["hydra"]
-                config.choices = chosen
-            complete(config)
-            OmegaConf.resolve(config)
+        choices, settings = _parted(parsed)
+        config, chosen = composed(base, choices)
+        put_settings(config, _check_keys(settings, config))
+        with open_dict(config):
+            config.choices = {
+                group: _together(config, group) if group in NESTED else chosen.get(group) for group in sorted(_groups())
+            }
+        complete(config)
+        OmegaConf.resolve(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(" ".join(str(error).split())) from error
-    known = OmegaConf.load(CONFIG_DIR / f"{base}.yaml").keys() | _groups() | {"choices"}
+    known = own_keys(base) | _groups() | {"choices"}
     if unknown := sorted(str(key) for key in config if key not in known):
         raise UserError(f"Unknown key {unknown[0]}{suggest(unknown[0], map(str, known))}")
     check_types(config)
@@ -120,12 +122,16 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     Raises:
         UserError: one is not in Hydra's grammar.
     """
-    parsed = []
-    for text in overrides:
-        try:
-            parsed += OverridesParser.create().parse_overrides([text])
-        except HydraException as error:
-            raise UserError(f"Overrides are expected as key=value, but got {text!r}; {_remedy(text)}.") from error
+    return [_parsed(text) for text in overrides]
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> Override:
+    """One override; the grammar's parser takes milliseconds, and sweeps repeat the same ones."""
+    try:
+        (parsed,) = OverridesParser.create().parse_overrides([text])
+    except HydraException as error:
+        raise UserError(f"Overrides are expected as key=value, but got {text!r}; {_remedy(text)}.") from error
     return parsed
 
 
@@ -169,36 +175,45 @@ def _check_groups(overrides: Sequence[Override]) -> None:
                 raise UserError(f"{group} has no option {name!r}{suggest(str(name), options(group))}")
 
 
-def _check_keys(overrides: Sequence[Override], base: str) -> list[str]:
+def _parted(overrides: Sequence[Override]) -> tuple[list[str], list[Override]]:
+    """Those that decide which sections there are, and those that set what is in them."""
+    groups, choices, settings = _groups(), list[str](), list[Override]()
+    for override in overrides:
+        if override.key_or_group in groups or _names_target(override):
+            choices.append(override.input_line or "")
+        else:
+            settings.append(override)
+    return choices, settings
+
+
+def _check_keys(overrides: Sequence[Override], config: DictConfig) -> list[Override]:
     """Refuse to set what the chosen groups do not have; ``+key=value`` is left to what reads it.
 
     Returns:
-        The overrides, those of settings that the groups' files leave out as ``+key=value``.
+        The overrides, those of settings that the groups' files leave out as ``++key=value``.
     """
-    chosen = [o.input_line or "" for o in overrides if o.key_or_group in _groups() or _names_target(o)]
-    config = hydra_compose(base, overrides=[*chosen, *search_path()])
+    full = deepcopy(config)
     written = {
         name: set(section) if isinstance(section, DictConfig) else set()
-        for name, section, _ in completed_sections(config)
+        for name, section, _ in completed_sections(full)
     }
-    complete(config)
+    complete(full)
     checked = []
     for override in overrides:
-        text, key = override.input_line or "", override.key_or_group
-        if key not in _groups() and override.type is OverrideType.CHANGE:
-            _check_key(key, config)
-            for section, names in written.items():
-                if key.startswith(f"{section}.") and key[len(section) + 1 :].partition(".")[0] not in names:
-                    text = f"++{text}"  # also where it is set twice, of which the last wins
-        checked.append(text)
+        key = override.key_or_group
+        adds = False
+        if override.type is OverrideType.CHANGE:
+            _check_key(key, full)
+            adds = any(
+                key.startswith(f"{section}.") and key[len(section) + 1 :].partition(".")[0] not in names
+                for section, names in written.items()
+            )  # also where it is set twice, of which the last wins
+        checked.append(replace(override, type=OverrideType.FORCE_ADD) if adds else override)
     return checked
 
 
-def _chosen(config: DictConfig, group: str) -> str | None:
-    """The option of ``group``; of one with several at once, which Hydra does not tell, all that build something."""
-    if group not in NESTED:
-        option: str | None = config.hydra.runtime.choices.get(group)
-        return option
+def _together(config: DictConfig, group: str) -> str:
+    """The options of a group of which several are chosen at once, all that build something; Hydra does not tell."""
     section = config.get(group) or {}
     return "+".join(str(key) for key, below in section.items() if isinstance(below, DictConfig)) or "none"
 

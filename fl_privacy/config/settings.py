@@ -126,7 +126,7 @@ class ThreatModelSettings:
     )
     public_images: int = setting(
         ATTACK,
-        "so many images of the split that is not attacked, for `attack.start=public_mean`",
+        "so many images, or texts, of the split that is not attacked, for `attack.start=public_mean` and `attack=lamp`",
         within=(0, 1_000_000),
     )
     colluder: int | None = setting(
@@ -258,6 +258,7 @@ class RunSettings:
     out: str = setting(RUNTIME, "folder of the runs' folders")
     name: str | int | None = setting(RUNTIME, "put in front of the folder's name")
     overwrite: bool = setting(RUNTIME, "run again what has finished already")
+    page: bool = setting(RUNTIME, "write the run's page; `fl-privacy report RUN_DIR` does so later")
     choices: DictConfig = field()
 
     @classmethod

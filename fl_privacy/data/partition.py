@@ -36,8 +36,7 @@ class Iid:
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         """Shares whose sizes differ by one at most."""
         _check_clients(examples, num_clients)
-        order = _shuffled(len(examples), seed)
-        return _indices(_partitioners().IidPartitioner(num_clients), {"index": order})
+        return [part.sort().values for part in _shuffled(len(examples), seed).tensor_split(num_clients)]
 
 
 @dataclass(frozen=True, kw_only=True)

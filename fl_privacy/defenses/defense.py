@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fl_privacy.effects import Description, Part
 from fl_privacy.gradients import LossChange
+from fl_privacy.models import TextModel
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 
@@ -69,6 +70,7 @@ class LocalData:
 
 Inform = Callable[[Batch, Tensor], None]
 Prepare = Callable[[tuple[int, ...]], None]
+PrepareTexts = Callable[[TextModel, Tensor | None], None]
 PrivateHook = Callable[[nn.Module], Collection[str]]
 ModelHook = Callable[[nn.Module, ClientState, torch.Generator], nn.Module]
 ExamplesHook = Callable[[Batch, LocalData], Batch]
@@ -107,6 +109,8 @@ class Defense:
         private_passes: over its examples, in which a client trains its private parameters alone on each new model.
         prepare: (C, H, W) -> None, once before anything is trained: gets what the defense needs, or says in a
             ``UserError`` why it can't.
+        texts: (TextModel, public tokens (N, L) or ``None``) -> None, instead of ``prepare`` where the data are texts. A
+            defense that prepares for images and not for texts is one of images.
         informed: (Batch, attributes (N,)) -> None, likewise: public examples that are no client's, and what they are
             beside their class.
     """
@@ -122,6 +126,7 @@ class Defense:
     private: tuple[PrivateHook, ...] = ()
     private_passes: int = 0
     prepare: tuple[Prepare, ...] = ()
+    texts: tuple[PrepareTexts, ...] = ()
     informed: tuple[Inform, ...] = ()
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 import copy
 import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator.network import EvaluationNetwork
-from fl_privacy.evaluator.store import REMEDY, expect_fit, load_evaluator, save_evaluator
+from fl_privacy.evaluator.store import REMEDY, Evaluator, expect_fit, load_evaluator, save_evaluator
 from fl_privacy.evaluator.training import EvaluatorPlan, train_evaluator
 from fl_privacy.files import user_cache_folder
 
@@ -42,9 +42,7 @@ def find_evaluator(
     """
     if path is not None:
         file = Path(path).expanduser()
-        network = load_evaluator(file, device)
-        expect_fit(network, input_shape, file)
-        return network
+        return expect_fit(load_evaluator(file, device), input_shape, file)
     channels, height, width = input_shape
     if channels != 1:
         raise UserError(
@@ -53,7 +51,7 @@ def find_evaluator(
         )
     file = user_cache_folder() / f"evaluator-digits-{height}x{width}-{DIGITS}.safetensors"
     if file.is_file():
-        return load_evaluator(file, device)
+        return expect_fit(load_evaluator(file, device), input_shape, file)
     return copy.deepcopy(_small(height, width, file)).to(device)
 
 
@@ -62,11 +60,16 @@ def _small(height: int, width: int, file: Path) -> EvaluationNetwork:
     """Trained on digits, frozen and, where the disk lets it, kept in ``file``."""
     logger.warning("Training a small evaluation network on digits once; it is kept in %s.", file.parent)
     network = train_evaluator(_digits(height, width), SMALL, seed=0)
+    keep_evaluator(network, file, {"data": "mnist_mini"})
+    return network.requires_grad_(False).eval()
+
+
+def keep_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
+    """Write it for the next time, where the disk lets it."""
     try:
-        save_evaluator(network, file, {"data": "mnist_mini"})
+        save_evaluator(network, file, about)
     except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a disk that is full
         logger.warning("It is not kept, %s can't be written: %s", file.parent, str(error).rstrip("."))
-    return network.requires_grad_(False).eval()
 
 
 class CachedEvaluator:

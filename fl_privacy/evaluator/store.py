@@ -14,6 +14,10 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator.network import EvaluationNetwork
+from fl_privacy.evaluator.words import WordEvaluator
+
+Evaluator = EvaluationNetwork | WordEvaluator
+"""Of images (C, H, W), or of the embeddings (d,) of words."""
 
 REMEDY = "make one by `fl-privacy train-evaluator data=NAME out=FILE`"
 
@@ -21,7 +25,7 @@ MOST_LAYERS, MOST_SIZE = 16, 1 << 24
 """Of a network in a file, which is laid out before anything is allocated."""
 
 
-def save_evaluator(network: EvaluationNetwork, file: Path, about: Mapping[str, str]) -> None:
+def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
     """Write the weights and, as metadata, shape, widths and ``about``; a reader never sees half a file."""
     metadata = {
         **about,
@@ -47,7 +51,7 @@ def read_about(file: Path) -> dict[str, str]:
     return _read(file, tensors=False)[0]
 
 
-def load_evaluator(file: Path, device: torch.device | str = "cpu") -> EvaluationNetwork:
+def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
     """The network in ``file``, frozen; read once for each device until the file changes.
 
     Raises:
@@ -61,13 +65,17 @@ def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluation
 
 
 @lru_cache(maxsize=8)
-def _load(file: Path, changed: int, device: torch.device) -> EvaluationNetwork:
+def _load(file: Path, changed: int, device: torch.device) -> Evaluator:
     about, values = _read(file, tensors=True)
     shape, widths = (_sizes(about[key]) for key in ("input_shape", "widths"))
-    if len(shape) != 3 or not 1 <= len(widths) <= MOST_LAYERS:
+    if len(shape) not in (1, 3) or not 1 <= len(widths) <= MOST_LAYERS:
         raise UserError(f"An evaluation network is expected in {file}, but its shape or widths are none; {REMEDY}.")
     with torch.device("meta"):
-        network = EvaluationNetwork(input_shape=shape, widths=widths)
+        network: Evaluator = (
+            WordEvaluator(width=shape[0], widths=widths)
+            if len(shape) == 1
+            else EvaluationNetwork(input_shape=shape, widths=widths)
+        )
     wanted = {name: (value.shape, torch.float32) for name, value in network.state_dict().items()}
     if wanted != {name: (value.shape, value.dtype) for name, value in values.items()}:
         raise UserError(f"An evaluation network is expected in {file}, but its layers differ; {REMEDY}.")
@@ -107,8 +115,10 @@ def _unreadable(file: Path) -> UserError:
     return UserError(f"An evaluation network is expected in {file}, but it can't be read; {REMEDY}.")
 
 
-def expect_fit(network: EvaluationNetwork, input_shape: Sequence[int], file: Path) -> None:
-    """Raise ``UserError`` unless ``network`` judges images of ``input_shape``."""
+def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> EvaluationNetwork:
+    """``network``, which judges images of ``input_shape``; ``UserError`` where it does not."""
+    if isinstance(network, WordEvaluator):
+        raise UserError(f"An evaluation network for images is expected, but {file} is for texts; {REMEDY}.")
     if network.input_shape != tuple(input_shape):
         wanted, got = ("x".join(map(str, shape)) for shape in (input_shape, network.input_shape))
         channels, height, _ = input_shape
@@ -116,3 +126,4 @@ def expect_fit(network: EvaluationNetwork, input_shape: Sequence[int], file: Pat
             f"An evaluation network for images of {wanted} is expected, but {file} is for {got};"
             f" {REMEDY} data.channels={channels} data.image_size={height}."
         )
+    return network

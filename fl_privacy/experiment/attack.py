@@ -9,10 +9,10 @@ import torch
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.config import RunSettings
 from fl_privacy.data import Examples
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.build import (
     agreed_network,
-    build_attack,
+    attack_of_run,
     build_dataset,
     build_defense,
     build_federation,
@@ -31,14 +31,14 @@ from fl_privacy.experiment.inference_judge import Spending
 from fl_privacy.experiment.inference_stage import InferenceStage
 from fl_privacy.experiment.inferences import build_inferences
 from fl_privacy.experiment.protocols import Monitor
-from fl_privacy.experiment.run_folder import finished_before, open_folder
+from fl_privacy.experiment.run_folder import finished_before, open_folder, write_page
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.experiment.weights import load_weights
 from fl_privacy.federation import Audit, Client, Probe, public_state
 from fl_privacy.inference import About
 from fl_privacy.interception import load_observations
-from fl_privacy.report import write_report
+from fl_privacy.malicious.imprint_block import BLOCK
 from fl_privacy.results import RunFolder
 from fl_privacy.types import ModelState, Observation
 
@@ -66,7 +66,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         expect_readable_updates(config, "The command attack")
     if (done := finished_before(config, "attack", monitor)) is not None:
         return done
-    attack = build_attack(config)
+    attack = attack_of_run(config)
     expect_questions(config, attack)
     if config.captured:
         monitor.say(f"Preparing what {config.captured} holds")
@@ -75,7 +75,8 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     else:
         monitor.say(f"Preparing data {config.choices.data}, model {config.choices.model} and {config.victims} victims")
         experiment, sent = untrained_clients(config)
-        with monitor.working("Making the victims' uploads"):
+        made = f"The victims' upload with defense={config.choices.defense} and server={config.choices.server}"
+        with blamed_on(made), monitor.working("Making the victims' uploads"):
             observations = experiment.observe(sent)
         weights = "as trained elsewhere" if config.weights else "untrained"
         threats = [*experiment.threat_model(), f"The model is {weights}."]
@@ -91,7 +92,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             folder.write_defense(experiment.defense.parts)
             attack_and_infer(experiment, attack, observations, folder, monitor)
             folder.finish()
-        write_report([folder.path])
+        write_page(config, folder.path)
     return folder.path
 
 
@@ -136,7 +137,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
     Raises:
         UserError: it is not of the model that ``config`` names, or nothing is to be attacked.
     """
-    attack = build_attack(config)
+    attack = attack_of_run(config)
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     app, note = load_app(captures, config)
@@ -161,7 +162,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
                 threads=config.attack_threads,
             )
             monitor.say(said)
-        write_report([folder.path])
+        write_page(config, folder.path)
     return folder.path
 
 
@@ -179,12 +180,12 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         UserError: there are too few examples, or a setting is wrong.
     """
     dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
-    prepare_defense(defense, dataset)
     victims, batch_size = config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
         attacked, unattacked = unattacked, attacked
     model = agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
+    prepare_defense(defense, dataset, model)
     initial = public_state(model, defense)
     owner = Client(
         id=VICTIM,
@@ -215,7 +216,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         unattacked=unattacked,
         server_attack=build_server_attack(config, unattacked, attacked),
     )
-    return experiment, load_weights(Path(config.weights), initial) if config.weights else initial
+    return experiment, load_weights(Path(config.weights), initial, fresh=BLOCK) if config.weights else initial
 
 
 def captured_updates(config: RunSettings) -> tuple[Experiment, Sequence[Observation]]:

@@ -13,6 +13,7 @@ from fl_privacy.experiment.judge import Judge, update_distortion
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.federation import Failure
 from fl_privacy.federation.guard import attempt
+from fl_privacy.film import viewed_by
 from fl_privacy.metrics import VictimScore
 from fl_privacy.models import has_batch_norm
 from fl_privacy.progress import counted
@@ -115,7 +116,9 @@ class AttackStage:
         """One for each of ``asked``; failures where the attack raised or gave no answer."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
-            found = attempt(lambda: _expect_answers(self.attack(asked, seed=self.seed, progress=progress), asked))
+            with viewed_by(self.folder.teller.picture):
+                found = attempt(lambda: _expect_answers(self.attack(asked, seed=self.seed, progress=progress), asked))
+        self.folder.teller.clear()
         if not isinstance(found, Failure):
             return found
         logger.warning("The %s attack on round %d failed: %s", attacker, asked[-1].id.round, found.reason)

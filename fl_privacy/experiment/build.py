@@ -9,12 +9,13 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks import GradientInversion, ReconstructionAttack
+from fl_privacy.attacks.gradient_inversion.rearranging import NO_PUBLIC_TEXTS
 from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.targets import check_arguments, instantiate, plain_settings
-from fl_privacy.data import Dataset, TextExamples
+from fl_privacy.data import Dataset, TextExamples, expect_images
 from fl_privacy.defenses import Defense
 from fl_privacy.effects import MutedFeatures, SlicedNoise
 from fl_privacy.errors import UserError, blamed_on
@@ -33,6 +34,7 @@ from fl_privacy.federation import (
 from fl_privacy.inspection import ModelGuard
 from fl_privacy.malicious import ServerAttack
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
+from fl_privacy.models import ADAPTED, TextModel
 from fl_privacy.parallel.sharded import ShardedAttack
 from fl_privacy.rng import derive_seed
 from fl_privacy.types import LocalPlan
@@ -137,20 +139,15 @@ def build_defense(config: RunSettings) -> Defense:
     return _expect_made(defense, Defense, config.defense, "defense")
 
 
-def prepare_defense(defense: Defense, dataset: Dataset) -> None:
-    """Let ``defense`` get what it needs for the images of ``dataset``; ``UserError`` if it can't, or if that are texts,
-    which it can't change."""
-    of_pixels = any(isinstance(part.effect, MutedFeatures | SlicedNoise) for part in defense.parts)
-    if isinstance(dataset.train, TextExamples) and (
-        of_pixels or defense.prepare or defense.data or defense.examples or defense.model
-    ):
-        raise UserError(
-            f"Defense {defense.name} is of images, but the data are text; take dp_noise, dp_sgd, local_dp, pruning,"
-            " quantization, selective_sharing or ppdl."
-        )
-    for prepare in defense.prepare:
-        with blamed_on(f"Defense {defense.name}, preparing for images,"):
-            prepare(dataset.train.input_shape)
+def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
+    """Let ``defense`` get what it needs for the examples of ``dataset``; ``UserError`` if it can't, or if those are
+    texts, which it can't change."""
+    if isinstance(dataset.train, TextExamples):
+        _prepare_for_texts(defense, dataset, model)
+    else:
+        for prepare in defense.prepare:
+            with blamed_on(f"Defense {defense.name}, preparing for images,"):
+                prepare(dataset.train.input_shape)
     for inform in defense.informed:
         public = dataset.test
         if public.attributes is None:
@@ -163,11 +160,27 @@ def prepare_defense(defense: Defense, dataset: Dataset) -> None:
             inform(public.batch(rows), public.attributes[rows])
 
 
+def _prepare_for_texts(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
+    of_pixels = any(isinstance(part.effect, MutedFeatures | SlicedNoise) for part in defense.parts)
+    of_images = defense.prepare and len(defense.texts) < len(defense.prepare)
+    if of_pixels or of_images or defense.data or defense.examples or defense.model:
+        raise UserError(
+            f"Defense {defense.name} is of images, but the data are text; take dp_noise, dp_sgd, local_dp, pruning,"
+            " quantization, selective_sharing, ppdl or refiner."
+        )
+    assert isinstance(model, TextModel) and isinstance(dataset.test, TextExamples)
+    public = dataset.test.subset(defenders_examples(dataset.test)).tokens if defense.texts else None
+    for prepare in defense.texts:
+        with blamed_on(f"Defense {defense.name}, preparing for texts,"):
+            prepare(model, public)
+
+
 def build_metrics(config: RunSettings, dataset: Dataset) -> dict[str, MetricFunction]:
     """The metrics that need something of ``config``, by name; those of plugins are registered."""
     register_plugin_metrics()
     functions = {"bpki": bayesian_privacy_loss(bins=config.bpki.bins, smoothing=config.bpki.smoothing)}
     if config.evaluator is not None:
+        expect_images(dataset.train, "The setting evaluator, whose network judges noise in images,")
         functions["noise_ratio"] = noise_ratio(config.evaluator, dataset.train.input_shape)
     return functions
 
@@ -193,9 +206,21 @@ def build_attack(config: RunSettings) -> ReconstructionAttack | None:
     )
 
 
+def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
+    """``build_attack``; ``UserError`` where it would ask for what the threat model does not give it."""
+    attack = build_attack(config)
+    inner = attack.attack if isinstance(attack, ShardedAttack) else attack
+    asks = isinstance(inner, GradientInversion) and inner.moves is not None and inner.moves.prior > 0
+    if asks and not config.threat_model.public_images:
+        raise UserError(NO_PUBLIC_TEXTS)
+    return attack
+
+
 def build_plan(config: RunSettings) -> LocalPlan:
-    """The clients' local plan of ``config``."""
+    """The clients' local plan of ``config``; of a model with adapters they train these and its head."""
     settings = plain_settings(config.federation.plan)
+    if config.model.get("lora_rank") is not None and not (settings.get("trained") or settings.get("frozen")):
+        settings["trained"] = list(ADAPTED)
     check_arguments(LocalPlan, settings, "federation.plan")
     return LocalPlan(**settings)
 
@@ -220,8 +245,8 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
     number = config.federation.clients
     plan, defense, device = build_plan(config), build_defense(config), resolve_device(config.device)
     dataset = build_dataset(config)
-    prepare_defense(defense, dataset)
     model = agreed_network(config, dataset, number)
+    prepare_defense(defense, dataset, model)
     partition = instantiate(config.partition, "partition")
     kept = ~held_out(config, len(dataset.train))
     shared = dataset.train if kept.all() else dataset.train.subset(kept.nonzero().flatten())

@@ -180,11 +180,12 @@ class Experiment:
         """Of the attacker that knows most, before there is an update: its tensors are empty."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         adaptive = given.knows_defense and bool(defense.parts)
+        kind = torch.float if self._vocabulary is None else torch.long
         return Knowledge(
             labels=nothing if given.knows_labels else None,
             defense=defense.parts if adaptive else None,
             same_data="" if adaptive and not defense.changes_images else None,
-            public_images=torch.empty(given.public_images) if given.public_images else None,
+            public_images=torch.empty(given.public_images, dtype=kind) if given.public_images else None,
             previous=nothing if self.config.attack.get("start") == "previous" else None,
             private=ModelState({}, {}) if defense.private else None,
             colluder=given.colluder if defense.private else None,

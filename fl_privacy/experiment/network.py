@@ -13,7 +13,7 @@ from fl_privacy.data import Dataset, TextExamples
 from fl_privacy.models import build_fitting, check_model, check_text_model
 from fl_privacy.rng import derive_seed
 
-ANY_MODEL = ("init", "mean", "std")
+ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
 """Options of every model, whether or not it knows them; see ``build_model``."""
 
 

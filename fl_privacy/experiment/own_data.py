@@ -34,13 +34,13 @@ def client_of_folder(config_text: str, folder: str, client: int) -> Client:
         )
     settings = {key: value for key, value in settings.items() if key not in ("_target_", "name", "root", "keep")}
     dataset = load_data("image_folder", root=folder, keep=False, **settings)
-    defense = build_defense(config)
-    prepare_defense(defense, dataset)
+    defense, model = build_defense(config), build_network(config, dataset)
+    prepare_defense(defense, dataset, model)
     return Client(
         id=client,
         examples=dataset.train,
         indices=torch.arange(len(dataset.train)),
-        model=build_network(config, dataset),
+        model=model,
         plan=build_plan(config),
         defense=defense,
         seed=config.seed,

@@ -10,7 +10,7 @@ from fl_privacy.config import RunSettings, compose_run, to_yaml
 from fl_privacy.data import Examples, LabelledExamples, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
-from fl_privacy.experiment.build import Federation, build_attack, build_federation, clients_of
+from fl_privacy.experiment.build import Federation, attack_of_run, build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.composition import Experiment
 from fl_privacy.experiment.image_prior import describe_image_prior
@@ -18,13 +18,12 @@ from fl_privacy.experiment.inference_judge import Spending
 from fl_privacy.experiment.inference_stage import InferenceStage
 from fl_privacy.experiment.privacy import UNKNOWN, Privacy, privacy_of
 from fl_privacy.experiment.protocols import Backend, Monitor
-from fl_privacy.experiment.run_folder import finished_before, identified, open_folder
+from fl_privacy.experiment.run_folder import finished_before, identified, open_folder, write_page
 from fl_privacy.experiment.server_reading import expect_fitting, hand_over
 from fl_privacy.experiment.threat_model import Whereabouts, who_draws
 from fl_privacy.experiment.weights import MODEL, write_weights
 from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
 from fl_privacy.interception import CaptureWriter
-from fl_privacy.report import write_report
 from fl_privacy.results import RunFolder, find_baseline
 from fl_privacy.types import Observation
 
@@ -55,7 +54,7 @@ def run_experiment(
     monitor.say(
         f"Preparing data {config.choices.data}, model {config.choices.model} and {config.federation.clients} clients"
     )
-    federation, attack = build_federation(config), build_attack(config)
+    federation, attack = build_federation(config), attack_of_run(config)
     expect_fitting(config, federation.server_attack)
     prior = _image_prior(attack, federation.dataset.train, clients)
     run_baseline(config, backend, monitor)
@@ -67,7 +66,7 @@ def run_experiment(
             run.describe(prior)
             run.train(backend)
             folder.finish(undefended_accuracy=undefended_accuracy(config) if _wants_baseline(config) else None)
-        write_report([folder.path])
+        write_page(config, folder.path)
     return folder.path
 
 

@@ -29,8 +29,14 @@ def finished_before(config: RunSettings, command: Command, monitor: Monitor) -> 
     if config.overwrite or not is_finished(folder):
         return None
     monitor.say("Finished already; overwrite=true runs it again.")
-    write_report([folder])
+    write_page(config, folder)
     return folder
+
+
+def write_page(config: RunSettings, folder: Path) -> None:
+    """The page of the run in ``folder``, unless ``config`` does without."""
+    if config.page:
+        write_report([folder])
 
 
 def open_folder(config: RunSettings, command: Command) -> RunFolder:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_privacy.config import compose_run
+from fl_privacy.config import RunSettings, compose_run
 from fl_privacy.config.grid import Grid, GridPoint
 from fl_privacy.config.overrides import merge_overrides
 from fl_privacy.experiment.calibration import calibrated, noise_for_budget
@@ -19,12 +19,12 @@ class Job:
 
     Attributes:
         command: which of the two.
-        overrides: its configuration.
+        config: what it is given.
         folder: where its results are once it has finished.
     """
 
     command: Command
-    overrides: tuple[str, ...]
+    config: RunSettings
     folder: Path
 
     @property
@@ -73,9 +73,9 @@ def plan_sweep(grid: Grid) -> Sweep:
     Raises:
         UserError: the configuration of one is wrong.
     """
-    trainings = tuple(_job("run", grid.training(point)) for point in grid.points)
+    trainings = tuple(planned_job("run", compose_run(grid.training(point))) for point in grid.points)
     attacks = tuple(
-        {name: _job("attack", _attacking(grid, point, training, name)) for name in grid.attacks}
+        {name: planned_job("attack", compose_run(_attacking(grid, point, training, name))) for name in grid.attacks}
         for point, training in zip(grid.points, trainings, strict=True)
     )
     return Sweep(out=trainings[0].folder.parent, trainings=trainings, attacks=attacks, grid=grid)
@@ -84,10 +84,11 @@ def plan_sweep(grid: Grid) -> Sweep:
 def _attacking(grid: Grid, point: GridPoint, training: Job, attack: str) -> list[str]:
     """The attack faces the noise that the training was calibrated to, whatever its own data are."""
     weights = training.folder if grid.weights == "final" else None
-    noise = noise_for_budget(compose_run(training.overrides))
+    noise = noise_for_budget(training.config)
     overrides = [f"{key}={'null' if value is None else repr(value)}" for key, value in noise.items()]
     return merge_overrides(grid.attacking(point, attack, weights), overrides)
 
 
-def _job(command: Command, overrides: list[str]) -> Job:
-    return Job(command, tuple(overrides), folder_of(calibrated(compose_run(overrides)), command))
+def planned_job(command: Command, config: RunSettings) -> Job:
+    """The job of ``command`` with ``config``; ``UserError`` if its privacy budget can't be met."""
+    return Job(command, config, folder_of(calibrated(config), command))

@@ -19,8 +19,13 @@ def write_weights(path: Path, state: ModelState) -> None:
     write_whole(path, save({name: t.detach().cpu().contiguous() for name, t in values.items()}))
 
 
-def load_weights(path: Path, like: ModelState) -> ModelState:
+def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
     """Parameters and buffers with the names and shapes of ``like`` from a safetensors file.
+
+    Args:
+        path: of the file, or the folder of a run.
+        like: what is wanted.
+        fresh: a module whose values are those of ``like`` where the file has none.
 
     Raises:
         UserError: there is no such file, or it does not fit the model.
@@ -32,6 +37,8 @@ def load_weights(path: Path, like: ModelState) -> ModelState:
         stored = load_file(path)
     except SafetensorError as error:
         raise UserError(f"weights is expected to be a safetensors file, but {path} is not readable: {error}") from error
+    added = {n: v for n, v in {**like.parameters, **like.buffers}.items() if fresh and n.startswith(f"{fresh}.")}
+    stored = {**added, **stored}
     for name, value in {**like.parameters, **like.buffers}.items():
         got = tuple(stored[name].shape) if name in stored else "nothing"
         if got != tuple(value.shape):

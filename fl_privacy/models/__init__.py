@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from fl_privacy.models.lenet import DLNet, LeNet, LeNet5
     from fl_privacy.models.mlp import MLP
     from fl_privacy.models.resnet import ResNet10, ResNet18, ResNet20
+    from fl_privacy.models.text.adapters import ADAPTED, Adapted, adapter_of, down_projection, with_adapters
     from fl_privacy.models.text.base import TextModel
     from fl_privacy.models.text.bert import Bert, bert_mini, bert_tiny, minilm
-    from fl_privacy.models.text.gpt import Gpt, gpt_tiny
+    from fl_privacy.models.text.decoders import Gpt, TransformerLM, gpt_tiny
     from fl_privacy.models.text.huggingface import HuggingFaceText, hugging_face
-    from fl_privacy.models.text.transformer_lm import TransformerLM
     from fl_privacy.models.torchvision_models import MobileNetV2, ViT
     from fl_privacy.models.wrapping import normalization_of, normalized
 
@@ -32,20 +32,22 @@ _HOMES = {
     "fl_privacy.models.lenet": ("DLNet", "LeNet", "LeNet5"),
     "fl_privacy.models.mlp": ("MLP",),
     "fl_privacy.models.resnet": ("ResNet10", "ResNet18", "ResNet20"),
+    "fl_privacy.models.text.adapters": ("ADAPTED", "Adapted", "adapter_of", "down_projection", "with_adapters"),
     "fl_privacy.models.text.base": ("TextModel",),
     "fl_privacy.models.text.bert": ("Bert", "bert_mini", "bert_tiny", "minilm"),
-    "fl_privacy.models.text.gpt": ("Gpt", "gpt_tiny"),
+    "fl_privacy.models.text.decoders": ("Gpt", "TransformerLM", "gpt_tiny"),
     "fl_privacy.models.text.huggingface": ("HuggingFaceText", "hugging_face"),
-    "fl_privacy.models.text.transformer_lm": ("TransformerLM",),
     "fl_privacy.models.torchvision_models": ("MobileNetV2", "ViT"),
     "fl_privacy.models.wrapping": ("normalization_of", "normalized"),
 }
 
 __all__ = [
     "ACTIVATIONS",
+    "ADAPTED",
     "INITIALIZERS",
     "MLP",
     "VGG16",
+    "Adapted",
     "AlexNet",
     "Bert",
     "ConvNet",
@@ -64,6 +66,7 @@ __all__ = [
     "TextModel",
     "TransformerLM",
     "ViT",
+    "adapter_of",
     "bert_mini",
     "bert_tiny",
     "build_fitting",
@@ -71,6 +74,7 @@ __all__ = [
     "check_model",
     "check_text_model",
     "cut_layer",
+    "down_projection",
     "gpt_tiny",
     "has_batch_norm",
     "hugging_face",
@@ -78,6 +82,7 @@ __all__ = [
     "minilm",
     "normalization_of",
     "normalized",
+    "with_adapters",
 ]
 
 __getattr__ = on_demand(__name__, _HOMES)

@@ -11,6 +11,7 @@ from torch import nn
 
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.models.initialization import initialize
+from fl_privacy.models.text.adapters import with_adapters
 from fl_privacy.models.text.base import TextModel
 from fl_privacy.models.wrapping import normalized
 from fl_privacy.normalization import Normalization
@@ -44,7 +45,8 @@ def build_fitting(
         seed: of the initial values.
         options: further arguments of ``factory``; unknown ones raise. ``init`` names an initialization (see
             ``initialize``) also of a model that does not know the names; ``mean`` and ``std``, lists of a number for
-            each channel, normalize the images also in front of a model that does not know them.
+            each channel, normalize the images also in front of a model that does not know them; ``lora_rank`` and
+            ``lora_alpha`` put adapters into a model of text (:func:`fl_privacy.models.with_adapters`).
 
     Raises:
         UserError: an argument is unknown or missing, the model is of other examples, or the result is not a module.
@@ -58,6 +60,7 @@ def build_fitting(
     _expect_of_these(name, signature, architecture)
     options = {fact: value for fact, value in architecture.items() if fact in signature.parameters} | options
     init = None if "init" in signature.parameters else options.pop("init", None)
+    rank, alpha = (options.pop(name, None) for name in ("lora_rank", "lora_alpha"))
     put_before = _normalization(signature.parameters, options)
     try:
         signature.bind(*arguments, **options)
@@ -69,6 +72,8 @@ def build_fitting(
         model = factory(*arguments, **options)
         if init is not None and isinstance(model, nn.Module):
             initialize(model, init)
+        if rank is not None and isinstance(model, nn.Module):
+            model = with_adapters(model, rank=rank, alpha=alpha)
     if not isinstance(model, nn.Module):
         raise UserError(
             f"Model {name} is expected to return a torch.nn.Module, but got {type(model).__name__};"

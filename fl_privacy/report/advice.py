@@ -5,19 +5,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.metrics import FEW
 from fl_privacy.report.numbers import metric, percent, seconds, size
+from fl_privacy.report.readings import Reading
 from fl_privacy.report.recommendation import Candidate, candidate_of
 from fl_privacy.report.trade_off import DefenseRow
 from fl_privacy.results import Attacker
 
-Threat = Literal["honest", "adaptive"]
-"""Attackers that count: those that know nothing of the defense, or those that know it as well."""
+Threat = Literal["honest", "adaptive", "malicious"]
+"""Attackers that count: those that know nothing of the defense, those that know it as well, or servers that do not
+follow the protocol, too."""
+
+THREATS: tuple[Threat, ...] = get_args(Threat)
 
 ROUNDING = 1e-9
 """Of accuracies: a loss of exactly the bound is within it."""
@@ -26,6 +30,9 @@ LARGE_EPSILON = 10.0
 """From which on a guarantee says little of a single example: exp(10) is 22,000."""
 
 FORMAT = 1
+MEASURED = "measured.json"
+"""Name of the table in the folder of a benchmark."""
+
 SHIPPED = Path(__file__).resolve().parent / "measured"
 """Tables that come with the package, as ``fl-privacy advise --grid GRID --save FILE`` writes them."""
 
@@ -60,7 +67,7 @@ class MeasuredTable:
     Attributes:
         settings: overrides of all of it, such as ``data=mnist_mini``.
         attacks: names.
-        weights: of the model that was attacked, ``initial`` or ``final``.
+        weights: of the model that was attacked, ``initial``, ``final`` or ``both``.
         command: that measured it.
         defenses: undefended first.
     """
@@ -80,10 +87,13 @@ def measured_defense(row: DefenseRow, overrides: Sequence[str]) -> MeasuredDefen
     """From a row of a sweep; ``None`` unless all of it finished."""
     if not row.complete or row.training is None or row.accuracy is None:
         return None
-    heard = {"honest": [r for r in row.readings if r.attacker is Attacker.PLAIN], "adaptive": list(row.readings)}
+    heard: dict[Threat, list[Reading]] = {
+        "honest": [r for r in row.readings if r.attacker is Attacker.PLAIN],
+        "adaptive": list(row.readings),
+    }
     found: dict[Threat, Candidate] = {}
-    for threat in ("honest", "adaptive"):
-        candidate = candidate_of(heard[threat], name=row.name, accuracy=row.accuracy, pmm=row.pmm)
+    for threat, read in heard.items():
+        candidate = candidate_of(read, name=row.name, accuracy=row.accuracy, pmm=row.pmm)
         if candidate is None:
             return None
         found[threat] = candidate
@@ -110,7 +120,15 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
         accuracy_loss: at most so many percentage points below the undefended accuracy.
         threat: whose attacks count.
         psnr_below: dB that no attacked image may reach, nor the upper end of the mean's 95 % interval.
+
+    Raises:
+        UserError: nobody measured that threat.
     """
+    if not all(threat in defense.by_threat for defense in table.defenses):
+        raise UserError(
+            f"threat is expected to be one that was measured, {' or '.join(table.defenses[0].by_threat)}, but got"
+            f" {threat}; `fl-privacy benchmark` measures all of them."
+        )
     undefended = table.defenses[0]
     enough = undefended.accuracy - accuracy_loss / 100 - ROUNDING
     affordable = [d for d in table.defenses[1:] if d.accuracy >= enough]
@@ -177,10 +195,11 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
         if defense.epsilon is None
         else f"Its guarantee is an epsilon of {defense.epsilon:.3g} in the end{', which promises little' * little}."
     )
-    other = "a trained" if table.weights == "initial" else "an untrained"
+    other = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
+    server = "other malicious servers" if threat == "malicious" else "malicious servers"
     lines.append(
-        f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones, {other} model, other data, batches"
-        " and models, malicious servers, colluding clients, membership and other inference."
+        f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones,{other} other data, batches and"
+        f" models, {server}, colluding clients, membership and other inference."
     )
     return lines
 

@@ -48,6 +48,8 @@ _STYLE: dict[Any, Any] = {
     "legend.labelcolor": INK,
     "lines.linewidth": 1.8,
 }
+_FEW_DECADES = 1.5
+"""Below, a logarithmic axis names 2 and 5 as well: powers of ten alone may be one or none."""
 EXACT = "(exact)"
 """Beside a point whose PSNR is infinite."""
 _LINES = ("-", "--", ":", "-.")
@@ -100,6 +102,8 @@ def line_chart(
     """
 
     def draw(axes: Axes) -> None:
+        from matplotlib.ticker import LogLocator  # noqa: PLC0415
+
         for number, curve in enumerate(curves):
             color = SERIES[0] if faint else SERIES[number % len(SERIES)]
             dash = "-" if faint else _LINES[number // len(SERIES) % len(_LINES)]
@@ -117,6 +121,8 @@ def line_chart(
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         if log:
             axes.set_yscale("log")
+            if _decades(curves) < _FEW_DECADES:
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.yaxis.set_minor_formatter("")  # none
         axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
@@ -126,6 +132,12 @@ def line_chart(
             axes.legend(fontsize=9, ncols=2 if len(curves) > 6 else 1)
 
     return draw_svg(draw, alt)
+
+
+def _decades(curves: Sequence[Curve]) -> float:
+    """That positive values span."""
+    known = [math.log10(value) for curve in curves for value in curve.y if 0 < value < math.inf]
+    return max(known) - min(known) if known else 0.0
 
 
 def scatter_chart(
@@ -202,15 +214,15 @@ def reach(value: float, interval: tuple[float, float] | None) -> list[list[float
     return None if interval is None else [[value - interval[0]], [interval[1] - value]]
 
 
-def draw_svg(draw: Callable[[Axes], None], alt: str) -> Markup:
-    """What ``draw`` draws, as an SVG element that scales with the page."""
+def draw_svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.3) -> Markup:
+    """What ``draw`` draws, as an SVG element that scales with the page; ``height`` is in inches, for 5.4 of width."""
     import matplotlib  # noqa: PLC0415  (takes half a second, and a wrong folder needs no chart)
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     number = next(_numbers)
     file = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"chart {number}"}):
-        figure = Figure(figsize=(5.4, 3.3), layout="constrained")
+        figure = Figure(figsize=(5.4, height), layout="constrained")
         draw(figure.add_subplot())
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = file.getvalue()

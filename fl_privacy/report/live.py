@@ -13,13 +13,14 @@ from fl_privacy.errors import UserError
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.gallery import ImageView, view_extremes
 from fl_privacy.report.headline import Verdict, verdict
+from fl_privacy.report.images import data_uri
 from fl_privacy.report.numbers import percent, seconds
 from fl_privacy.report.page import render
 from fl_privacy.report.readings import kind_of, readings_of
 from fl_privacy.report.write import page_of_run
 from fl_privacy.results import Run, read_run
 from fl_privacy.results.folder import is_aside
-from fl_privacy.results.ongoing import PROGRESS, read_ongoing, read_planned
+from fl_privacy.results.ongoing import PROGRESS, read_guesses, read_ongoing, read_planned
 
 LAST_ROUNDS = 5
 """By which the time left of a training is told."""
@@ -46,6 +47,7 @@ class LiveRun:
         left: seconds of that; likewise.
         silent: seconds since it last wrote anything.
         verdict: of what is recorded.
+        guesses: what the attack that goes on has by now: PNGs as data URIs.
     """
 
     name: str
@@ -56,6 +58,7 @@ class LiveRun:
     left: float | None
     silent: float
     verdict: Verdict
+    guesses: Sequence[str] = ()
 
     @property
     def in_words(self) -> str:
@@ -64,7 +67,8 @@ class LiveRun:
         if self.share is not None and not self.finished:
             words.append(percent(self.share))
         if self.left is not None and not self.finished:
-            words.append(f"about {seconds(self.left)} left")
+            whole = max(1, round(self.left))
+            words.append(f"about {f'{whole} s' if whole < 60 else seconds(whole)} left")
         if self.silent > SILENT and not self.finished:
             words.append(f"no news for {seconds(self.silent)}: it may have been killed")
         return ", ".join(words)
@@ -146,7 +150,7 @@ class WatchedFolder:
         return self._made("comparison", signature, lambda: render_comparison(runs, page, psnr_below=15.0))
 
     def _overview(self) -> str:
-        standings = [self._standing(path) for path in self._folders()]
+        standings = self._standings()
         over, latest = self._over(standings), self._latest()
         return render("live.html.j2", live=True, folder=self.folder, runs=standings, over=over, latest=latest)
 
@@ -166,7 +170,7 @@ class WatchedFolder:
 
     def _status_of_all(self) -> str:
         """Of those that go on; what has been silent for long comes last."""
-        standings = [self._standing(path) for path in self._folders()]
+        standings = self._standings()
         planned = set(read_planned(self.folder))
         done = sum(one.finished for one in standings if not planned or one.name in planned)
         going = sorted((one for one in standings if not one.finished), key=lambda one: one.silent > SILENT)
@@ -188,32 +192,26 @@ class WatchedFolder:
         except UserError as error:
             return error
 
+    def _standings(self) -> list[LiveRun]:
+        return [
+            self._standing(path) if isinstance(run := self._try(path), Run) else _unreadable(path, run)
+            for path in self._folders()
+        ]
+
     def _standing(self, path: Path) -> LiveRun:
-        run = self._try(path)
-        link = f"./{quote(path.name)}/report.html"
-        if isinstance(run, UserError):
-            unknown = Verdict("Not known", "", "open")
-            return LiveRun(
-                name=path.name,
-                link=link,
-                finished=False,
-                doing=str(run),
-                share=None,
-                left=None,
-                silent=0.0,
-                verdict=unknown,
-            )
+        run = self._read(path)
         doing, share, left = _doing(run)
         news = max(_changed(path / name) for name in (*_WATCHED, PROGRESS))
         return LiveRun(
             name=path.name,
-            link=link,
+            link=_link(path),
             finished=run.finished,
             doing=doing,
             share=share,
             left=left,
             silent=max(0.0, time.time() - news),
             verdict=verdict(run.summary, kind_of(readings_of(run.summary))),
+            guesses=[] if run.finished or run.shared else [data_uri(image) for image in read_guesses(path)],
         )
 
     def _made(self, key: str, signature: object, make: Callable[[], str]) -> str:
@@ -228,6 +226,23 @@ class WatchedFolder:
         return text
 
 
+def _link(path: Path) -> str:
+    return f"./{quote(path.name)}/report.html"
+
+
+def _unreadable(path: Path, why: UserError) -> LiveRun:
+    return LiveRun(
+        name=path.name,
+        link=_link(path),
+        finished=False,
+        doing=str(why),
+        share=None,
+        left=None,
+        silent=0.0,
+        verdict=Verdict("Not known", "", "open"),
+    )
+
+
 def _doing(run: Run) -> tuple[str, float | None, float | None]:
     """What a run does, the share of it that is done, and the seconds left."""
     if run.finished:
@@ -236,7 +251,7 @@ def _doing(run: Run) -> tuple[str, float | None, float | None]:
         return ongoing.what, ongoing.share, ongoing.left
     rounds = run.of_kind("round")
     total = select(run.identity.config, "federation.rounds")
-    if run.identity.config.get("command") == "attack" or not isinstance(total, int) or total < 1:
+    if run.identity.config.get("command") in {"attack", "audit"} or not isinstance(total, int) or total < 1:
         return f"Goes on, {len(run.of_kind('image'))} attacked examples recorded", None, None
     if len(rounds) >= total:
         return "Trained; goes on with what was intercepted", None, None

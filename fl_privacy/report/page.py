@@ -1,25 +1,47 @@
 """Templates to a page that needs nothing besides itself."""
 
+import base64
+import hashlib
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from fl_privacy.report import numbers, readings
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
-"""Of every page: its own styles and pictures inside it, no scripts, nothing from elsewhere."""
+"""Of every page: its own styles and pictures inside it, no scripts but one that ``render`` is given, nothing from
+elsewhere."""
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
-def render(template: str, *, live: bool = False, **values: Any) -> str:
+def render(template: str, *, live: bool = False, script: str | None = None, **values: Any) -> str:
     """The page ``template`` with ``values``; whatever they hold is escaped.
 
-    A page that is ``live`` is served, and has a frame of its own with the progress.
+    Args:
+        template: name of its file.
+        live: it is served, and has a frame of its own with the progress.
+        script: name of the only script that the page may run, one of this package's own, which stands in it as it is.
+        values: by name.
     """
+    policy, program = f"{CONTENT_SECURITY_POLICY}; frame-src 'self'" if live else CONTENT_SECURITY_POLICY, Markup("")
+    if script is not None:
+        program = Markup((TEMPLATES / script).read_text(encoding="utf-8"))
+        digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
+        policy = f"{policy}; script-src 'sha256-{digest}'"
+    page = _environment().get_template(template)
+    return page.render(content_security_policy=policy, live=live, script=program, **values)
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("fl_privacy.report"),
         autoescape=True,
@@ -38,8 +60,7 @@ def render(template: str, *, live: bool = False, **values: Any) -> str:
         "title_of": numbers.title,
         "few": readings.few,
     }
-    policy = f"{CONTENT_SECURITY_POLICY}; frame-src 'self'" if live else CONTENT_SECURITY_POLICY
-    return environment.get_template(template).render(content_security_policy=policy, live=live, **values)
+    return environment
 
 
 def link_to(folder: Path, out: Path) -> str | None:

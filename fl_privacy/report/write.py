@@ -104,7 +104,8 @@ def page_of_run(run: Run, *, live: bool = False) -> str:
     pairs, problems = ({}, []) if figures else run.read_pairs()
     sentences, unread = ({}, []) if figures else run.read_sentences()
     films, damaged = ({}, []) if figures else run.read_films()
-    return render_run(run, pairs, [*run.problems, *problems, *unread, *damaged], sentences, films, live=live)
+    own = [] if live and not run.finished else run.problems  # a line that is being written is no damage
+    return render_run(run, pairs, [*own, *problems, *unread, *damaged], sentences, films, live=live)
 
 
 def _write_picture(run: Run) -> None:

@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from fl_privacy.results.identity import Identity
     from fl_privacy.results.node_cost import append_node_cost
     from fl_privacy.results.pictures import Pair
-    from fl_privacy.results.read import Baseline, PartitionTable, Run, find_baseline, read_run, read_summary
+    from fl_privacy.results.read import (
+        Baseline,
+        PartitionTable,
+        Run,
+        find_baseline,
+        read_environment,
+        read_run,
+        read_summary,
+    )
     from fl_privacy.results.records import Attacker
     from fl_privacy.results.sentences import Sentence
     from fl_privacy.results.summary import Leakage, Recognized, Summary, Traced
@@ -25,7 +33,15 @@ _HOMES = {
     "fl_privacy.results.identity": ("Identity",),
     "fl_privacy.results.node_cost": ("append_node_cost",),
     "fl_privacy.results.pictures": ("Pair",),
-    "fl_privacy.results.read": ("Baseline", "PartitionTable", "Run", "find_baseline", "read_run", "read_summary"),
+    "fl_privacy.results.read": (
+        "Baseline",
+        "PartitionTable",
+        "Run",
+        "find_baseline",
+        "read_environment",
+        "read_run",
+        "read_summary",
+    ),
     "fl_privacy.results.records": ("Attacker",),
     "fl_privacy.results.sentences": ("Sentence",),
     "fl_privacy.results.summary": ("Leakage", "Recognized", "Summary", "Traced"),
@@ -52,6 +68,7 @@ __all__ = [
     "find_baseline",
     "folder_name",
     "is_finished",
+    "read_environment",
     "read_run",
     "read_summary",
 ]

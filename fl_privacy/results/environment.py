@@ -1,9 +1,11 @@
 """Where a run took place."""
 
+import hashlib
 import os
 import platform
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,8 +40,19 @@ def describe_environment(*, seed: int) -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "code": code_hash(),
         "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
     }
+
+
+@cache
+def code_hash() -> str:
+    """SHA-256 of the sources of this package, as they were when it was first asked."""
+    package, content = Path(__file__).resolve().parents[1], hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content.update(path.relative_to(package).as_posix().encode())
+        content.update(hashlib.sha256(path.read_bytes()).digest())
+    return content.hexdigest()
 
 
 def _version(package: str) -> str | None:

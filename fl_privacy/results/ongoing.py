@@ -1,4 +1,5 @@
-"""How far the work on a run's folder is, for whoever watches: ``progress.json``, and ``plan.json`` of a sweep."""
+"""How far the work on a run's folder is, for whoever watches: ``progress.json``, what the attacker has by then as
+``progress.safetensors``, and ``plan.json`` of a sweep."""
 
 import json
 import time
@@ -7,11 +8,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
 from fl_privacy.checks import fits
-from fl_privacy.files import write_whole
+from fl_privacy.files import write_private, write_whole
+from fl_privacy.film import Frame
+from fl_privacy.results.pictures import Pixels
 from fl_privacy.results.records import dump_json
 
-PROGRESS, PLAN = "progress.json", "plan.json"
+PROGRESS, PICTURES, PLAN = "progress.json", "progress.safetensors", "plan.json"
+PICTURED = 3
+"""Guesses that are shown while an attack goes on."""
 TELL_EVERY = 2.0
 """Seconds."""
 
@@ -36,8 +45,8 @@ class Teller:
     """Writes down how far the work in ``folder`` is, now and then; nothing is left when it is over."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / PROGRESS
-        self._told = 0.0
+        self._path, self._pictures = folder / PROGRESS, folder / PICTURES
+        self._told = self._pictured = 0.0
 
     def telling(self, what: str, progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
         """``progress`` of the work ``what`` that starts now, which also writes."""
@@ -55,9 +64,19 @@ class Teller:
 
         return tell
 
+    def picture(self, frames: Sequence[Frame]) -> None:
+        """Show what an attack has by now, to the owner of the folder alone."""
+        now = time.monotonic()
+        if now - self._pictured >= TELL_EVERY:
+            self._pictured = now
+            images = {f"image-{k}": frame.image.numpy() for k, frame in enumerate(frames[:PICTURED])}
+            with suppress(OSError):
+                write_private(self._pictures, save(images))
+
     def clear(self) -> None:
         """Nothing goes on any more."""
         self._path.unlink(missing_ok=True)
+        self._pictures.unlink(missing_ok=True)
 
 
 def read_ongoing(folder: Path) -> Ongoing | None:
@@ -67,6 +86,16 @@ def read_ongoing(folder: Path) -> Ongoing | None:
     if not isinstance(content, dict) or not all(fits(content.get(name), kind) for name, kind in kinds.items()):
         return None
     return Ongoing(content["what"], min(1.0, max(0.0, content["share"])), max(0.0, content["seconds"]))
+
+
+def read_guesses(folder: Path) -> list[Pixels]:
+    """What the attack that goes on in ``folder`` has, trusting nothing; empty if nobody says."""
+    try:
+        with safe_open(folder / PICTURES, framework="np") as file:
+            images = [file.get_tensor(name) for name in sorted(file.keys())[:PICTURED]]
+    except (SafetensorError, OSError, ValueError):
+        return []
+    return [image for image in images if image.dtype == np.uint8 and image.ndim == 3 and 0 < image.size <= _MOST_BYTES]
 
 
 def write_planned(out: Path, jobs: Sequence[str]) -> None:

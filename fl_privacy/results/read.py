@@ -142,6 +142,18 @@ def read_summary(path: Path) -> Summary | None:
     return None if stored is None else _summary(path, stored, read_records(path / "metrics.jsonl")[0])
 
 
+def read_environment(path: Path) -> Mapping[str, Any]:
+    """Versions, hardware and seed of the run in folder ``path``; empty if they were not recorded.
+
+    Raises:
+        UserError: they are damaged.
+    """
+    found = _read_json(path / "environment.json") or {}
+    if wrong := wrong_field(found, ENVIRONMENT):
+        raise _damaged(path / "environment.json", wrong)
+    return found
+
+
 def read_identity(path: Path) -> Identity:
     """The content of the file ``path``, a ``run.json``.
 

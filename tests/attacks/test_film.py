@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fl_privacy.attacks import ggl, gifd, reconstruct
-from fl_privacy.film import FRAMES, LARGEST, Frame, frame, joined, shortened
+from fl_privacy.film import FRAMES, LARGEST, Frame, frame, joined, shortened, viewed_by
 from fl_privacy.types import Observation
 from tests.attacks.gradient_inversion.test_generated import made, net, victims
 from tests.generator.makers import generator_file
@@ -49,6 +49,19 @@ def test_a_filmed_attack_ends_in_the_same_bits(observations, attack):
         result = (one.batch.inputs[0].clamp(0, 1) * 255).round()
         apart = [(each.image - result).abs().mean().item() for each in one.film]
         assert apart[-1] < 1 and apart[0] > 3, "from noise to what was found"
+
+
+def test_who_looks_on_sees_what_is_filmed_as_it_comes_about(observations):
+    seen = []
+    with viewed_by(seen.append):
+        reconstruct(observations, "adam_dlg", iterations=20)
+        assert not seen, "of nobody who is not filmed"
+        found = reconstruct([replace(o, filmed=k < 2) for k, o in enumerate(observations)], "adam_dlg", iterations=20)
+    assert len(seen) > 5 and {len(frames) for frames in seen} == {2}
+    for k, one in enumerate(found[:2]):
+        assert all(torch.equal(a[k].image, b.image) for a, b in zip(seen[:3], one.film[:3], strict=True))
+    reconstruct([replace(observations[0], filmed=True)], "adam_dlg", iterations=5)
+    assert len(seen) < 30, "of nothing after that"
 
 
 @pytest.mark.parametrize("kind", ["latents", "features stage by stage", "evolution"])

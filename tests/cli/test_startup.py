@@ -4,67 +4,85 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from fl_privacy.config import compose_run
+from fl_privacy.config.signatures import signature_of
+from fl_privacy.errors import UserError
 
 SLOW = {"torch", "torch._dynamo", "torchvision", "flwr", "ray", "opacus", "matplotlib", "scipy", "datasets", "pandas"}
 
 PROGRAM = """
 import json, sys
 from fl_privacy.cli.main import run_command_line
-status = run_command_line(sys.argv[1:])
+slow, commands = json.loads(sys.argv[1])
+said = []
+for arguments in commands:
+    status = run_command_line(arguments)
+    said.append([status, sorted(set(slow) & set(sys.modules))])
 print()
-print(json.dumps([status, sorted(sys.modules)]))
+print(json.dumps(said))
 """
 
+LIGHT = ("--help", "run --help", "list", "run defense=pruning --cfg")
+WRONG = (
+    "run seed=x",
+    "run model=lenett",
+    "run defense=pruning defense.rat=0.5",
+    "run defense=pruning defense.rate=much",
+    "attack attack.iterations=1.5",
+    "run federation.clients=0",
+    "trade-off nowhere",
+    "benchmark nowhere",
+    "search-policies polices=1",
+    "report nowhere",
+)
 
-def imported(*arguments: str, folder: Path) -> tuple[int, set[str]]:
-    """The exit status of a command and what it imported of ``SLOW``, where what each part takes is known."""
-    environment = {**os.environ, "FL_PRIVACY_CACHE": str(folder / "cache")}
+
+def answers(commands: Iterable[str], folder: Path) -> dict[str, tuple[int, set[str]]]:
+    """Exit status of each, given one after the other to one process, and what is imported of ``SLOW`` by then."""
+    given = [command.split() for command in commands]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
+        [sys.executable, "-c", PROGRAM, json.dumps([sorted(SLOW), given])],
         cwd=folder,
-        env=environment,
+        env={**os.environ, "FL_PRIVACY_CACHE": str(folder / "cache")},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    status, modules = json.loads(done.stdout.splitlines()[-1])
-    return status, SLOW & set(modules)
+    said = json.loads(done.stdout.splitlines()[-1])
+    return {command: (status, set(modules)) for command, (status, modules) in zip(commands, said, strict=True)}
 
 
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a cache, as a first command leaves it."""
+    """A folder with a cache, as first commands leave it."""
     folder = tmp_path_factory.mktemp("used")
-    for defense in ("none", "pruning"):
-        assert imported("run", f"defense={defense}", "--cfg", folder=folder)[0] == 0
+    first = answers(("run defense=none --cfg", "run defense=pruning --cfg"), folder)
+    assert [status for status, _ in first.values()] == [0, 0]
     return folder
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["list"], ["run", "defense=pruning", "--cfg"]])
-def test_help_and_list_are_light(arguments: list[str], used: Path) -> None:
-    assert imported(*arguments, folder=used) == (0, set())
+@pytest.fixture(scope="module")
+def said(used: Path) -> dict[str, tuple[int, set[str]]]:
+    """What the commands answer where what each part takes is known."""
+    return answers([*LIGHT, *WRONG], used)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["run", "seed=x"],
-        ["run", "model=lenett"],
-        ["run", "defense=pruning", "defense.rat=0.5"],
-        ["run", "defense=pruning", "defense.rate=much"],
-        ["attack", "attack.iterations=1.5"],
-        ["run", "federation.clients=0"],
-        ["trade-off", "nowhere"],
-        ["search-policies", "polices=1"],
-        ["report", "nowhere"],
-    ],
-)
-def test_wrong_settings_are_told_before_anything_slow_is_imported(arguments: list[str], used: Path) -> None:
-    assert imported(*arguments, folder=used) == (2, set())
+@pytest.mark.parametrize("command", LIGHT)
+def test_help_and_list_are_light(command: str, said: dict[str, tuple[int, set[str]]]) -> None:
+    assert said[command] == (0, set())
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_wrong_settings_are_told_before_anything_slow_is_imported(
+    command: str, said: dict[str, tuple[int, set[str]]]
+) -> None:
+    assert said[command] == (2, set())
 
 
 def test_an_attack_compiles_nothing_and_draws_nothing_before_it_starts(used: Path) -> None:
@@ -74,20 +92,39 @@ def test_an_attack_compiles_nothing_and_draws_nothing_before_it_starts(used: Pat
     assert not slow & set(done.stdout.split())
 
 
-def test_a_client_trains_without_the_compiler() -> None:
-    program = (
-        "import sys; from tests.federation import harness; from fl_privacy.defenses import ClientState;"
-        " harness.clients()[0].update(harness.server().state, ClientState(), round=1);"
-        " sys.exit('torch._dynamo' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
+RUN = """
+import sys
+import torch
+from fl_privacy.data import Examples, Iid
+from fl_privacy.defenses import ClientState
+from fl_privacy.metrics import learned
+from tests.federation import harness
+
+harness.clients()[0].update(harness.server().state, ClientState(), round=1)
+Iid()(Examples(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.zeros(4).long(), ("a",)), num_clients=2, seed=0)
+sizes = {0: (64, 3, 11, 11), 3: (192, 64, 5, 5), 6: (384, 192, 3, 3), 8: (256, 384, 3, 3), 10: (256, 256, 3, 3)}
+weights = {f"features.{layer}.weight": torch.rand(size) for layer, size in sizes.items()}
+biases = {f"features.{layer}.bias": torch.rand(size[0]) for layer, size in sizes.items()}
+learned.convolutions = lambda: weights | biases
+assert learned.lpips(torch.rand(1, 3, 8, 8), torch.rand(1, 3, 8, 8)) > 0
+print(*sorted({"torch._dynamo", "torchvision", "datasets", "pandas", "matplotlib"} & set(sys.modules)))
+"""
 
 
-def test_a_damaged_cache_is_as_good_as_none(used: Path) -> None:
+def test_a_run_trains_and_measures_without_the_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+def test_a_damaged_cache_is_as_good_as_none(used: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FL_PRIVACY_CACHE", str(used / "cache"))
     file = used / "cache" / "signatures.json"
     kept = file.read_text()
     for damage in ("", "[]", kept[:-20], kept.replace("false", '"no"'), kept.replace("annotations", "x")):
         file.write_text(damage)
-        assert imported("run", "defense=pruning", "defense.rate=much", folder=used)[0] == 2
-        assert "defense.rate" not in file.read_text() and json.loads(file.read_text())["signatures"]
-    file.write_text(kept)
+        signature_of.cache_clear()
+        with pytest.raises(UserError, match=r"defense\.rate"):
+            compose_run(["defense=pruning", "defense.rate=much"])
+        assert json.loads(file.read_text())["signatures"].keys() >= {"fl_privacy.defenses.pruning"}
+        assert '"no"' not in file.read_text() and '"x"' not in file.read_text()
+    signature_of.cache_clear()

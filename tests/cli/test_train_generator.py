@@ -1,10 +1,12 @@
 """The command that trains a generator of images, and attacks with it."""
 
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
+from fl_privacy.cli.faults import Interrupted
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.generator import GeneratorTraining, load_generator
 
@@ -48,13 +50,18 @@ def test_goes_on_where_it_was_stopped(
 
     def interrupted(self: GeneratorTraining, number: int) -> tuple[float, float]:
         if number == 2:
-            raise KeyboardInterrupt
+            raise Interrupted(signal.SIGINT)
         return step(self, number)
 
     monkeypatch.setattr(GeneratorTraining, "_step", interrupted)
     assert run_command_line([*TINY, f"out={stopped}"]) == 130
+    assert "the same command goes on from there" in capfd.readouterr().err
     assert not stopped.exists()
     monkeypatch.setattr(GeneratorTraining, "_step", step)
+    kept = stopped.with_name("stopped.training").read_bytes()
+    assert run_command_line([*TINY, "seed=1", f"out={stopped}"]) == 2
+    assert "is of another that was stopped" in " ".join(capfd.readouterr().err.split())
+    assert stopped.with_name("stopped.training").read_bytes() == kept
     short, long = tmp_path / "short", tmp_path / "stopped"
     short.with_name("short.training").write_bytes(long.with_name("stopped.training").read_bytes())
     assert run_command_line([*TINY, "steps=1", f"out={short}"]) == 2

@@ -13,12 +13,14 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from fl_privacy.cli.watching import LOOPBACK, WatchServer
 from fl_privacy.errors import UserError
+from fl_privacy.film import Frame
 from fl_privacy.report.live import WatchedFolder
 from fl_privacy.results import RunFolder
-from fl_privacy.results.ongoing import PROGRESS, Teller, read_ongoing, read_planned, write_planned
+from fl_privacy.results.ongoing import PICTURES, PROGRESS, Teller, read_ongoing, read_planned, write_planned
 from tests.results.runs import config, record, round_report, score
 
 
@@ -131,6 +133,30 @@ def test_the_page_grows_with_the_run(tmp_path):
         assert "The attacked image is recognizable" in ask(server, "")[1]
         folder.finish()
         assert "Finished" in ask(server, "status")[1] and not (folder.path / PROGRESS).exists()
+
+
+def test_a_record_that_is_being_written_is_no_damage_and_a_damaged_one_is_told(tmp_path):
+    run = record(tmp_path, label="x", finish=False)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "ima')
+    with serving(run) as server:
+        assert "damaged" not in ask(server, "")[1]
+        (run / "run.json").write_text("{")
+        status, text, headers = ask(server, "status")
+        assert status == 503 and "run.json is expected to describe a run" in text and headers["Refresh"] == "5"
+
+
+def test_what_an_attack_has_by_now_is_shown_and_gone_when_it_is_over(tmp_path):
+    run = record(tmp_path, label="x", finish=False)
+    teller = Teller(run)
+    teller.picture([Frame(0, torch.full((3, 8, 8), k, dtype=torch.uint8)) for k in range(5)])
+    assert (run / PICTURES).stat().st_mode & 0o077 == 0
+    with serving(run) as server:
+        assert ask(server, "status")[1].count('<img src="data:image/png') == 3
+        (run / PICTURES).write_bytes(b"damaged")
+        assert "<img" not in ask(server, "status")[1]
+        teller.clear()
+        assert not (run / PICTURES).exists() and ask(server, "status")[0] == 200
 
 
 def test_a_plan_says_how_much_is_left(tmp_path):

@@ -5,8 +5,10 @@ import torch
 
 from fl_privacy.data import Dirichlet, Iid, Natural, Pathological, partition_table
 from fl_privacy.errors import UserError
+from fl_privacy.rng import derive_generator
 
-pytest.importorskip("flwr_datasets")
+datasets = pytest.importorskip("datasets")
+IidPartitioner = pytest.importorskip("flwr_datasets.partitioner").IidPartitioner
 
 PARTITIONS = [
     Iid(),
@@ -55,6 +57,15 @@ def test_iid_is_even_and_not_in_order(labelled):
     table = partition_table(examples, parts).double()
     expected = table.sum(1, keepdim=True) * table.sum(0) / table.sum()
     assert ((table - expected).square() / expected).sum() < 130
+
+
+def test_iid_is_that_of_flower_datasets(labelled):
+    examples = labelled(count=103)
+    order = torch.randperm(103, generator=derive_generator(5, "shuffle"))
+    theirs = IidPartitioner(7)
+    theirs.dataset = datasets.Dataset.from_dict({"index": order.tolist()})
+    for client, part in enumerate(Iid()(examples, num_clients=7, seed=5)):
+        assert part.tolist() == sorted(theirs.load_partition(client)["index"])
 
 
 def skew(examples, alpha):

@@ -139,7 +139,9 @@ def test_an_interval_that_holds_the_other_figure_decides_nothing(docs: Any) -> N
         verdicts.Line(name="a", published=1.0, ours=measured(mean=5)),
         verdicts.Line(name="b", published=3.0, ours=measured(mean=6, low=2, high=10)),
     ]
-    assert verdicts.judge([verdicts.Column(lines=lines, rule=verdicts.Rule(within=0.1))], "").outcome == "not reproduced"
+    assert (
+        verdicts.judge([verdicts.Column(lines=lines, rule=verdicts.Rule(within=0.1))], "").outcome == "not reproduced"
+    )
 
 
 def test_a_line_chooses_one_row(docs: Any) -> None:

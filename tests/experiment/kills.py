@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.cli.main import run_command_line
-from tests.experiment.runs import NO_RESULT
+from tests.benchmark.tracks import TINY
+from tests.experiment.runs import NO_RESULT, undrawn
 
 RUN = ("federation.clients=2", "federation.rounds=3", "evaluate_every=3", "victims=2")
 RUN += ("attack=inverting_gradients", "attack.iterations=40")
@@ -54,10 +55,26 @@ def sweep(out: Path) -> Sequence[str]:
     return ("run", "-m", "defense=none,pruning,dp_noise", "baseline=false", *RUN)
 
 
+def texts(out: Path) -> Sequence[str]:
+    folder, words = out.with_name("texts"), ("a", "fine", "dull", "warm", "film", "plot", "ends")
+    folder.mkdir(exist_ok=True)
+    for label, shift in (("bad", 0), ("good", 3)):
+        lines = [" ".join(words[(shift + k * step) % 7] for k in range(2, 7)) for step in range(1, 16)]
+        (folder / f"{label}.txt").write_text("\n".join(lines))
+    settings = ("data=text_folder", f"data.root={folder}", "data.vocabulary_size=60", "model=bert_tiny", "attack=tag")
+    return ("run", "-m", "defense=none,refiner", "baseline=false", *settings, *RUN[:4], "attack.iterations=20")
+
+
 def trade_off(out: Path) -> Sequence[str]:
     grid = out.with_name(f"{out.name}.yaml")
     grid.write_text(GRID)
     return ("trade-off", str(grid))
+
+
+def benchmark(out: Path) -> Sequence[str]:
+    track = out.with_name(f"{out.name}-track.yaml")
+    track.write_text(TINY)
+    return ("benchmark", str(track))
 
 
 def search(out: Path) -> Sequence[str]:
@@ -80,6 +97,11 @@ def compared(out: Path) -> Any:
     return json.loads((out / "trade_off.json").read_text())
 
 
+def ranked(out: Path) -> Any:
+    found = json.loads((out / "benchmark.json").read_text())
+    return {key: value for key, value in found.items() if key not in ("clock", "track")}
+
+
 def searched(out: Path) -> Any:
     (folder,) = [path.parent for path in out.glob("*/scores.jsonl")]
     scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
@@ -89,14 +111,17 @@ def searched(out: Path) -> Any:
 SUBJECTS = {
     "sweep": Subject(sweep, recorded),
     "trade-off": Subject(trade_off, compared, ("--jobs", "2")),
+    "benchmark": Subject(benchmark, ranked, ("--jobs", "2")),
     "search": Subject(search, searched),
+    "texts": Subject(texts, recorded),
 }
 
 
 def finish(subject: Subject, out: Path) -> float:
     """Let it run to its end in this process; returns the seconds."""
     started = time.monotonic()
-    assert run_command_line([*subject.arguments(out), f"out={out}"]) == 0
+    with undrawn():
+        assert run_command_line([*subject.arguments(out), f"out={out}"]) == 0
     return time.monotonic() - started
 
 

@@ -1,7 +1,7 @@
 """Ended at any point, a command loses nothing: started again it comes to the same table.
 
 ``make kill`` kills each twenty times and sends every signal; FL_PRIVACY_KILLS is the number, 1 where it is not set.
-Then SIGTERM is the only signal, and the trade-off is killed in ``test_trade_off`` alone.
+Then SIGTERM is the only signal, and trade-off and benchmark are killed in tests of their own alone.
 """
 
 import os

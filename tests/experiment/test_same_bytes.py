@@ -9,7 +9,7 @@ import torch
 from tests.experiment.runs import Run, run
 
 SETTINGS = (
-    "model=lenet", "victims=3", "attack=inverting_gradients", "attack.iterations=40", "threat_model=adaptive",
+    "model=lenet", "victims=3", "attack=inverting_gradients", "threat_model=adaptive",
     "defense=soteria",
 )  # fmt: skip
 
@@ -21,9 +21,9 @@ def own_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def attacked(out: Path, *, cores: int, threads: int = 1) -> Run:
+def attacked(out: Path, *, cores: int, threads: int = 1, iterations: int = 20) -> Run:
     torch.set_num_threads(cores)
-    found = run("attack", *SETTINGS, f"attack_threads={threads}", out=out)
+    found = run("attack", *SETTINGS, f"attack.iterations={iterations}", f"attack_threads={threads}", out=out)
     assert torch.get_num_threads() == cores
     return found
 
@@ -40,5 +40,5 @@ def test_reconstructions_are_equal_bytes_whatever_the_threads_around_them(tmp_pa
 
 
 def test_threads_are_told_apart_by_the_folder(tmp_path: Path) -> None:
-    one, two = (attacked(tmp_path, cores=2, threads=threads) for threads in (1, 2))
+    one, two = (attacked(tmp_path, cores=2, threads=threads, iterations=1) for threads in (1, 2))
     assert one.path.name != two.path.name

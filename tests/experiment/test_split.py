@@ -2,10 +2,16 @@
 
 import pytest
 
-from tests.experiment.runs import TINY, UNATTACKED, run
+from tests.experiment.runs import TINY, UNATTACKED, Run, run
 
 MODEL = ("model=lenet5", "federation=fedavg", "federation.plan.batch_size=200", "baseline=false")
 INVERSION = ("attack=model_inversion", "attack.matching_iterations=3")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that shares everything in the open."""
+    return run("run", *UNATTACKED, *MODEL, out=tmp_path_factory.mktemp("plain"))
 
 
 def test_a_run_with_passports_is_attacked_with_a_colluding_client_s_layers(tmp_path) -> None:
@@ -40,9 +46,8 @@ def test_a_run_with_passports_is_attacked_with_a_colluding_client_s_layers(tmp_p
     assert all(v["failure"] is None for v in again.records("image"))
 
 
-def test_the_accuracy_of_private_layers_is_that_of_the_clients(tmp_path) -> None:
+def test_the_accuracy_of_private_layers_is_that_of_the_clients(plain, tmp_path) -> None:
     shared = run("run", *UNATTACKED, *MODEL, "defense=split_fed", "defense.private=[]", out=tmp_path)
-    plain = run("run", *UNATTACKED, *MODEL, out=tmp_path)
     split = run("run", *UNATTACKED, *MODEL, "defense=split_fed", out=tmp_path)
 
     accuracy = [r.records("round")[-1]["accuracy"] for r in (shared, plain, split)]
@@ -59,14 +64,12 @@ def test_victims_are_attacked_without_training_too(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["secagg", "ckks"])
-def test_secure_aggregation_trains_like_the_plain_mean(tmp_path, name) -> None:
+def test_secure_aggregation_trains_like_the_plain_mean(plain, tmp_path, name) -> None:
     if name == "ckks":
         pytest.importorskip("tenseal", reason="the extra crypto is not installed")
-    plain = run("run", *UNATTACKED, *MODEL, out=tmp_path)
-
     secure = run("run", *UNATTACKED, *MODEL, f"secure_aggregation={name}", out=tmp_path)
 
-    assert secure.path != plain.path
+    assert secure.path.name != plain.path.name
     rounds = [r.records("round")[-1] for r in (plain, secure)]
     assert rounds[1]["accuracy"] == pytest.approx(rounds[0]["accuracy"], abs=0.01)
     assert rounds[1]["upload_bytes"] > rounds[0]["upload_bytes"]

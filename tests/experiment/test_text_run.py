@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.report.sentences import colored
@@ -62,7 +63,7 @@ def test_tokens_are_right_misplaced_or_wrong() -> None:
     assert kinds == ["right", "misplaced", "misplaced", "wrong", "wrong"]
 
 
-@pytest.mark.parametrize("defense", ["soteria", "ats", "refiner", "spn"])
+@pytest.mark.parametrize("defense", ["soteria", "soteria_mixing", "ats", "instahide", "dc", "spn", "split_fed"])
 def test_defenses_of_images_are_refused(
     run: Path, tmp_path: Path, defense: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,10 +73,35 @@ def test_defenses_of_images_are_refused(
     assert "the data are text" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("defense", ["dp_noise", "dp_sgd", "pruning", "quantization"])
+@pytest.mark.parametrize(
+    "defense", ["dp_noise", "dp_sgd", "local_dp", "pruning", "quantization", "selective_sharing", "ppdl", "refiner"]
+)
 def test_defenses_of_updates_are_attacked(run: Path, tmp_path: Path, defense: str) -> None:
     words = ["attack", "data=text_folder", f"data.root={run.parent.parent}", "data.vocabulary_size=100"]
     more = ["model=bert_tiny", "attack=tag", "attack.iterations=3", "victims=1", f"defense={defense}"]
     assert run_command_line([*words, *more, f"out={tmp_path}"]) == 0
     (found,) = tmp_path.glob("*/summary.json")
     assert read_run(found.parent).summary.plain.metrics["token_f1"].n == 1
+
+
+def test_adapters_alone_are_uploaded_and_read(run: Path, tmp_path: Path) -> None:
+    words = ["run", "data=text_folder", f"data.root={run.parent.parent}", "data.vocabulary_size=100"]
+    more = ["model=bert_tiny", "model.lora_rank=32", "attack=dager", "federation.clients=2", "federation.rounds=1"]
+    assert run_command_line([*words, *more, "victims=2", f"out={tmp_path}", "intercept.save=true", "bpki.bins=2"]) == 0
+    (found,) = tmp_path.glob("*/summary.json")
+    assert read_run(found.parent).summary.plain.certainties == {"proven": 2}
+    uploaded = set()
+    for capture in (found.parent / "captures").rglob("*.safetensors"):
+        with safe_open(capture, framework="pt") as stored:
+            uploaded |= {name for name in stored.keys() if name.startswith("update/")}  # noqa: SIM118
+    assert uploaded and all("lora" in name or "classifier" in name for name in uploaded)
+
+
+def test_lamp_reads_with_public_texts(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["attack", "data=text_folder", f"data.root={run.parent.parent}", "data.vocabulary_size=100", "victims=1"]
+    more = ["model=bert_tiny", "attack=lamp", "attack.iterations=4", "attack.starts=3", f"out={tmp_path}"]
+    assert run_command_line([*words, *more]) == 2
+    assert "threat_model.public_images" in capfd.readouterr().err
+    assert run_command_line([*words, *more, "threat_model.public_images=5"]) == 0
+    (found,) = tmp_path.glob("*/summary.json")
+    assert any("5 public texts" in sentence for sentence in read_run(found.parent).threat_model)

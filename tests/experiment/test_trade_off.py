@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fl_privacy.cli import workers
 from tests.experiment.runs import run, stamps, wait_until
 
 GRID = """
@@ -76,6 +78,13 @@ def test_a_killed_sweep_ends_with_the_same_table(grid: Path, page: Path, tmp_pat
     before = {path: at for path, at in stamps(out).items() if path in finished}
     assert table(finish(grid, out, "--jobs", "2")) == table(page)
     assert {path: at for path, at in stamps(out).items() if path in finished} == before
+
+
+def test_a_worker_has_the_environment_of_its_command() -> None:
+    """Not that of the process which it is forked from."""
+    with ProcessPoolExecutor(1, workers._context(), workers._start, ({"HOME": "/nowhere"},)) as pool:
+        assert pool.submit(os.getenv, "HOME").result() == "/nowhere"
+        assert pool.submit(os.getenv, "PATH").result() is None
 
 
 def test_a_finished_sweep_only_reports(grid: Path, page: Path) -> None:

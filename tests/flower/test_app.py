@@ -27,6 +27,8 @@ from fl_privacy.flower import LocalGrid
 from fl_privacy.flower.records import CONFIG, state_records
 from fl_privacy.flower.transport import FIRST_NODE
 
+pytestmark = pytest.mark.usefixtures("undrawn_charts")
+
 ROOT = Path(__file__).parents[2]
 MEGABYTE = 1 << 20
 SMALL = (

@@ -28,6 +28,8 @@ from fl_privacy.results import Attacker, Run, read_run
 from tests.flower import foreign_app as app
 from tests.flower.foreign_app import Net, pictures
 
+pytestmark = pytest.mark.usefixtures("undrawn_charts")
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 QUICK = "inverting_gradients attack.iterations=150"
 probe = probe_mod(model=Net, train=app.train, dataset=app.own_pictures)

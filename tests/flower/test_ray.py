@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
 def test_ray_gives_the_bits_of_the_plain_loop() -> None:
-    backend = partial(run_ray, num_cpus=0.5, actors=2)
+    backend = partial(run_ray, num_cpus=0.5, actors=1)  # several: tests/experiment/test_same_numbers.py
 
     recording = assert_same_run(backend, **CASES["everything at once"])
 

@@ -112,6 +112,7 @@ def test_lpips_without_weights_is_missing_with_one_line(tmp_path, monkeypatch, c
         raise OSError("no route to host")
 
     monkeypatch.setenv("FL_PRIVACY_DATA", str(tmp_path))
+    monkeypatch.setattr("fl_privacy.metrics.alexnet.PACKAGE", "nowhere_to_be_found")
     monkeypatch.setattr(AlexNet_Weights, "get_state_dict", offline)
     _network.cache_clear()
     assert lpips(*pair((3, 32, 32))).isnan().all()

@@ -7,7 +7,18 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.models import TextModel, TransformerLM, bert_mini, bert_tiny, build_fitting, check_text_model, gpt_tiny
+from fl_privacy.models import (
+    ADAPTED,
+    TextModel,
+    TransformerLM,
+    bert_mini,
+    bert_tiny,
+    build_fitting,
+    check_text_model,
+    gpt_tiny,
+    with_adapters,
+)
+from fl_privacy.types import LocalPlan
 
 FACTS = {"vocabulary_size": 50, "max_length": 10, "num_classes": 3}
 LM = {**FACTS, "num_classes": 50, "next_token": True}
@@ -45,6 +56,16 @@ def test_padding_changes_nothing(model: TextModel, tokens: Tensor) -> None:
 def test_embeddings_stand_for_tokens(model: TextModel, tokens: Tensor) -> None:
     embeddings, there = model.embedded(tokens)
     assert torch.allclose(model(torch.cat([embeddings, there[..., None].double()], -1)), model(tokens))
+
+
+def test_adapters_change_nothing_at_first_and_are_what_is_trained(model: TextModel, tokens: Tensor) -> None:
+    beside = with_adapters(model, rank=2).double()
+    assert torch.equal(beside(tokens), model(tokens))
+    trained = set(dict(beside.named_parameters())) - LocalPlan(trained=ADAPTED).held(dict(beside.named_parameters()))
+    assert sum("lora" in name for name in trained) == 2 * 2 * len(model.attention_weights)
+    assert not any("attention" in name and "lora" not in name for name in trained)
+    with pytest.raises(UserError, match=r"model\.lora_rank"):
+        with_adapters(model, rank=10**6)
 
 
 def test_what_it_says_of_itself_is_so(model: TextModel, tokens: Tensor) -> None:

@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.cli.watching import WatchServer
+from fl_privacy.film import Frame
 from fl_privacy.policy_search import Scored
 from fl_privacy.report import write_brief, write_report, write_trade_off
 from fl_privacy.report.live import WatchedFolder
 from fl_privacy.report.policy_search import Findings, render_search
 from fl_privacy.report.trade_off import Outcome
+from fl_privacy.results.ongoing import Teller
 from fl_privacy.transformations import Policy
 from tests.report import kinds
 from tests.report.browser import Browser, find_chromium
 from tests.report.test_film import filmed_run
-from tests.results.runs import defended, record
+from tests.results.runs import defended, pictures, record
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium")
 
@@ -108,6 +110,9 @@ def pages(tmp_path_factory):
     found["policy search"] = out / "policies.html"
     found["policy search"].write_text(policies())
     going = record(out / "watched", label="a-run-with-a-name-that-is-as-long-as-names-of-runs-are", finish=False)
+    teller = Teller(going)
+    teller.telling("Attacking 6 updates of round 12, adaptive attacker", lambda done, total: None)(1, 3)
+    teller.picture([Frame(0, (255 * image).byte()) for image in pictures(3)])
     with WatchServer(WatchedFolder(going.parent)) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         found["watched runs"], found["progress"] = server.address, f"{server.address}status"
@@ -166,7 +171,8 @@ def test_the_film_plays_stops_and_lies_flat(browser, pages):
 def test_a_watched_page_shows_its_progress_and_refreshes(browser, pages):
     browser.open(pages["watched run"])
     frame = "document.querySelector('iframe.live').contentDocument"
-    assert "Trained; goes on" in browser.evaluate(f"{frame}.body.innerText")
+    assert "Attacking 6 updates of round 12, adaptive attacker, 33.3 %" in browser.evaluate(f"{frame}.body.innerText")
+    assert browser.evaluate(f"[...{frame}.images].filter(i => i.naturalWidth).length") == 3
     assert browser.evaluate(f"{frame}.querySelector('meta[http-equiv=refresh]').content") == "2"
     for width in (DESK, PHONE):
         browser.resize(width)

@@ -11,7 +11,14 @@ from fl_privacy.attacks.exact.first_layer import FirstLayer, find_first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.gradient_inversion import labels as labeling
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
+from fl_privacy.attacks.gradient_inversion.grouping import (
+    Group,
+    attack_in_groups,
+    expect_gradient,
+    failed,
+    one_each,
+    without_labels,
+)
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number
 from fl_privacy.gradients import frozen_copy
@@ -55,8 +62,7 @@ class AnalyticInversion:
     def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
         """As many victims at a time as memory is meant for."""
         first = group.first
-        if first.plan.shares != "gradient" and first.plan.optimizer != "sgd":
-            raise NotAttackableError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
+        expect_gradient(first)
         layer = find_first_layer(first.model, first.sent, first.input_shape)
         if missing := {layer.weight, layer.bias} - first.upload.tensors.keys():
             raise NotAttackableError(f"The gradient of {min(missing)} is expected, but was withheld.")
@@ -101,8 +107,7 @@ def _reconstruction(observation: Observation, layer: FirstLayer, inputs: Tensor,
     if labels is None:
         labels, source = _inferred_labels(observation, images), "inferred"
     if labels is None:
-        reason = "The output layer's gradient is expected, to infer labels from, but there is none."
-        return failed(observation, reason)
+        return without_labels(observation)
     batch = Batch(images.cpu(), labels.cpu())
     return Reconstruction(id=observation.id, batch=batch, loss=loss, history=(loss,), label_source=source)
 

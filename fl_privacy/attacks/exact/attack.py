@@ -1,20 +1,19 @@
 """Images that are read from an update without any search among images, and whether that is proven."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.exact.certificate import EXACT, ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.factorization import column_space, sparse_factors
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
+from fl_privacy.attacks.gradient_inversion.grouping import failed, read_each, without_labels
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, whole
-from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 _AGREEMENT = 0.99
@@ -56,21 +55,11 @@ class ExactInversion:
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-        return attack_in_groups(
-            observations,
-            lambda group, report: self._attack(group, seed, report),
-            progress=progress,
-            as_victims=one_each,
-        )
+        return read_each(observations, self._reader, name="exact", seed=seed, progress=progress)
 
-    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        layer, model = _layer(group.first), model_as_sent(group.first)
-        results: dict[int, Reconstruction] = {}
-        for position, observation in group.observations.items():
-            rng = derive_generator(seed, "exact", str(observation.id))
-            results[position] = self._read(Reproduction(observation, model), layer, rng)
-            report(len(results) / len(group.observations))
-        return results
+    def _reader(self, first: Observation) -> Callable[[Observation, torch.Generator], Reconstruction]:
+        layer, model = _layer(first), model_as_sent(first)
+        return lambda observation, rng: self._read(Reproduction(observation, model), layer, rng)
 
     def _read(self, reproduction: Reproduction, layer: FirstLayer, rng: torch.Generator) -> Reconstruction:
         observation = reproduction.observation
@@ -85,8 +74,7 @@ class ExactInversion:
         if labels is None or unique:  # those told are in no order that the images know of
             labels, source = reproduction.labels(images), "inferred"
         if labels is None:
-            reason = "The output layer's gradient is expected, to infer labels from, but there is none."
-            return failed(observation, reason)
+            return without_labels(observation)
         apart = reproduction.distance(Batch(images, labels))
         certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
         if unique and apart < (EXACT if len(images) == 1 else ROUNDING):
@@ -125,9 +113,7 @@ def _is_muted(weight: Tensor, layer: FirstLayer) -> bool:
 
 
 def _layer(observation: Observation) -> FirstLayer:
-    """The first layer, where the update is one gradient of it."""
-    if observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd":
-        raise NotFullyConnectedError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
+    """The first layer, where its gradient was uploaded."""
     layer = find_first_layer(observation.model, observation.sent, observation.input_shape)
     if missing := {layer.weight, layer.bias} - observation.upload.tensors.keys():
         raise NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")

@@ -29,8 +29,8 @@ class WordEmbeddings:
         table: (n, d) embeddings of the tokens.
         first: draws the first guess.
         reading: of tokens.
-        norm: weight of the squared difference between the mean length of the guess and of embeddings (LAMP, Balunovic
-            et al. 2022, Eq. 5).
+        norm: weight of the squared difference between the mean length of the guess and of embeddings, as a share of the
+            latter (LAMP, Balunovic et al. 2022, Eq. 5).
     """
 
     table: Tensor
@@ -67,7 +67,7 @@ class WordEmbeddings:
             return variables.new_zeros(len(variables))
         lengths = variables.reshape(len(variables), -1, shape[-1]).norm(dim=-1).mean(1)
         usual = self.table.norm(dim=1).mean() / self._unit
-        apart: Tensor = self.norm * (lengths - usual).square()
+        apart: Tensor = self.norm * (lengths / usual - 1).square()
         return apart
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:

@@ -1,6 +1,6 @@
 """Which victims are filmed, and their films from the snapshots of a descent."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -39,6 +39,13 @@ def films_of(problem: Pictured, minimum: Minimum) -> dict[int, tuple[Frame, ...]
         places = [max(0, int(number[moment]) - 1) for moment in moments]
         films[row] = tuple(frame(at, image) for at, image in zip(places, images, strict=True))
     return films
+
+
+@torch.no_grad()
+def frames_of(problem: Pictured, variables: Tensor, rows: Sequence[int]) -> list[Frame]:
+    """Of some ``rows`` of the ``variables`` (V, N) of ``problem``."""
+    chosen = torch.tensor(rows, device=variables.device)
+    return [frame(0, image) for image in _of_rows(problem, chosen).images(variables[chosen])]
 
 
 def _of_rows(problem: Pictured, rows: Tensor) -> Pictured:

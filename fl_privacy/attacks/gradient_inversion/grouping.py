@@ -7,6 +7,7 @@ import torch
 
 from fl_privacy.attacks.attack import Progress, Report
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
+from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation, Reconstruction
 
 
@@ -146,6 +147,49 @@ def failed(observation: Observation, reason: str) -> Reconstruction:
 def one_each(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
     """Every observation a victim of its own."""
     return [Victim(position, observation, (), (position,)) for position, observation in observations]
+
+
+def read_each(
+    observations: Sequence[Observation],
+    reader: Callable[[Observation], Callable[[Observation, torch.Generator], Reconstruction]],
+    *,
+    name: str,
+    seed: int,
+    progress: Progress,
+) -> list[Reconstruction]:
+    """The reconstruction of each observation by an attack without descent, one after the other.
+
+    Args:
+        observations: of gradients, or of steps of SGD.
+        reader: (one of a group) -> what reads each of that group; either may raise ``NotAttackableError``.
+        name: of the attack's random streams.
+        seed: of these.
+        progress: of the whole attack.
+    """
+
+    def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
+        expect_gradient(group.first)
+        read, results = reader(group.first), dict[int, Reconstruction]()
+        for position, observation in group.observations.items():
+            try:
+                results[position] = read(observation, derive_generator(seed, name, str(observation.id)))
+            except NotAttackableError as reason:
+                results[position] = failed(observation, str(reason))
+            report(len(results) / len(group.observations))
+        return results
+
+    return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
+
+
+def expect_gradient(observation: Observation) -> None:
+    """Raise ``NotAttackableError`` where the update is no gradient, nor a sum of some."""
+    if observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd":
+        raise NotAttackableError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
+
+
+def without_labels(observation: Observation) -> Reconstruction:
+    """No guess, as there is nothing that labels follow from."""
+    return failed(observation, "The output layer's gradient is expected, to infer labels from, but there is none.")
 
 
 def _key(observation: Observation) -> tuple[object, ...]:

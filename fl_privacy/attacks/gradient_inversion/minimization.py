@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from functools import partial
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Report
+from fl_privacy.attacks.gradient_inversion.filming import Pictured, frames_of
 from fl_privacy.attacks.gradient_inversion.initialization import Projection
 from fl_privacy.attacks.gradient_inversion.standings import Minimum, Standing
 from fl_privacy.attacks.optimizers import Optimizer
+from fl_privacy.film import show_frames
 
 _COMPACT_BELOW = 0.75
 
 
-class Minimizable(Protocol):
+class Minimizable(Pictured, Protocol):
     """A loss of the variables (V, N) of V victims, of which the first are pixels."""
 
     @property
@@ -38,6 +41,19 @@ class Minimizable(Protocol):
 
 
 P = TypeVar("P", bound=Minimizable)
+P_contra = TypeVar("P_contra", contravariant=True)
+
+
+class Moves(Protocol[P_contra]):
+    """Moves of variables that no slope leads to."""
+
+    def due(self, iteration: int) -> bool:
+        """Whether there is one behind so many iterations."""
+        ...
+
+    def __call__(self, problem: P_contra, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """The variables (V, N) to go on from."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +65,15 @@ class Descent:
         iterations: of the optimizer.
         projection: after each iteration.
         noise: standard deviation of Gaussian noise added to the pixels' gradient.
+        moves: what is done to the variables (V, N) of a problem, with the random stream of each victim, when so many
+            iterations are over; ``None``: nothing.
     """
 
     optimizer: Optimizer
     iterations: int
     projection: Projection
     noise: float
+    moves: "Moves[Any] | None" = None
 
 
 def minimize(
@@ -82,11 +101,13 @@ def minimize(
         filmed: victims of which snapshots are kept on the way.
     """
     state = Standing(variables, descent.iterations, filmed)
-    run = descent.optimizer.start(variables, iterations=descent.iterations, images=problem.pixels)
+    run, rounds = descent.optimizer.start(variables, iterations=descent.iterations, images=problem.pixels), 0
     while True:
         loss, gradient = evaluate(problem, variables)
         broken = ~(loss + gradient.abs().amax(1)).isfinite()
         state.learn(variables, loss, broken)
+        if state.snapped:
+            show_frames(partial(frames_of, problem, state.best, state.snapped))
         if descent.noise:
             gradient = _noisy(gradient, problem.pixels, descent.noise, [generators[i] for i in state.active])
         moved, ended, finished = run.step(variables, loss, gradient)
@@ -101,6 +122,9 @@ def minimize(
             run.restart(broken)
             over = (finished & ~broken) | hopeless | (loss < enough)
         variables = moved
+        rounds += 1
+        if descent.moves is not None and descent.moves.due(rounds):
+            variables = descent.moves(problem, variables, [generators[i] for i in state.active])
         left = state.note(over, run.iteration)
         report(state.share_done)
         if left == 0:

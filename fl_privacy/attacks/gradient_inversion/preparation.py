@@ -19,6 +19,7 @@ from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.memory import victims_at_once, written_bytes
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.gradient_inversion.rearranging import Rearranged, rearranged
 from fl_privacy.attacks.gradient_inversion.recording import RecordedEvaluation, recording_pays
 from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound, prepare_round
 from fl_privacy.attacks.gradient_inversion.settings import Settings
@@ -167,6 +168,12 @@ class Prepared:
         if self.settings.most_victims is not None:
             return self.settings.most_victims
         return victims_at_once(*self._trial(), self.settings.optimizer)
+
+    @cached_property
+    def moves(self) -> Rearranged | None:
+        """Of words, among the iterations."""
+        settings, first = self.settings, self.members[0].observation
+        return rearranged(settings.moves, first, iterations=settings.iterations, capacity=self.capacity)
 
     @cached_property
     def evaluate(self) -> Evaluation:

@@ -10,7 +10,7 @@ from fl_privacy.attacks.gradient_inversion.priors import Prior
 from fl_privacy.attacks.gradient_inversion.sources import ImageSource
 from fl_privacy.attacks.gradient_inversion.targets import LocalSteps
 from fl_privacy.attacks.optimizers import LBFGS, EvolutionStrategy, Optimizer
-from fl_privacy.checks import one_of, whole
+from fl_privacy.checks import number, one_of, whole
 
 LabelPolicy = Literal["auto", "known", "infer", "optimize"]
 """``known``: those the attacker was told; ``infer``: from the output layer's gradient; ``optimize``: jointly with the
@@ -35,6 +35,37 @@ _CHOICES = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rearranging:
+    """Moves among the iterations of a descent on embeddings of words.
+
+    At each of them ``tries`` orders of the words are compared: two words exchanged, one moved, a sequence moved, a
+    beginning put to the end; the one is taken whose mismatch of the gradients plus ``prior`` times the mean negative
+    log likelihood under a language model of the attacker's public texts is least. One text of a batch goes after the
+    other, all victims at once.
+
+    Attributes:
+        every: so many iterations.
+        burn_in: share of the iterations before the first.
+        tries: orders that are compared, the present one included.
+        prior: weight of the language model.
+        starts: random first guesses of which the one with the least mismatch is taken, and then as many orders of it.
+    """
+
+    every: int = 75
+    burn_in: float = 0.1
+    tries: int = 200
+    prior: float = 0.2
+    starts: int = 500
+
+    def __post_init__(self) -> None:
+        whole("attack.every", self.every, at_least=1, example=75)
+        number("attack.burn_in", self.burn_in, at_least=0, below=1, example=0.1)
+        whole("attack.tries", self.tries, at_least=1, example=200)
+        number("attack.prior", self.prior, at_least=0, example=0.2)
+        whole("attack.starts", self.starts, at_least=1, example=500)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The choices that make a published attack; another one is ``dataclasses.replace`` of some of them.
 
@@ -49,7 +80,8 @@ class Settings:
             no effect then.
         reading: how the embeddings that are found for the words of a text are read as tokens.
         embedding_norm: weight of the squared difference between the mean length of the embeddings found for the words
-            of a text and of those of tokens (LAMP, Balunovic et al. 2022).
+            of a text and of those of tokens, as a share of the latter (LAMP, Balunovic et al. 2022).
+        moves: of words among the iterations, on texts.
         evident: whether an attacker that is told of no defense takes what the update shows for it: zeros, few levels,
             empty columns, and otherwise the norm, to which the guess is clipped (GGL, Li et al. 2022, section 4.2).
         projection: brings the images back to [0, 1] after each iteration.
@@ -76,6 +108,7 @@ class Settings:
     source: ImageSource | None = None
     reading: TokenReading = "nearest"
     embedding_norm: float = 0.0
+    moves: Rearranging | None = None
     evident: bool = False
     projection: Projection = "none"
     iterations: int = 300

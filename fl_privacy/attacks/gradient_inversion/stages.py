@@ -112,11 +112,15 @@ def _minimum(
             report=report,
             filmed=filmed,
         )
+    moves = prepared.moves
+    if moves is not None:
+        variables = moves.begin(problem, variables, generators)
     descent = Descent(
         optimizer=settings.optimizer,
         iterations=settings.iterations,
         projection=settings.projection,
         noise=settings.noise,
+        moves=moves,
     )
     return minimize(
         problem,

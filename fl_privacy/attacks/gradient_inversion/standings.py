@@ -35,6 +35,7 @@ class Standing:
         over: (V,) who has finished.
         any_broken: whether the last loss or gradient of any was not finite.
         share_done: of all work, those taken out included.
+        snapped: rows of the batch of which a snapshot was just taken.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
@@ -48,6 +49,7 @@ class Standing:
         self.over = torch.zeros(count, dtype=torch.bool, device=variables.device)
         self.any_broken = False
         self.share_done = 0.0
+        self.snapped: list[int] = []
         history = variables.new_full((iterations // self._stride + 1, count), torch.nan)
         self._snapshots: dict[int, dict[int, Tensor]] = {victim: {} for victim in filmed}
         self._shots = shots(len(history)) if filmed else frozenset()
@@ -66,6 +68,7 @@ class Standing:
             better &= ~self.over
         self.best_loss = torch.where(better, loss, self.best_loss)
         self.best = torch.where(better[:, None], variables, self.best)
+        self.snapped = []
         if self._due:
             values = loss.tolist()
             rows = [row for row in self._due if values[row] == values[row]]
@@ -74,6 +77,7 @@ class Standing:
             for row, moment, victim in zip(rows, at, whose, strict=True):
                 if moment in self._shots and victim in self._snapshots:
                     self._snapshots[victim][moment] = self.best[row].clone()
+                    self.snapped.append(row)
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:

@@ -44,3 +44,14 @@ class CosineRate:
         if iteration < self.warmup:
             return (iteration + 1) / self.warmup
         return 0.5 * (1 + math.cos(math.pi * (iteration - self.warmup) / max(iterations - self.warmup, 1)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StairDecay:
+    """Times ``factor`` after every ``every`` iterations (torch.optim.lr_scheduler.StepLR)."""
+
+    factor: float = 0.89
+    every: int = 50
+
+    def __call__(self, iteration: int, iterations: int) -> float:
+        return float(self.factor ** (iteration // self.every))

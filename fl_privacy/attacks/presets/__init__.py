@@ -9,7 +9,7 @@ from fl_privacy.attacks.presets.generative import ggl, gifd
 from fl_privacy.attacks.presets.inverting import ats_attack, grad_inversion, inverting_gradients
 from fl_privacy.attacks.presets.options import FeatureOptions, GenerativeOptions, GradientOptions, vary
 from fl_privacy.attacks.presets.refiner import refiner_aware
-from fl_privacy.attacks.presets.text import tag
+from fl_privacy.attacks.presets.text import lamp, tag
 
 __all__ = [
     "FeatureOptions",
@@ -23,6 +23,7 @@ __all__ = [
     "grad_inversion",
     "idlg",
     "inverting_gradients",
+    "lamp",
     "model_inversion",
     "refiner_aware",
     "sapag",

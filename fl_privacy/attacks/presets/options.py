@@ -12,6 +12,7 @@ from fl_privacy.attacks.gradient_inversion.initialization import STARTS, named_s
 from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel, WeightedL2L1
 from fl_privacy.attacks.gradient_inversion.untrained import Untrained
 from fl_privacy.checks import one_of
+from fl_privacy.errors import UserError
 
 ImageSpace = Literal["pixels", "network"]
 """Where images are looked for."""
@@ -86,6 +87,11 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
     if "space" in chosen:
         space = chosen.pop("space")
         one_of("attack.space", space, get_args(ImageSpace))
+        if space == "network" and chosen.get("start", published.start) != published.start:
+            raise UserError(
+                "attack.start is expected to be left out with attack.space=network, whose images start from the"
+                " weights of a network; leave one of them out."
+            )
         chosen |= {"source": Untrained(), "projection": "none"} if space == "network" else {}
     if layers := chosen.pop("layers", None):
         objective = chosen.get("objective", published.objective) if isinstance(published, GradientInversion) else None

@@ -13,6 +13,9 @@ _AT_ONCE = 512
 _SWEEPS = 8
 _NARROWINGS, _TRIED, _SPARE = 4, 6, 2
 _STARTS = 3
+_RANDOM = 64
+_DECIDABLE = 1e-6
+"""Distances below this are rounding in single precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,20 +43,32 @@ class Assembly:
         classified: the position of the token alone of which what it becomes is in the span; ``None`` where that of
             every token is.
         candidates: of the first block.
+        unit: how far texts of candidates at random are; what a token becomes depends mostly on itself, so that these
+            are far nearer to the span than random vectors.
     """
 
     model: TextModel
     span: Span
     classified: int | None
     candidates: Candidates
+    unit: float = 1.0
 
     def residuals(self, texts: Tensor) -> Tensor:
-        """(n,) of texts (n, L): the root mean square over what is in the span."""
+        """(n,) of texts (n, L): the root mean square over what is in the span, in units of :attr:`unit`."""
         found = []
         for part in torch.split(texts, _AT_ONCE):
             apart = self.span.distance(entering_block(self.model, part, 1))
             found.append(apart.square().mean(1).sqrt() if self.classified is None else apart[:, self.classified])
-        return torch.cat(found)
+        return torch.cat(found) / self.unit
+
+    def in_units(self, rng: torch.Generator) -> "Assembly":
+        """With the :attr:`unit` that texts of random candidates show; as it is where there is nothing to choose."""
+        at = self.candidates.tokens[: self.candidates.length]
+        if all(len(choices) < 2 for choices in at):
+            return self
+        picked = [choices[torch.randint(len(choices), (_RANDOM,), generator=rng)] for choices in at]
+        farthest = float(self.residuals(torch.stack(picked, 1)).max())
+        return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
     def descend(self, texts: Tensor, fixed: int) -> list[Assembled]:
         """From each of ``texts`` (n, L) by the best token at one position after the other but ``fixed``."""
@@ -118,24 +133,22 @@ def _dealt(number: int, drawn: int, rng: torch.Generator) -> Tensor:
 def assemble(
     assembly: Assembly, *, lengths: list[int], tolerance: float, rng: torch.Generator, rounds: int
 ) -> list[Assembled]:
-    """As many texts as ``lengths`` says, the nearest to the span where not all are within ``tolerance``.
+    """As many texts as ``lengths`` says, the nearest to the span where not all are well within ``tolerance``.
 
     Every token that is in no text yet is the fixed one of a search of its own, from other tokens at random.
     """
-    assembly = narrowed(assembly, lengths, rng)
+    assembly = narrowed(assembly.in_units(rng), lengths, rng)
     candidates = assembly.candidates
     found: dict[tuple[int, ...], Assembled] = {}
-    for _ in range(rounds):
-        sure = [text.tokens.tolist() for text in found.values() if text.residual < tolerance]
+    for each in [1, *[_STARTS] * (rounds - 1)]:
+        sure = [text.tokens.tolist() for text in found.values() if text.residual < tolerance / CLEAR]
         if len(sure) >= len(lengths):
             break
         explained = {pair for tokens in sure for pair in enumerate(tokens)}
         for length in sorted(set(lengths)):
             likely = _likely(candidates, length, explained)
             position = max(range(length), key=lambda p: len(likely[p]))
-            starts = torch.stack(
-                [_start(likely, position, token, rng) for token in likely[position] for _ in range(_STARTS)]
-            )
+            starts = torch.stack([_start(likely, position, t, rng) for t in likely[position] for _ in range(each)])
             for text in assembly.descend(starts, position):
                 key = tuple(text.tokens.tolist())
                 if key not in found or text.residual < found[key].residual:

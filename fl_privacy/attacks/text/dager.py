@@ -1,15 +1,15 @@
 """Texts that are read from an update without any descent, and whether that is proven."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed, one_each
+from fl_privacy.attacks.gradient_inversion.grouping import failed, read_each, without_labels
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.text.assembly import Assembly, assemble
 from fl_privacy.attacks.text.candidates import CLEAR, Candidates, find_candidates, rows_of_words
@@ -17,8 +17,8 @@ from fl_privacy.attacks.text.heads import last_tokens, next_tokens
 from fl_privacy.attacks.text.prefixes import grow_prefixes
 from fl_privacy.attacks.text.spans import readable_model, span_of
 from fl_privacy.checks import number, whole
+from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import TextModel
-from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction, Tensors
 
 _FULL = 0.9
@@ -64,32 +64,19 @@ class Dager:
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-        return attack_in_groups(
-            observations,
-            lambda group, report: self._attack(group, seed, report),
-            progress=progress,
-            as_victims=one_each,
-        )
+        return read_each(observations, self._reader, name="dager", seed=seed, progress=progress)
 
-    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        first = group.first
-        if first.plan.shares != "gradient" and first.plan.optimizer != "sgd":
-            raise NotAttackableError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
-        exact = model_as_sent(first)
-        model = readable_model(exact)
-        results: dict[int, Reconstruction] = {}
-        for position, observation in group.observations.items():
-            rng = derive_generator(seed, "dager", str(observation.id))
-            try:
-                results[position] = self._reconstruct(observation, model, rng)
-            except NotAttackableError as reason:
-                results[position] = failed(observation, str(reason))
-            report(len(results) / len(group.observations))
-        return results
+    def _reader(self, first: Observation) -> Callable[[Observation, torch.Generator], Reconstruction]:
+        model, like = readable_model(model_as_sent(first)), next(iter(first.sent.parameters.values()))
+        searched = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=like.dtype)
+        return lambda observation, rng: self._reconstruct(observation, model, readable_model(searched), rng)
 
-    def _reconstruct(self, observation: Observation, model: TextModel, rng: torch.Generator) -> Reconstruction:
+    def _reconstruct(
+        self, observation: Observation, model: TextModel, searched: TextModel, rng: torch.Generator
+    ) -> Reconstruction:
+        """By ``searched``, in the precision of the values sent, and seen to be right by ``model``, in double."""
         gradient = {name: value.to(model.words.weight.device) for name, value in as_gradient(observation).items()}
-        read = self._read(observation, model, gradient, rng)
+        read = self._read(observation, searched, gradient, rng)
         if not read.texts:
             return failed(observation, "No token lies in the span of the gradient: there are too many, or it is noise.")
         tokens = torch.nn.utils.rnn.pad_sequence(list(read.texts), batch_first=True, padding_value=-1)
@@ -100,9 +87,7 @@ class Dager:
         else:
             labels = reproduction.labels(tokens)
         if labels is None:
-            return failed(
-                observation, "The output layer's gradient is expected, to infer labels from, but there is none."
-            )
+            return without_labels(observation)
         whole_batch = len(tokens) == observation.upload.num_examples
         apart = reproduction.distance(Batch(tokens, labels)) if whole_batch else float("inf")
         certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
@@ -117,8 +102,7 @@ class Dager:
         )
 
     def _read(self, observation: Observation, model: TextModel, gradient: Tensors, rng: torch.Generator) -> _Read:
-        weights, count = model.attention_weights, observation.upload.num_examples
-        span = span_of(gradient, weights[0], transposed=model.transposed)
+        count, span = observation.upload.num_examples, span_of(model, gradient, 0)
         if span.rank == span.width:
             raise NotAttackableError(
                 f"The texts are expected to have fewer than {span.width} different tokens and positions, but the"
@@ -153,19 +137,19 @@ class Dager:
         rng: torch.Generator,
     ) -> _Read:
         """The texts of a batch, of which ``candidates`` are the tokens."""
-        weights, count, told = model.attention_weights, observation.upload.num_examples, _in_spans(observation, model)
-        if len(weights) < 2:
+        count, told = observation.upload.num_examples, _in_spans(observation, model)
+        if len(model.attention_weights) < 2:
             raise NotAttackableError(
                 "A second block is expected, to tell the texts of a batch apart, but there is none."
             )
-        second = span_of(gradient, weights[1], transposed=model.transposed)
+        second = span_of(model, gradient, 1)
         full = second.rank >= _FULL * rank and second.rank < second.width
         if model.causal and full:
             grown = grow_prefixes(model, second, candidates, tolerance=self.tolerance, texts=count)
             return _Read(grown.texts, grown.apart, grown.clear)
         classified = None
         if not full:
-            second = span_of(gradient, weights[1][:1], transposed=model.transposed)
+            second = span_of(model, gradient, 1, queries=True)
             classified = -1 if model.causal else 0
         found = assemble(
             Assembly(model, second, classified, candidates),

@@ -11,6 +11,10 @@ from fl_privacy.models import TextModel
 
 _AT_ONCE = 256
 _MOST_PREFIXES = 4096
+_TOLD_APART = 100.0
+"""Times farther than the nearest continuation the farthest has to be, to be known for a wrong one."""
+_ROUNDED = 1e-6
+"""How far those in the span may be by rounding in single precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +39,7 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
     """
     prefixes, scores = candidates.tokens[0][:, None], candidates.distances[0]
     finished: list[tuple[float, Tensor]] = []
-    nearest_given_up = 1.0
+    nearest_given_up, within = 1.0, tolerance
     for position in range(candidates.length + 1):
         if position:
             tokens = candidates.tokens[position] if position < candidates.length else prefixes.new_empty(0)
@@ -43,7 +47,8 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
         else:
             tokens, longer = candidates.tokens[0], prefixes
         apart = _apart(model, span, longer)
-        kept = apart < tolerance
+        within = _within(apart, within, tolerance)
+        kept = apart < within
         nearest_given_up = min(nearest_given_up, float(apart[~kept].min()) if bool((~kept).any()) else 1.0)
         if position:
             ended = ~kept.reshape(len(prefixes), len(tokens)).any(1)
@@ -55,6 +60,16 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
     worst = max((score for score, _ in finished[:texts]), default=1.0)
     clear = len(finished) == texts and nearest_given_up > CLEAR * worst
     return Grown([prefix for _, prefix in finished[:texts]], worst, clear)
+
+
+def _within(apart: Tensor, before: float, tolerance: float) -> float:
+    """Distance up to which a prefix is one: ``tolerance`` of that of wrong ones, where such are among those tried.
+
+    What a token becomes depends mostly on itself, so that wrong prefixes are far nearer than random vectors.
+    """
+    if not len(apart) or float(apart.max()) < _TOLD_APART * max(float(apart.min()), _ROUNDED):
+        return before
+    return min(before, tolerance * float(apart.max()))
 
 
 def _apart(model: TextModel, span: Span, prefixes: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """What the gradient of the layers at a block's entry says of their inputs: which subspace these span."""
 
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.gradients.watch import entering, replaced_input
-from fl_privacy.models import TextModel
+from fl_privacy.models import TextModel, adapter_of, down_projection
 from fl_privacy.types import Tensors
 
 _ABOVE_NOISE = 8.0
@@ -27,10 +26,12 @@ class Span:
     Attributes:
         basis: (r, d) orthonormal rows, float64.
         width: d.
+        through: (d, n) where the layers saw no more than this projection of vectors of n numbers: the A of an adapter.
     """
 
     basis: Tensor
     width: int
+    through: Tensor | None = None
 
     @property
     def rank(self) -> int:
@@ -44,29 +45,50 @@ class Span:
     def distance(self, vectors: Tensor) -> Tensor:
         """How far ``vectors`` (..., d) are from it, as a share of their length times :attr:`scale`: about 1 of random
         ones."""
+        if self.through is not None:
+            vectors = vectors @ self.through.to(vectors).T
         basis = self.basis.to(vectors)
         rest = vectors - (vectors @ basis.T) @ basis
         apart: Tensor = rest.norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-12) / max(self.scale, 1e-12)
         return apart
 
 
-def span_of(gradient: Tensors, names: Sequence[str], *, transposed: bool) -> Span:
-    """Of the gradients ``names`` (O, d), one below the other.
+def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False) -> Span:
+    """Of what enters the attention of ``block``, by the gradients of its layers one below the other.
 
-    What is below the level of the smallest singular values is noise: of rounding, or of a defense.
+    What is below the level of the smallest singular values is noise: of rounding, or of a defense. Of a layer with an
+    adapter B A x the gradient of A is looked at, and while B is zero, and with it that one, the gradient of B, which is
+    a sum over A x.
+
+    Args:
+        model: with the values sent.
+        gradient: by name.
+        block: its number.
+        queries: whether the first layer's is taken alone.
 
     Raises:
         NotAttackableError: none of them was uploaded.
     """
-    there = [gradient[name].double() for name in names if name in gradient]
-    if not there:
+    names = model.attention_weights[block][: 1 if queries else None]
+    adapters = [found for name in names if (found := adapter_of(model, name)) is not None]
+    there = [gradient[a].double() for a, _ in adapters if a in gradient and bool(gradient[a].any())]
+    there += [(gradient[name].T if model.transposed else gradient[name]).double() for name in names if name in gradient]
+    if there:
+        return Span(*_row_space(torch.cat(there)))
+    beside = [(_row_space(gradient[b].double()), down_projection(model, b)) for _, b in adapters if b in gradient]
+    if not beside:
         raise NotAttackableError(f"A gradient of {names[0]} is expected, but was withheld.")
-    rows = torch.cat([value.T if transposed else value for value in there])
+    (basis, width), through = max(beside, key=lambda pair: len(pair[0][0]))
+    return Span(basis, width, through)
+
+
+def _row_space(rows: Tensor) -> tuple[Tensor, int]:
+    """Orthonormal rows (r, d) that span those of a gradient (O, d) but for its noise; d."""
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0
     kept = values > max(_ABOVE_NOISE * noise, _ROUNDING * float(values[0]))
-    return Span(directions[kept], width)
+    return directions[kept], width
 
 
 class _EnteredError(Exception):

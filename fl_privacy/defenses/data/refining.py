@@ -12,7 +12,6 @@ from fl_privacy.defenses.data.image_memory import ImageMemory, fingerprints
 from fl_privacy.defenses.data.robust_data import (
     Gap,
     Importance,
-    Privacy,
     batch_gap,
     descend,
     example_gap,
@@ -21,11 +20,13 @@ from fl_privacy.defenses.data.robust_data import (
     own_gradients,
     pull_within,
 )
+from fl_privacy.defenses.data.robust_space import Judge, Pixels, RobustSpace, words_of
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
 from fl_privacy.effects import Part, RobustGradient
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator import CachedEvaluator, uniform_noise
+from fl_privacy.evaluator import CachedEvaluator, WordEvaluator, find_word_evaluator
 from fl_privacy.gradients import loss_gradients
+from fl_privacy.models import TextModel
 from fl_privacy.types import Batch, Tensors
 
 _CHUNK_ELEMENTS = 1 << 24
@@ -42,7 +43,7 @@ def refiner(
     decay: float = 0.95,
     weights: Importance = "product",
     utility: Literal["relative", "absolute"] = "relative",
-    privacy: Literal["evaluator", "mse"] = "evaluator",
+    privacy: Judge = "evaluator",
     match: Literal["batch", "example"] = "batch",
     per: Literal["step", "round"] = "step",
     warm_start: bool = False,
@@ -61,6 +62,9 @@ def refiner(
     It replaces the gradient it gets and takes that for the true one, so compose it before other defenses. Batch-norm
     statistics that the plan shares are still those of the true images.
 
+    Of texts (appendix F) the robust data are embeddings of words, as coordinates of the box around those of all tokens,
+    v are random words, and PM is the share of random words. The gradient of the embeddings is not uploaded.
+
     Args:
         epsilon: bound on the l2 distance of the uploaded gradient to the true one, at least 0; no privacy budget.
         alpha: share of noise in the start, in [0, 1].
@@ -76,12 +80,13 @@ def refiner(
             uses it (a batch with any new image is refined as a whole).
         warm_start: start from the robust data of an earlier round where the client has seen all images of a batch, and
             halve the iterations. Only then do the same images meet an attacker with the same noise again.
-        evaluator: file of ``fl-privacy train-evaluator``; ``None`` takes a small one, for grey images only.
+        evaluator: file of ``fl-privacy train-evaluator``; ``None`` takes a small one, for grey images and texts only.
     """
     made = _Refinement(**locals())
     return Defense(
         parts=(Part("refiner", made.settings, RobustGradient(), strength="epsilon"),),
         prepare=(made.prepare,),
+        texts=(made.prepare_texts,),
         gradient=(made.on_gradient,),
         upload=(made.on_upload,) if warm_start or per == "round" else (),
     )
@@ -99,12 +104,13 @@ class _Refinement:
     decay: float
     weights: Importance
     utility: Literal["relative", "absolute"]
-    privacy: Literal["evaluator", "mse"]
+    privacy: Judge
     match: Literal["batch", "example"]
     per: Literal["step", "round"]
     warm_start: bool
     evaluator: str | None
     judge: CachedEvaluator = field(init=False, repr=False)
+    of_words: "_OfWords" = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         checks.number("defense.epsilon", self.epsilon, at_least=0, example=0.1)
@@ -120,6 +126,7 @@ class _Refinement:
         checks.one_of("defense.per", self.per, ("step", "round"))
         checks.one_of("defense.warm_start", self.warm_start, (True, False))
         object.__setattr__(self, "judge", CachedEvaluator(self.evaluator))
+        object.__setattr__(self, "of_words", _OfWords())
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -130,67 +137,90 @@ class _Refinement:
         if self.privacy == "evaluator":
             self.judge(input_shape)
 
+    def prepare_texts(self, model: TextModel, public: Tensor | None) -> None:
+        """Find the evaluation network of the words of ``model``, or make it of ``public`` texts."""
+        if self.privacy == "evaluator":
+            self.of_words.judge = find_word_evaluator(self.evaluator, model.words.weight, public)
+
     def on_gradient(self, tensors: Tensors, step: LocalStep) -> Tensors:
         """The gradient of robust data, near ``tensors``."""
         if self.match == "example":
             _expect_own_gradients(step)
-        images = self._robust_images(tensors, step)
+        space = self._space(step)
+        target = {name: gradient for name, gradient in tensors.items() if name not in space.withheld}
         robust = loss_gradients(
             step.model,
             step.sent,
-            Batch(images, step.batch.labels),
+            Batch(space.inputs(self._robust_data(target, step, space)), step.batch.labels),
             batch_norm=step.plan.batch_norm,
             loss_scale=step.plan.loss_scale,
             changes=step.changes,
         ).gradients
-        return pull_within({name: robust[name].detach() for name in tensors}, tensors, self.epsilon)
+        return pull_within({name: robust[name].detach() for name in target}, target, self.epsilon)
 
     def on_upload(self, tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
         ImageMemory(state, "refiner").end_round(forget=not self.warm_start)
         return tensors
 
-    def _robust_images(self, target: Tensors, step: LocalStep) -> Tensor:
-        inputs = step.batch.inputs
-        noise = uniform_noise(inputs, step.rng)
-        start = torch.lerp(inputs, noise, self.alpha)
+    def _space(self, step: LocalStep) -> RobustSpace:
+        if not isinstance(step.model, TextModel):
+            return Pixels(step.batch.inputs, self.judge)
+        if self.privacy == "evaluator" and self.of_words.judge is None:
+            self.prepare_texts(step.model, None)
+        return words_of(step, self.of_words.on(step.batch.inputs.device))
+
+    def _robust_data(self, target: Tensors, step: LocalStep, space: RobustSpace) -> Tensor:
+        true, noise = space.true, space.noise(step.rng)
+        start = torch.lerp(true, noise, self.alpha)
         if not self.warm_start and self.per == "step":
-            return self._refine(start, noise, target, step, steps=self.iterations)
-        memory, keys = ImageMemory(step.state, "refiner"), fingerprints(inputs)
+            return self._refine(start, noise, target, step, space, steps=self.iterations)
+        memory, keys = ImageMemory(step.state, "refiner"), fingerprints(step.batch.inputs)
         start, found, fresh = memory.recall(keys, start)
         if self.per == "round" and fresh.all():
             return start
         steps = max(1, self.iterations // 2) if found.all() else self.iterations
-        images = self._refine(start, noise, target, step, steps=steps)
-        memory.remember(keys, images)
-        return images
+        data = self._refine(start, noise, target, step, space, steps=steps)
+        memory.remember(keys, data)
+        return data
 
-    def _refine(self, start: Tensor, noise: Tensor, target: Tensors, step: LocalStep, *, steps: int) -> Tensor:
-        depths, values = layer_depths(step.model, step.sent, step.batch.inputs[:1]), step.sent.parameters
+    def _refine(
+        self, start: Tensor, noise: Tensor, target: Tensors, step: LocalStep, space: RobustSpace, *, steps: int
+    ) -> Tensor:
+        values, few = step.sent.parameters, space.inputs(space.true)[:1]
+        depths = layer_depths(step.model, step.sent, few)
         if self.match == "batch":
-            gap = batch_gap(step, target, importance(target, values, depths, by=self.weights, decay=self.decay))
-            return self._solve(start, noise, step, gap, steps=steps)
+            weights = importance(target, values, depths, by=self.weights, decay=self.decay)
+            return self._solve(start, noise, space, batch_gap(step, target, weights, space.inputs), steps=steps)
         chunk = max(1, _CHUNK_ELEMENTS // sum(t.numel() for t in target.values()))
         refined = []
         for first in range(0, len(start), chunk):
             some = slice(first, first + chunk)
             part = replace(step, batch=Batch(step.batch.inputs[some], step.batch.labels[some]))
-            own = {n: g.detach() for n, g in own_gradients(part, part.batch.inputs).items() if n in target}
-            gap = example_gap(part, own, importance(own, values, depths, by=self.weights, decay=self.decay))
-            refined.append(self._solve(start[some], noise[some], part, gap, steps=steps))
+            own_space = self._space(part)
+            clean = own_gradients(part, own_space.inputs(own_space.true))
+            own = {n: g.detach() for n, g in clean.items() if n in target}
+            weights = importance(own, values, depths, by=self.weights, decay=self.decay)
+            gap = example_gap(part, own, weights, own_space.inputs)
+            refined.append(self._solve(start[some], noise[some], own_space, gap, steps=steps))
         return torch.cat(refined)
 
-    def _solve(self, start: Tensor, noise: Tensor, step: LocalStep, gap: Gap, *, steps: int) -> Tensor:
+    def _solve(self, start: Tensor, noise: Tensor, space: RobustSpace, gap: Gap, *, steps: int) -> Tensor:
         unit = gap(noise).detach() if self.utility == "relative" else torch.ones((), device=noise.device)
         unit = unit.clamp_min(torch.finfo(unit.dtype).tiny)
-        measure = _privacy(self.privacy, self.judge, step.batch.inputs)
-        *_, images = descend(start, gap, measure, unit=unit, beta=self.beta, lr=self.lr, iterations=steps)
-        return images
+        measure = space.privacy(self.privacy)
+        *_, data = descend(start, gap, measure, unit=unit, beta=self.beta, lr=self.lr, iterations=steps)
+        return data
 
 
-def _privacy(kind: str, judge: CachedEvaluator, inputs: Tensor) -> Privacy:
-    if kind == "evaluator":
-        return judge(inputs.shape[1:], inputs.device)
-    return lambda images: (images - inputs).flatten(1).square().mean(1)
+class _OfWords:
+    """The evaluation network of a model's words, once it is known."""
+
+    def __init__(self) -> None:
+        self.judge: WordEvaluator | None = None
+
+    def on(self, device: torch.device) -> WordEvaluator | None:
+        """It, on ``device``."""
+        return None if self.judge is None else self.judge.to(device)
 
 
 def _expect_own_gradients(step: LocalStep) -> None:

@@ -17,10 +17,10 @@ Importance = Literal["product", "gradient", "value", "none"]
 """What makes an element important: |gradient x value|, |gradient|, |value|, nothing."""
 
 Gap = Callable[[Tensor], Tensor]
-"""Images (B, C, H, W) -> utility gap (G,), differentiable: of the batch (G = 1) or of each example (G = B)."""
+"""Robust data (B, ...) -> utility gap (G,), differentiable: of the batch (G = 1) or of each example (G = B)."""
 
 Privacy = Callable[[Tensor], Tensor]
-"""Images (B, C, H, W) -> (B,), differentiable; higher shows less."""
+"""Robust data (B, ...) -> (B,), differentiable; higher shows less."""
 
 
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Importance, decay: float) -> Tensors:
@@ -42,7 +42,11 @@ def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: 
     return {name: elements(g, values[name].detach()).abs() * decay ** depths[name] for name, g in target.items()}
 
 
-def batch_gap(step: LocalStep, target: Tensors, weights: Tensors) -> Gap:
+AsInputs = Callable[[Tensor], Tensor]
+"""Robust data (B, ...) in [0, 1] -> what the model takes, differentiable."""
+
+
+def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
     """UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2."""
     state = _frozen(step)
 
@@ -50,7 +54,7 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors) -> Gap:
         found = loss_gradients(
             step.model,
             state,
-            Batch(images, step.batch.labels),
+            Batch(as_inputs(images), step.batch.labels),
             batch_norm=step.plan.batch_norm,
             loss_scale=step.plan.loss_scale,
             changes=step.changes,
@@ -62,20 +66,20 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors) -> Gap:
     return gap
 
 
-def example_gap(step: LocalStep, target: Tensors, weights: Tensors) -> Gap:
+def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
     """UM (Eq. 4) of each example's own gradient; ``target`` and ``weights`` are (B, *shape)."""
 
     def gap(images: Tensor) -> Tensor:
-        found = own_gradients(step, images)
+        found = own_gradients(step, as_inputs(images))
         terms = [(weights[name] * (found[name] - t)).flatten(1).square().sum(1) for name, t in target.items()]
         return torch.stack(terms).sum(0)
 
     return gap
 
 
-def own_gradients(step: LocalStep, images: Tensor) -> Tensors:
-    """(B, *shape) the gradient of each example's loss, differentiable by ``images``."""
-    batch = Batch(images, step.batch.labels)
+def own_gradients(step: LocalStep, inputs: Tensor) -> Tensors:
+    """(B, *shape) the gradient of each example's loss, differentiable by ``inputs``."""
+    batch = Batch(inputs, step.batch.labels)
     return example_gradients(step.model, _frozen(step), batch, plan=step.plan, changes=step.changes)
 
 
@@ -89,7 +93,7 @@ def descend(
     too steep for.
 
     Args:
-        start: (B, C, H, W) in [0, 1].
+        start: (B, C, H, W) in [0, 1], or (B, L, d) of words.
         gap: UM.
         privacy: PM of each example.
         unit: (G,) by which the gaps are divided.
@@ -108,7 +112,7 @@ def descend(
         if len(distance) == 1:
             steepness = steepness.sum(0, keepdim=True)
         polyak = distance / steepness.clamp_min(torch.finfo(steepness.dtype).tiny)
-        step = polyak.clamp_max(lr * len(images) / len(distance)).view(-1, 1, 1, 1)
+        step = polyak.clamp_max(lr * len(images) / len(distance)).view(-1, *[1] * (images.dim() - 1))
         images = (images.detach() - step * down + lr * beta * up).clamp(0, 1)
         yield images
 

@@ -127,13 +127,16 @@ def local_update(
 
 
 def _update(steps: Steps, sent: ModelState, shares_gradient: bool, held: Collection[str]) -> Tensors:
-    """The gradient of the last step, or the change of the parameters sent; without those ``held``."""
+    """The gradient of the last step, or the change of the parameters sent; without those ``held`` or whose gradient the
+    defense withheld."""
     after = steps.values.parameters
     if shares_gradient:
         return {
             name: g for name in sent.parameters if name not in held and (g := steps.gradients.get(name)) is not None
         }
-    return {name: after[name] - p for name, p in sent.parameters.items() if name not in held}
+    return {
+        name: after[name] - p for name, p in sent.parameters.items() if name not in held and name in steps.gradients
+    }
 
 
 def take_steps(

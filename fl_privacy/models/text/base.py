@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.errors import UserError
+
 
 class TextModel(nn.Module, ABC):
     """A transformer whose input is a text.
@@ -56,6 +58,37 @@ class TextModel(nn.Module, ABC):
             return inputs[..., :-1], inputs[..., -1] > 0.5
         there = inputs >= 0
         return self.words(inputs.clamp_min(0)) * there.unsqueeze(-1), there
+
+
+class BlockModel(TextModel):
+    """A :class:`TextModel` of blocks one behind the other, which a derived class puts into :attr:`blocks`."""
+
+    blocks: nn.ModuleList
+
+    @property
+    def attention_weights(self) -> list[tuple[str, ...]]:
+        return [
+            tuple(f"blocks.{number}.attention.{name}.weight" for name in ("query", "key", "value"))
+            for number in range(len(self.blocks))
+        ]
+
+    def through_blocks(self, states: Tensor, there: Tensor) -> Tensor:
+        """(B, L, d) and (B, L) -> (B, L, d)."""
+        for block in self.blocks:
+            states = block(states, there)
+        return states
+
+
+def mean_state(states: Tensor, there: Tensor) -> Tensor:
+    """(B, d) the mean of the states (B, L, d) of the tokens that are ``there``."""
+    weights = there.to(states.dtype).unsqueeze(-1)
+    return (states * weights).sum(1) / weights.sum(1).clamp_min(1)
+
+
+def last_state(states: Tensor, there: Tensor) -> Tensor:
+    """(B, d) the state of each text's last token."""
+    last = (there & ~nn.functional.pad(there, (0, 1))[..., 1:]).to(states.dtype)
+    return (states * last.unsqueeze(-1)).sum(1)
 
 
 class Attention(nn.Module):
@@ -145,12 +178,10 @@ class Block(nn.Module):
         return result
 
 
-def weights_of_blocks(prefix: str, blocks: int) -> list[tuple[str, ...]]:
-    """Of query, key and value in each :class:`Block` of ``prefix``."""
-    return [
-        tuple(f"{prefix}.{number}.attention.{name}.weight" for name in ("query", "key", "value"))
-        for number in range(blocks)
-    ]
+def expect_divides(heads: int, width: int) -> None:
+    """Raise ``UserError`` unless ``width`` can be shared out between ``heads``."""
+    if width % heads:
+        raise UserError(f"model.width is expected to be a multiple of model.heads={heads}, but got {width}.")
 
 
 def initialize_as_bert(model: nn.Module, std: float) -> None:

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 from fl_privacy.models.layers import require_positive
-from fl_privacy.models.text.base import Block, Positions, TextModel, initialize_as_bert, weights_of_blocks
+from fl_privacy.models.text.base import (
+    Block,
+    BlockModel,
+    Positions,
+    expect_divides,
+    initialize_as_bert,
+    mean_state,
+)
 from fl_privacy.packages import minilm_folder
 
 Pooling = Literal["first", "mean"]
@@ -20,7 +27,7 @@ Pooling = Literal["first", "mean"]
 _EPS = 1e-12
 
 
-class Bert(TextModel):
+class Bert(BlockModel):
     """An encoder with a classifier on top.
 
     Args:
@@ -65,19 +72,9 @@ class Bert(TextModel):
         self.classifier = nn.Linear(width, num_classes)
         initialize_as_bert(self, std)
 
-    @property
-    def attention_weights(self) -> list[tuple[str, ...]]:
-        return weights_of_blocks("blocks", len(self.blocks))
-
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
-        states = self.embedding_norm(self.positions(embeddings))
-        for block in self.blocks:
-            states = block(states, there)
-        if self.pooler is not None:
-            pooled = self.pooler(states[:, 0]).tanh()
-        else:
-            weights = there.to(states.dtype).unsqueeze(-1)
-            pooled = (states * weights).sum(1) / weights.sum(1).clamp_min(1)
+        states = self.through_blocks(self.embedding_norm(self.positions(embeddings)), there)
+        pooled = mean_state(states, there) if self.pooler is None else self.pooler(states[:, 0]).tanh()
         classes: Tensor = self.classifier(pooled)
         return classes
 
@@ -135,12 +132,6 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
             f" set data.tokenizer={'minilm' if folder is None else folder}."
         )
     return model
-
-
-def expect_divides(heads: int, width: int) -> None:
-    """Raise ``UserError`` unless ``width`` can be shared out between ``heads``."""
-    if width % heads:
-        raise UserError(f"model.width is expected to be a multiple of model.heads={heads}, but got {width}.")
 
 
 def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:

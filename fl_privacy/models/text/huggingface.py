@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.text.base import TextModel
+from fl_privacy.models.text.base import TextModel, last_state
 
 _ENTERED = re.compile(
     r"(query|key|value|[qkv]_proj|[qkv]_lin|c_attn|query_key_value|qkv_proj|Wqkv|in_proj|SelfAttention\.[qkv])$"
@@ -59,9 +59,7 @@ class HuggingFaceText(TextModel):
             predicted: Tensor = made.logits.mT
             return predicted
         states = made.last_hidden_state
-        taken = (there & ~nn.functional.pad(there, (0, 1))[..., 1:]).to(states.dtype)
-        state = (states * taken.unsqueeze(-1)).sum(1) if self.causal else states[:, 0]
-        classes: Tensor = self.classifier(state)
+        classes: Tensor = self.classifier(last_state(states, there) if self.causal else states[:, 0])
         return classes
 
 

@@ -230,6 +230,8 @@ def test_an_untrained_network_as_the_space_of_any_attack() -> None:
         assert isinstance(attack.source, Untrained)
         before, after = errors(replace(attack, iterations=1), batches), errors(attack, batches)
         assert sum(after) < 0.5 * sum(before)
+    with pytest.raises(UserError, match=r"attack.start is expected to be left out with attack.space=network"):
+        inverting_gradients(space="network", start="gray")
     with pytest.raises(UserError, match=r"attack.space is expected to be one of pixels, network"):
         idlg(space="latent")  # type: ignore[typeddict-item]
 

@@ -8,9 +8,9 @@ import torch
 
 from fl_privacy.attacks import Dager
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.models import TextModel, gpt_tiny
+from fl_privacy.models import ADAPTED, Adapted, TextModel, bert_tiny, gpt_tiny, with_adapters
 from fl_privacy.models.text.bert import Bert
-from fl_privacy.models.text.gpt import Gpt
+from fl_privacy.models.text.decoders import Gpt
 from fl_privacy.types import Batch, Certainty, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 VOCABULARY, LONGEST = 120, 12
@@ -81,10 +81,40 @@ def test_a_single_text_is_read_exactly_and_proven(make: Callable[[], TextModel],
             assert found.batch.labels.tolist() == [0]
 
 
-@pytest.mark.parametrize(("make", "lengths"), [(encoder, [7, 5, 8]), (decoder, [7, 5, 8]), (language_model, [7, 5, 8])])
+def two_layers() -> TextModel:
+    """Of whose second block the gradient tells no more than what became of each text's first token."""
+    return bert_tiny(vocabulary_size=VOCABULARY, max_length=LONGEST, num_classes=3)
+
+
+@pytest.mark.parametrize(
+    ("make", "lengths"),
+    [(encoder, [7, 5, 8]), (decoder, [7, 5, 8]), (language_model, [7, 5, 8]), (two_layers, [9, 8])],
+)
 def test_a_batch_is_read_exactly_and_proven(make: Callable[[], TextModel], lengths: list[int]) -> None:
     tokens = texts(lengths)
     (found,) = Dager()([observed(make, tokens)], seed=0)
+    assert found.batch is not None and rows(found.batch.inputs) == rows(tokens)
+    assert found.certainty is Certainty.PROVEN
+
+
+def adapted(*, begun: bool) -> TextModel:
+    """With adapters whose B is zero, as in the first round, or no longer."""
+    model = with_adapters(encoder(), rank=16)
+    for module in model.modules():
+        if begun and isinstance(module, Adapted):
+            torch.nn.init.normal_(module.lora_b.weight, std=0.1)
+    return model
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_adapters_give_a_text_away_that_is_shorter_than_their_rank(begun: bool) -> None:
+    tokens = texts([9])
+    observation = observed(lambda: adapted(begun=begun), tokens)
+    plan = LocalPlan(trained=ADAPTED)
+    held = plan.held(observation.upload.tensors)
+    tensors = {name: value for name, value in observation.upload.tensors.items() if name not in held}
+    assert all("lora" in name or "classifier" in name for name in tensors)
+    (found,) = Dager()([replace(observation, plan=plan, upload=replace(observation.upload, tensors=tensors))], seed=0)
     assert found.batch is not None and rows(found.batch.inputs) == rows(tokens)
     assert found.certainty is Certainty.PROVEN
 
@@ -94,8 +124,9 @@ def test_nothing_is_proven_of_more_tokens_than_the_model_is_wide() -> None:
     assert found.certainty is not Certainty.PROVEN
 
 
-@pytest.mark.parametrize("make", [encoder, decoder])
-def test_nothing_is_proven_of_what_a_defense_has_changed(make: Callable[[], TextModel]) -> None:
+@pytest.mark.parametrize("lengths", [[6], [6, 7]])
+@pytest.mark.parametrize("make", [encoder, decoder, two_layers])
+def test_nothing_is_proven_of_what_a_defense_has_changed(make: Callable[[], TextModel], lengths: list[int]) -> None:
     """Noise, pruning and rounding: whatever is read is right, or not said to be proven."""
     rng = torch.Generator().manual_seed(3)
     changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -104,7 +135,7 @@ def test_nothing_is_proven_of_what_a_defense_has_changed(make: Callable[[], Text
         "pruned": lambda g: g * (g.abs() >= g.abs().flatten().quantile(0.2)),
         "rounded": lambda g: (g / g.abs().max().clamp_min(1e-12) * 127).round() * g.abs().max() / 127,
     }
-    tokens = texts([6])
+    tokens = texts(lengths)
     clean = observed(make, tokens)
     for name, change in changes.items():
         upload = replace(clean.upload, tensors={n: change(g) for n, g in clean.upload.tensors.items()})

@@ -1,0 +1,181 @@
+"""Words of a guessed text in another order, as no slope leads there (LAMP, Balunovic et al. 2022, section 4.2)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
+from fl_privacy.attacks.gradient_inversion.ngrams import LanguageModel
+from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.gradient_inversion.settings import Rearranging
+from fl_privacy.errors import UserError
+from fl_privacy.gradients import differentiable_twice
+from fl_privacy.models import TextModel
+from fl_privacy.types import Observation
+
+NO_PUBLIC_TEXTS = (
+    "attack=lamp is expected to be told public texts, of which it learns what texts are likely, but got none;"
+    " set threat_model.public_images=200, or attack.prior=0."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Rearranged:
+    """The moves of one attack.
+
+    Attributes:
+        moves: how.
+        language: how likely texts are; ``None`` where nothing is asked of it.
+        iterations: of the attack.
+        capacity: guesses that are compared at a time.
+    """
+
+    moves: Rearranging
+    language: LanguageModel | None
+    iterations: int
+    capacity: int
+
+    def due(self, iteration: int) -> bool:
+        """Whether there is a move behind so many iterations."""
+        after = iteration - int(self.moves.burn_in * self.iterations)
+        return after >= 0 and iteration % self.moves.every == 1 and iteration < self.iterations
+
+    @torch.no_grad()
+    def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """First guesses (V, N): ``variables`` or the best of as random others, then of orders of their words."""
+        scores, (batch, longest, width) = self._mismatch(problem, variables.unsqueeze(1))[:, 0], problem.shape
+        lengths = _lengths(problem)
+        own = lengths.amax(1).tolist()  # what is drawn for a victim does not depend on the texts beside it
+        for pieces in _pieces(self.moves.starts - 1, self.moves.tries):
+            drawn = [
+                pad(torch.randn(pieces, batch, length, width, generator=g), (0, 0, 0, longest - length)).flatten(1)
+                for g, length in zip(generators, own, strict=True)
+            ]
+            rest = variables[:, None, problem.pixels :].expand(-1, pieces, -1)
+            tried = torch.cat([torch.stack(drawn).to(variables), rest], 2)
+            variables, scores = _better(variables, scores, tried, self._mismatch(problem, tried))
+        for pieces in _pieces(self.moves.starts - 1, self.moves.tries):
+            keys = [
+                pad(torch.rand(pieces, batch, length, generator=g), (0, longest - length))
+                for g, length in zip(generators, own, strict=True)
+            ]
+            beyond = torch.arange(longest) >= lengths[:, None, :, None]
+            orders = torch.where(beyond, 1 + torch.arange(longest), torch.stack(keys)).argsort(-1)
+            tried = _in_order(problem, variables, orders)
+            variables, scores = _better(variables, scores, tried, self._mismatch(problem, tried))
+        return variables
+
+    @torch.no_grad()
+    def __call__(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """``variables`` (V, N) with the words of each text in the best of several orders."""
+        source, (batch, longest) = problem.settings.source, problem.shape[:2]
+        assert isinstance(source, WordEmbeddings)
+        lengths = _lengths(problem)
+        for text in range(batch):
+            orders = torch.arange(longest).repeat(len(variables), self.moves.tries, batch, 1)
+            orders[:, :, text] = moved_orders(lengths[:, text], self.moves.tries, longest, generators)
+            tried = _in_order(problem, variables, orders)
+            scores = self._mismatch(problem, tried)
+            if self.language is not None:
+                tokens = source.read(problem.images(variables)[:, text]).cpu()
+                texts = tokens[:, None].expand(-1, self.moves.tries, -1).gather(2, orders[:, :, text])
+                surprise = self.language.surprise(texts.flatten(0, 1)).reshape(scores.shape)
+                scores = scores + self.moves.prior * surprise.to(scores)
+            variables = tried[torch.arange(len(tried), device=tried.device), scores.argmin(1)]
+        return variables
+
+    def _mismatch(self, problem: Problem, tried: Tensor) -> Tensor:
+        """(V, T) of guesses (V, T, N)."""
+        flat = tried.flatten(0, 1)
+        owners = torch.arange(len(tried), device=tried.device).repeat_interleave(tried.shape[1])
+        losses = []
+        for rows, some in zip(torch.split(owners, self.capacity), torch.split(flat, self.capacity), strict=True):
+            own = problem.select(rows)
+            with differentiable_twice():
+                found = own.mismatch(own.images(some), own.guessed_labels(some), own.hidden_gradients(some))
+            losses.append(found.detach())
+        return torch.cat(losses).reshape(tried.shape[:2])
+
+
+def rearranged(
+    moves: Rearranging | None, observation: Observation, *, iterations: int, capacity: int
+) -> Rearranged | None:
+    """The moves of an attack on ``observation`` and its like; ``None`` where it makes none.
+
+    Raises:
+        UserError: a language model is asked for, but no public text is known.
+    """
+    if moves is None:
+        return None
+    public, model = observation.knowledge.public_images, observation.model
+    if not isinstance(model, TextModel):
+        raise NotAttackableError("A model of text is expected, since words are moved, but it is of images.")
+    if moves.prior and public is None:
+        raise UserError(NO_PUBLIC_TEXTS)
+    language = LanguageModel(public, model.words.num_embeddings) if moves.prior and public is not None else None
+    return Rearranged(moves, language, iterations, capacity)
+
+
+def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
+    """(V, T, L) orders of the first ``lengths`` (V,) of L words, in turn of each kind; the first leaves them.
+
+    Args:
+        lengths: of the texts.
+        tries: T.
+        longest: L.
+        generators: the random stream of each victim.
+    """
+    drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
+    of = lengths[:, None].double()
+    first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))
+    at = torch.arange(longest)
+    low, high = torch.minimum(first, second), torch.maximum(first, second) + 1
+    inside = (at >= low) & (at < high)
+    size = high - low
+    place = (drawn[:, 2].unsqueeze(2) * (of.unsqueeze(2) - size + 1)).long()  # among the words that stay
+    rank = torch.where(at >= high, at - size, at)
+    kinds = [
+        torch.where(at == first, second, torch.where(at == second, first, at)).double(),
+        torch.where(at == first, second + 0.5 * (second - first).sign(), at.double()),
+        torch.where(inside, place + at - low, rank + size * (rank >= place)).double(),
+        torch.where(at < first, at + of.unsqueeze(2), at.double()),
+    ]
+    every = torch.stack([kind.expand(len(lengths), tries, longest) for kind in kinds])
+    chosen = every[torch.arange(tries) % len(kinds), :, torch.arange(tries)].transpose(0, 1)
+    beyond = at >= lengths[:, None, None]
+    chosen = torch.where(beyond, 2.0 * longest + at, chosen)
+    chosen[:, 0] = at.double()
+    return chosen.argsort(-1)
+
+
+def _in_order(problem: Problem, variables: Tensor, orders: Tensor) -> Tensor:
+    """Guesses (V, T, N) with the words of ``variables`` (V, N) in ``orders`` (V, T, B, L)."""
+    batch, longest, width = problem.shape
+    words = variables[:, None, : problem.pixels].reshape(-1, 1, batch, longest, width)
+    words = words.expand(-1, orders.shape[1], -1, -1, -1)
+    taken = words.gather(3, orders.to(words.device)[..., None].expand(-1, -1, -1, -1, width)).flatten(2)
+    rest = variables[:, None, problem.pixels :].expand(-1, orders.shape[1], -1)
+    return torch.cat([taken, rest], 2)
+
+
+def _lengths(problem: Problem) -> Tensor:
+    """(V, B) words of each text, on the CPU."""
+    assert problem.held is not None
+    batch, longest, _ = problem.shape
+    return problem.held.reshape(-1, batch, longest).sum(2).round().long().cpu()
+
+
+def _better(variables: Tensor, scores: Tensor, tried: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each victim the best of ``tried`` (V, T, N), where it is better than what there was, and its score."""
+    least, which = found.min(1)
+    chosen = tried[torch.arange(len(tried), device=tried.device), which]
+    return torch.where((least < scores)[:, None], chosen, variables), torch.minimum(least, scores)
+
+
+def _pieces(number: int, most: int) -> list[int]:
+    """``number`` in parts of at most ``most``."""
+    return [min(most, number - begin) for begin in range(0, number, most)]

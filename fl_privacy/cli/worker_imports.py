@@ -1,0 +1,15 @@
+"""What workers need, imported once by the process that they are forked from; it ends with the command that started it.
+
+A signal to the whole process group must not end it before the command has heard of it.
+"""
+
+import signal
+
+import fl_privacy.cli.jobs
+import fl_privacy.experiment.attack
+import fl_privacy.experiment.run
+import fl_privacy.report  # noqa: F401
+from fl_privacy.cli.faults import ENDING
+
+for number in ENDING:
+    signal.signal(number, signal.SIG_IGN)

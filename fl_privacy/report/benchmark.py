@@ -1,0 +1,259 @@
+"""What a benchmark showed: each defense at each strength under every attacker, and which leaks least at what loss."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from fl_privacy.config.track import AttackCell, Track
+from fl_privacy.report.advice import ROUNDING, THREATS, MeasuredDefense, Threat
+from fl_privacy.report.readings import Reading, readings_of
+from fl_privacy.report.recommendation import Candidate, candidate_of
+from fl_privacy.results import Attacker, Summary, read_summary
+
+NO_DEFENSE = ("defense=none",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """Where the results of a defense at one strength are; of jobs that did not finish there are none.
+
+    Attributes:
+        family: of the defense.
+        strength: in words.
+        overrides: that ask for it.
+        own: whether the user entered it.
+        trainings: folder of each training by its name.
+        attacks: folder of each attack by its cell.
+        problems: why a job failed, by its folder's name.
+    """
+
+    family: str
+    strength: str
+    overrides: tuple[str, ...]
+    own: bool
+    trainings: Mapping[str, Path]
+    attacks: Mapping[AttackCell, Path]
+    problems: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Family and strength."""
+        return f"{self.family} ({self.strength})" if self.strength else self.family
+
+    @property
+    def undefended(self) -> bool:
+        """Whether there is no defense."""
+        return self.overrides == NO_DEFENSE
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DefenseStanding:
+    """What came out of it.
+
+    Attributes:
+        tried: what was done.
+        trainings: summaries of the trainings that finished, by name.
+        undefended: accuracy of the same trainings without a defense, in [0, 1].
+        readings: what was read in each cell whose attack finished.
+    """
+
+    tried: Tried
+    trainings: Mapping[str, Summary]
+    undefended: Mapping[str, float]
+    readings: Mapping[AttackCell, tuple[Reading, ...]]
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Points of accuracy lost, by training."""
+        found = {name: s.final_accuracy for name, s in self.trainings.items() if name in self.undefended}
+        return {name: 100 * (self.undefended[name] - a) for name, a in found.items() if a is not None}
+
+    @property
+    def loss(self) -> float | None:
+        """In the training that lost most; ``None`` unless all finished."""
+        return max(self.losses.values()) if len(self.losses) == len(self.tried.trainings) else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the first training, in [0, 1]."""
+        first = self.trainings.get(next(iter(self.tried.trainings)))
+        return first.final_accuracy if first else None
+
+    @property
+    def seconds(self) -> float:
+        """That the defense takes one client in one round of the training in which that is most."""
+        return self._most("defense_seconds")
+
+    @property
+    def upload_bytes(self) -> float:
+        """Of one client's update, likewise."""
+        return self._most("upload_bytes")
+
+    @property
+    def epsilon(self) -> float | None:
+        """Spent in the end, in the training that spent most; ``None`` where one gives no guarantee."""
+        spent = [s.privacy.epsilon if s.privacy else None for s in self.trainings.values()]
+        known = [epsilon for epsilon in spent if epsilon is not None]
+        return max(known) if known and len(known) == len(spent) else None
+
+    def heard(self, threat: Threat, uploads: str | None = None) -> list[Reading]:
+        """What attackers up to ``threat`` read, of all ``uploads`` or of those of one name."""
+        return [
+            reading
+            for cell, found in self.readings.items()
+            for reading in found
+            if _counts(cell, reading, threat) and uploads in (None, cell.uploads)
+        ]
+
+    def candidate(self, threat: Threat, uploads: str | None = None) -> Candidate | None:
+        """The worst of what attackers up to ``threat`` read; ``None`` where nothing was, or a training is missing."""
+        accuracy = None if self.loss is None else self.accuracy
+        return candidate_of(self.heard(threat, uploads), name=self.tried.name, accuracy=accuracy, pmm=None)
+
+    def missing(self, threat: Threat) -> list[AttackCell]:
+        """Cells that nobody knows anything of: no attack finished, or an honest server's failed on all its victims.
+
+        A malicious server that failed on all of them found none of the images that it looked for.
+        """
+        return [
+            cell
+            for cell in self.tried.attacks
+            if (threat == "malicious" or not cell.server)
+            and not any(cell.server or r.statistic("psnr") for r in self.readings.get(cell, ()))
+        ]
+
+    def rank(self, threat: Threat) -> tuple[bool, float, float, float]:
+        """Smaller leaks less: what is not known counts as worst, then the upper end of the mean's interval decides."""
+        found = self.candidate(threat)
+        if found is None:
+            return True, math.inf, math.inf, math.inf
+        return bool(self.missing(threat)), found.upper, found.recognizable / found.images, found.psnr
+
+    def _most(self, figure: str) -> float:
+        return max((s.upload[figure].mean for s in self.trainings.values() if figure in s.upload), default=math.nan)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Board:
+    """Defenses in the order of what the worst attacker reads, each at its strength that leaks least.
+
+    Attributes:
+        threat: up to which attackers count.
+        accuracy_loss: points that a strength may cost.
+        ranked: least leakage first, the undefended one among them.
+        beyond: families none of whose strengths is within that loss, or was measured, each at the cheapest.
+    """
+
+    threat: Threat
+    accuracy_loss: float
+    ranked: Sequence[DefenseStanding]
+    beyond: Sequence[DefenseStanding]
+
+    @property
+    def defended(self) -> list[DefenseStanding]:
+        """The ranked ones with a defense."""
+        return [standing for standing in self.ranked if not standing.tried.undefended]
+
+    @property
+    def best(self) -> DefenseStanding | None:
+        """The defense that leaks least; ``None`` where none was measured."""
+        return next(iter(self.defended), None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured:
+    """A benchmark, as far as it went.
+
+    Attributes:
+        track: what was asked for.
+        standings: of all strengths, the undefended one first.
+        code: SHA-256 of the sources that measured them, one if all is well.
+        data: SHA-256 of each data set, by name.
+        seconds: of work, over all jobs.
+        jobs: how many there are.
+        jobs_done: how many of them finished.
+        hardware: in words.
+    """
+
+    track: Track
+    standings: Sequence[DefenseStanding]
+    code: Sequence[str]
+    data: Mapping[str, str]
+    seconds: float
+    jobs: int
+    jobs_done: int
+    hardware: str
+
+    @property
+    def boards(self) -> list[Board]:
+        """A board for each threat and each loss of accuracy."""
+        return [_board(self.standings, threat, loss) for threat, loss in product(THREATS, self.track.accuracy_loss)]
+
+    @property
+    def victims(self) -> str:
+        """How many there are in a cell."""
+        numbers = {
+            s.groups for found in self.standings[0].readings.values() for r in found if (s := r.statistic("psnr"))
+        }
+        least, most = min(numbers, default=0), max(numbers, default=0)
+        return str(least) if least == most else f"{least} to {most}"
+
+
+def read_standings(tried: Sequence[Tried]) -> list[DefenseStanding]:
+    """One for each of ``tried``, the undefended one first."""
+    found = [
+        {name: s for name, path in one.trainings.items() if (s := read_summary(path)) is not None} for one in tried
+    ]
+    undefended = {name: s.final_accuracy for name, s in found[0].items() if s.final_accuracy is not None}
+    return [
+        DefenseStanding(tried=one, trainings=trainings, undefended=undefended, readings=_read(one))
+        for one, trainings in zip(tried, found, strict=True)
+    ]
+
+
+def measured_of(standing: DefenseStanding, undefended: DefenseStanding) -> MeasuredDefense | None:
+    """For ``fl-privacy advise``; its accuracy is lower than the undefended one by the largest loss of a training.
+
+    ``None`` unless all of it finished.
+    """
+    loss, base = standing.loss, undefended.accuracy
+    candidates = {threat: standing.candidate(threat) for threat in THREATS}
+    if loss is None or base is None or standing.missing("malicious"):
+        return None
+    accuracy = base - loss / 100
+    return MeasuredDefense(
+        name=standing.tried.name,
+        overrides=standing.tried.overrides,
+        accuracy=accuracy,
+        by_threat={threat: replace(found, accuracy=accuracy) for threat, found in candidates.items() if found},
+        seconds=standing.seconds,
+        upload_bytes=standing.upload_bytes,
+        epsilon=standing.epsilon,
+    )
+
+
+def _board(standings: Sequence[DefenseStanding], threat: Threat, loss: float) -> Board:
+    families: dict[str, list[DefenseStanding]] = {}
+    for standing in standings:
+        families.setdefault(standing.tried.family, []).append(standing)
+    ranked, beyond = [], []
+    for strengths in families.values():
+        within = [s for s in strengths if s.loss is not None and s.loss <= loss + ROUNDING and s.candidate(threat)]
+        if within:
+            ranked.append(min(within, key=lambda s: s.rank(threat)))
+        else:
+            beyond.append(min(strengths, key=lambda s: math.inf if s.loss is None else s.loss))
+    return Board(threat=threat, accuracy_loss=loss, ranked=sorted(ranked, key=lambda s: s.rank(threat)), beyond=beyond)
+
+
+def _counts(cell: AttackCell, reading: Reading, threat: Threat) -> bool:
+    if threat == "malicious":
+        return True
+    return not cell.server and (threat == "adaptive" or reading.attacker is Attacker.PLAIN)
+
+
+def _read(tried: Tried) -> dict[AttackCell, tuple[Reading, ...]]:
+    summaries = {cell: found for cell, path in tried.attacks.items() if (found := read_summary(path)) is not None}
+    return {cell: tuple(readings_of(found, cell.title)) for cell, found in summaries.items()}

@@ -1,0 +1,265 @@
+"""The leaderboard of a benchmark as a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from fl_privacy.report.advice import THREATS, Threat
+from fl_privacy.report.benchmark import Board, DefenseStanding, Measured
+from fl_privacy.report.charts import INK, SERIES, draw_svg
+from fl_privacy.report.numbers import metric, seconds
+from fl_privacy.report.page import render
+from fl_privacy.report.readings import Reading, Tone, most_recognized, tone_of
+from fl_privacy.report.recommendation import RECOGNIZABLE, Candidate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SCRIPT = "benchmark.js"
+"""Sorts and filters; without it the page shows the board that it opens with."""
+
+FARTHEST = 60.0
+"""Decibel; what is read better stands there in the picture."""
+
+IN_WORDS: Mapping[Threat, str] = {
+    "honest": "Honest but curious",
+    "adaptive": "Also those that know the defense",
+    "malicious": "Also malicious servers",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PageRow:
+    """A defense on one of the boards, at the strength that stands for it there.
+
+    Attributes:
+        threat: of the board.
+        loss: likewise, in points.
+        order: place in it, those that are not ranked last.
+        rank: as it is shown; empty for what is not ranked.
+        standing: what is known of it.
+        found: what the worst attacker read; ``None`` for what is not ranked.
+        why: it is not ranked.
+        most: the reading with most recognizable images.
+        tone: of the figure.
+        missing: cells that were not measured.
+        by_uploads: what the worst attacker read of each kind of upload.
+    """
+
+    threat: Threat
+    loss: float
+    order: int
+    rank: str
+    standing: DefenseStanding
+    found: Candidate | None
+    why: str
+    most: Reading | None
+    tone: Tone
+    missing: int
+    by_uploads: Mapping[str, Candidate | None]
+
+    @property
+    def words(self) -> str:
+        """By which the row is found."""
+        own = "own entered" if self.standing.tried.own else ""
+        return f"{self.standing.tried.name} {' '.join(self.standing.tried.overrides)} {own}".lower()
+
+    @property
+    def upper(self) -> str:
+        """The upper end of the interval, in words."""
+        if self.found is None or math.isinf(self.found.psnr):
+            return "exact"
+        return metric(self.found.upper, "psnr") if math.isfinite(self.found.upper) else "unknown"
+
+    @property
+    def seconds(self) -> float | None:
+        """That the defense takes."""
+        return _known(self.standing.seconds)
+
+    @property
+    def upload_bytes(self) -> float | None:
+        """Of an update."""
+        return _known(self.standing.upload_bytes)
+
+    @property
+    def sorted(self) -> Mapping[str, float | str]:
+        """Figures by which rows are put in order; empty where there is none."""
+        values = {
+            "upper": self.found.upper if self.found else None,
+            "seconds": self.seconds,
+            "upload_bytes": self.upload_bytes,
+        }
+        return {name: "" if v is None else min(v, 1e9) for name, v in values.items()}
+
+
+def render_benchmark(measured: Measured) -> str:
+    """The HTML of what was ``measured``."""
+    track, standings, boards = measured.track, measured.standings, measured.boards
+    losses = track.accuracy_loss
+    chosen = next(b for b in boards if b.threat == "malicious" and b.accuracy_loss == losses[len(losses) // 2])
+    return render(
+        "benchmark.html.j2",
+        script=SCRIPT,
+        track=track,
+        headline=_headline(chosen),
+        lede=_lede(measured, chosen),
+        tiles=_tiles(measured),
+        foreign_code=measured.code if len(measured.code) > 1 else (),
+        missing=[(s.tried.name, why) for s in standings if (why := why_incomplete(s))],
+        defenses=len({s.tried.family for s in standings}) - 1,
+        strengths=len(standings),
+        standings=standings,
+        chosen=chosen,
+        rows=[row for board in boards for row in _rows(board, list(track.uploads))],
+        threats=THREATS,
+        threat_words=IN_WORDS,
+        losses=losses,
+        uploads=list(track.uploads),
+        picture=_picture(chosen),
+        fixed=_fixed(measured),
+        left_out=track.left_out,
+        lost=lost_in_words,
+    )
+
+
+def why_incomplete(standing: DefenseStanding) -> str:
+    """What of it is not known, in words; empty where all is."""
+    tried = standing.tried
+    folders = [path for name, path in tried.trainings.items() if name not in standing.trainings]
+    folders += [tried.attacks[cell] for cell in standing.missing("malicious")]
+    if not folders:
+        return ""
+    reasons = dict.fromkeys(tried.problems[path.name] for path in folders if path.name in tried.problems)
+    cells = [cell.title for cell in standing.missing("malicious")]
+    where = "; ".join([*(["training"] if len(folders) > len(cells) else []), *cells])
+    return f"{where} ({'; '.join(reasons) or 'not finished, or the attack failed on all victims'})"
+
+
+def lost_in_words(points: float) -> str:
+    """``1.2`` points lost, ``-0.4`` gained; no minus in front of nothing."""
+    return f"{round(points, 1) + 0.0:.1f}"
+
+
+def _rows(board: Board, uploads: Sequence[str]) -> list[PageRow]:
+    rows, rank = [], 0
+    for order, standing in enumerate([*board.ranked, *board.beyond]):
+        ranked, defended = order < len(board.ranked), not standing.tried.undefended
+        rank += ranked and defended
+        heard = standing.heard(board.threat)
+        why = "not measured" if standing.loss is None or not heard else "costs more"
+        rows.append(
+            PageRow(
+                threat=board.threat,
+                loss=board.accuracy_loss,
+                order=order,
+                rank=str(rank) if ranked and defended else "",
+                standing=standing,
+                found=standing.candidate(board.threat) if ranked else None,
+                why="" if ranked else why,
+                most=most_recognized(heard),
+                tone=tone_of([reading for reading in heard if reading.statistic("psnr")]),
+                missing=len(standing.missing(board.threat)),
+                by_uploads={name: standing.candidate(board.threat, name) if ranked else None for name in uploads},
+            )
+        )
+    return rows
+
+
+def _headline(board: Board) -> str:
+    loss = f"{board.accuracy_loss:g} points of accuracy"
+    if board.best is None:
+        return f"No defense was measured that costs at most {loss}"
+    return f"{board.best.tried.name} leaks least of what costs at most {loss}"
+
+
+def _lede(measured: Measured, board: Board) -> str:
+    sentences = [measured.track.about]
+    if board.best is not None and (found := board.best.candidate(board.threat)) is not None:
+        at_most = f", at most {metric(found.upper, 'psnr')}" if found.upper < 100 else ""
+        count = f"{found.recognizable} of {found.images} images recognizably"
+        count = count if found.recognizable else f"none of {found.images} images recognizably"
+        sentences.append(
+            f"Behind {board.best.tried.name} the worst attacker{f' [{found.by}]' if found.by else ''} reads a mean PSNR"
+            f" of {metric(found.psnr, 'psnr')}{at_most}, and {count}."
+        )
+    found_by = [found for s in board.defended if (found := s.candidate(board.threat)) is not None]
+    hide = sum(found.keeps_all_below(RECOGNIZABLE) for found in found_by)
+    sentences.append(
+        f"{hide or 'None'} of {len(found_by)} within that loss {'keeps' if hide == 1 else 'keep'} every attacked image"
+        f" below {metric(RECOGNIZABLE, 'psnr')}."
+    )
+    return " ".join(sentences)
+
+
+def _tiles(measured: Measured) -> list[tuple[str, str, str]]:
+    track = measured.track
+    families = len({s.tried.family for s in measured.standings}) - 1
+    return [
+        ("Defenses", str(families), f"at {len(measured.standings) - 1} strengths"),
+        ("Ways to attack", str(len(track.cells)), "uploads, states of the model, servers"),
+        ("Victims", measured.victims, "in each of them"),
+        ("Measured in", seconds(measured.seconds), f"of work, {measured.jobs_done} of {measured.jobs} jobs"),
+    ]
+
+
+def _fixed(measured: Measured) -> list[tuple[str, str]]:
+    track = measured.track
+    rows = [("Settings", " ".join(track.settings)), ("Attack", " ".join(track.attack))]
+    rows += [(f"Training: {name}", " ".join(own)) for name, own in track.trainings.items()]
+    for name, kind in track.uploads.items():
+        states = f"{kind.training}, model {', '.join(kind.states)}"
+        servers = "".join(
+            f"; server {server} ({' '.join(own)}), model {', '.join(kind.server_states)}"
+            for server, own in kind.servers.items()
+        )
+        rows.append((f"Upload: {name}", f"{' '.join(kind.attack)}; {states}{servers}"))
+    rows.append(("Early", f"the model after {track.early} rounds"))
+    rows.append(("SHA-256 of settings", track.sha256))
+    rows += [("SHA-256 of code", code) for code in measured.code]
+    rows += [(f"SHA-256 of {name}", digest) for name, digest in measured.data.items()]
+    rows.append(("Measured on", measured.hardware))
+    return rows
+
+
+def _picture(board: Board) -> Markup | None:
+    """Means of each defense under each kind of attacker, with the upper ends of their intervals."""
+    shown = [standing for standing in board.ranked if standing.candidate("malicious")]
+    if not shown:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for number, threat in enumerate(THREATS):
+            for place, standing in enumerate(shown):
+                if (found := standing.candidate(threat)) is not None:
+                    x, end = min(found.psnr, FARTHEST), min(found.upper, FARTHEST)
+                    axes.errorbar(
+                        [x],
+                        [place + 0.22 * (number - 1)],
+                        xerr=[[0.0], [max(end - x, 0.0)]],
+                        fmt="os^"[number],
+                        markersize=4.5,
+                        color=SERIES[number],
+                        elinewidth=1.2,
+                        capsize=2,
+                    )
+        axes.axvline(RECOGNIZABLE, color=INK, linestyle="--", linewidth=1.0)
+        axes.set_yticks(range(len(shown)), [standing.tried.name for standing in shown], fontsize=8)
+        axes.set(xlabel="PSNR in dB", xlim=(0.0, FARTHEST + 1.0), ylim=(len(shown) - 0.5, -0.5))
+        axes.grid(visible=False, axis="y")
+
+    told = []
+    for standing in shown:
+        figures = [f"{t} {metric(f.psnr, 'psnr')}" for t in THREATS if (f := standing.candidate(t))]
+        told.append(f"{standing.tried.name}: {', '.join(figures)}")
+    return draw_svg(
+        draw, f"What attackers read behind each defense. {'; '.join(told)}", height=max(1.6, 0.7 + 0.27 * len(shown))
+    )
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,85 @@
+"""A track fixes what is measured, and says in a line what it lacks."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.config import compose_run, options
+from fl_privacy.config.grid import UNDEFENDED
+from fl_privacy.config.track import load_track, track_names
+from fl_privacy.errors import UserError
+from tests.benchmark.tracks import TINY, write_track
+
+
+@cache
+def chosen(overrides: tuple[str, ...]) -> str:
+    return str(compose_run(overrides).choices.defense)
+
+
+@pytest.mark.parametrize("name", track_names())
+def test_a_shipped_track_has_every_defense_or_says_why_not(name: str) -> None:
+    track = load_track(name)
+    used = {chosen(point.overrides) for point in {point.family: point for point in reversed(track.points)}.values()}
+    assert used | set(track.left_out) == set(options("defense")) - {"custom"}
+    assert not used & set(track.left_out)
+    assert track.accuracy_loss == (1, 5, 10)
+
+
+@pytest.mark.parametrize("name", track_names())
+def test_a_shipped_track_attacks_in_every_way(name: str) -> None:
+    track = load_track(name)
+    assert {cell.state for cell in track.cells} == {"untrained", "early", "trained"}
+    assert any(cell.server for cell in track.cells)
+    assert {kind.training for kind in track.uploads.values()} == set(track.trainings)
+    for cell in track.cells[:: max(1, len(track.cells) // 4)]:
+        attacked = compose_run(track.attacking(track.points[0], cell))
+        assert attacked.choices.attack == "auto" and attacked.threat_model.knows_defense
+        assert (attacked.choices.server == "honest") == (cell.server == "")
+        assert attacked.federation.plan["shares"] == ("delta" if "FedAvg" in cell.uploads else "gradient")
+
+
+def test_cells_are_uploads_by_states_by_servers(tmp_path: Path) -> None:
+    track = load_track(write_track(tmp_path), ["device=cpu", "attack.shards=2"])
+    assert [cell.title for cell in track.cells] == [
+        "one image, untrained",
+        "one image, early",
+        "one image, trained, imprint",
+    ]
+    assert [point.family for point in track.points] == [UNDEFENDED, "Pruning", "Pruning"]
+    early = compose_run(track.training(track.points[1], "FedSGD", early=True))
+    whole = compose_run(track.training(track.points[1], "FedSGD"))
+    assert (early.federation.rounds, whole.federation.rounds) == (1, 2)
+    assert whole.device == "cpu" and whole.choices.attack == "none"
+    assert compose_run(track.attacking(track.points[1], track.cells[0])).attack.shards == 2
+    assert track.sha256 == load_track(write_track(tmp_path)).sha256
+    assert track.sha256 != load_track(write_track(tmp_path, TINY.replace("0.99", "0.9"))).sha256
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (TINY + "defences: {}", "did you mean defenses"),
+        (TINY.replace("version: 3", "version: x"), "version in the track"),
+        (TINY.replace("states: [untrained, early]", "states: [old]"), "untrained, early, trained"),
+        (TINY.replace("training: FedSGD", "training: FedSDG"), "did you mean FedSGD"),
+        (TINY.replace("server_states: [trained]", ""), "server_states in uploads.one image"),
+        (TINY.replace("evaluators: {}", "evaluators: {x: [data=mnist_mini]}"), "evaluators of the track"),
+        (TINY.replace("[attack=idlg,", "[attack=custom, attack._target_=os.system,"), "os.system"),
+        (TINY.replace("defense.rate=0.5,0.99", "seed=0,1', 'defense.rate=0.1,0.2").replace('"', "'"), "One key"),
+        ("[1, 2]", "list"),
+    ],
+)
+def test_a_wrong_track_is_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(UserError, match=expected) as error:
+        load_track(write_track(tmp_path, text))
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_track_fixes_is_not_changed(tmp_path: Path) -> None:
+    path = write_track(tmp_path)
+    for override in ("victims=3", "federation.rounds=9", "seed=1", "defense=none", "attack.evaluations=5"):
+        with pytest.raises(UserError, match="fixes"):
+            load_track(path, [override])
+    with pytest.raises(UserError, match="full, laptop, smoke"):
+        load_track("smok")

@@ -1,0 +1,50 @@
+"""Options are composed once; what is set afterwards is of one composition alone."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.config import compose_run, composition
+from fl_privacy.errors import UserError
+
+
+def test_a_setting_is_of_one_composition_alone() -> None:
+    options = ["model=lenet", "federation=fedavg"]
+    before = compose_run(options)
+    changed = compose_run([*options, "victims=77", "federation.plan.lr=3", "+model.mean=[0.5]"])
+    assert (changed.victims, changed.federation.plan.lr, changed.model.mean) == (77, 3, [0.5])
+    assert compose_run(options) == before
+
+
+def test_settings_are_put_in_their_order() -> None:
+    assert compose_run(["seed=1", "++seed=2", "seed=3"]).seed == 3
+    assert compose_run(["intercept={save:true}", "intercept.save=false"]).intercept.save is False
+    assert "width" not in compose_run(["model.width=3", "~model.width=3"]).model
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("+seed=1", "write seed=VALUE"),
+        ("~nothing", "expected to be taken out, but got ~nothing"),
+        ("~seed=5", "expected to be taken out, but got ~seed=5"),
+        ("federation.plan={rate:0.5}", "to add one, write +federation.plan={rate:0.5}"),
+        ("+nothing@there=1", "group of options is expected before @"),
+    ],
+)
+def test_what_can_not_be_put_is_one_line(override: str, expected: str) -> None:
+    with pytest.raises(UserError) as error:
+        compose_run([override])
+    assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model" / "lenet.yaml"
+    file.parent.mkdir()
+    file.write_text("_target_: a.B\n")
+    monkeypatch.setattr(composition, "config_folders", lambda: (tmp_path,))
+    before = composition._stamp()
+    assert composition._stamp() == before
+    os.utime(file, ns=(1, 1))
+    assert composition._stamp() != before
