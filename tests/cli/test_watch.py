@@ -184,7 +184,7 @@ def test_it_goes_on_until_all_that_was_planned_and_has_begun_is_finished(tmp_pat
         going = record(tmp_path, label="going", finish=False)
         assert 'http-equiv="refresh"' in ask(server, "")[1], "another command fills the folder as well"
         going.rename(going.with_name(f"{going.name}-interrupted-1"))
-        assert 'http-equiv="refresh"' not in ask(server, "")[1] and "going" not in ask(server, "")[1]
+        assert 'http-equiv="refresh"' not in ask(server, "")[1] and going.name not in ask(server, "")[1]
 
 
 def test_a_damaged_run_hides_no_other_and_a_lost_folder_is_a_line(tmp_path, capsys):
