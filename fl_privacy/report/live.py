@@ -19,7 +19,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.readings import kind_of, readings_of
 from fl_privacy.report.write import page_of_run
 from fl_privacy.results import Run, read_run
-from fl_privacy.results.folder import is_aside
+from fl_privacy.results.ended import is_aside
 from fl_privacy.results.ongoing import PROGRESS, read_guesses, read_ongoing, read_planned
 
 LAST_ROUNDS = 5

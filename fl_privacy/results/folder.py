@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -10,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.effects import Part
-from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.results.aggregation import summarize
+from fl_privacy.results.ended import is_finished, move_aside
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.films import film_of, write_films
 from fl_privacy.results.findings import Finding
@@ -284,27 +283,3 @@ class RunFolder:
 def folder_name(label: str, config: Mapping[str, Any]) -> str:
     """The identity of the run that ``config`` describes."""
     return f"{label}-{run_hash(config)}"
-
-
-def is_finished(path: Path) -> bool:
-    """Whether the run in folder ``path`` came to its end."""
-    return (path / "summary.json").is_file()
-
-
-def expect_finished(path: Path) -> None:
-    """Raise ``UserError`` unless the run in folder ``path`` came to its end."""
-    if not is_finished(path):
-        raise UserError(f"{path} is expected to hold a finished run, but has no summary.json; start the run again.")
-
-
-def is_aside(path: Path) -> bool:
-    """Whether ``move_aside`` gave the folder ``path`` its name."""
-    return re.search(r"-(interrupted|previous)-\d+$", path.name) is not None
-
-
-def move_aside(path: Path, why: str) -> None:
-    """Rename the folder ``path``, which this process holds, to the first free ``<path>-<why>-<number>``."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}-{why}-{number}")).exists():
-        number += 1
-    path.rename(aside)
