@@ -117,7 +117,7 @@ def _inferred_labels(observation: Observation, images: Tensor) -> Tensor | None:
     output = labeling.output_layer(observation.model, observation.num_classes)
     if output is None:
         return None
-    sent = observation.sent
+    sent = observation.assumed()
     values = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=values.device, dtype=values.dtype)
     outputs = guessed_outputs(model, images.to(values), output[0])

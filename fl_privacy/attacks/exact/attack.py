@@ -151,7 +151,7 @@ def _is_muted(weight: Tensor, shade: Tensor) -> bool:
 
 def _source(observation: Observation) -> FirstLayer | PatchEmbedding:
     """What the images are read from, where its gradient was uploaded."""
-    model, sent, shape = observation.model, observation.sent, observation.input_shape
+    model, sent, shape = observation.model, observation.assumed(), observation.input_shape
     fixed = observation.plan.batch_norm == "eval"
     source: FirstLayer | PatchEmbedding | None = None
     if observation.upload.num_examples == 1:
