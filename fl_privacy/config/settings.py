@@ -254,7 +254,9 @@ class RunSettings:
     client_threads: int = setting(
         TRAINING, "CPU threads of one client; they decide the last bits of a sum", within=(1, 256)
     )
-    attack_threads: int = setting(ATTACK, "CPU threads of an attack; likewise, more are faster", within=(1, 1024))
+    attack_threads: int = setting(
+        ATTACK, "CPU threads of an attack, likewise; layers of little work take one whatever is set", within=(1, 1024)
+    )
     out: str = setting(RUNTIME, "folder of the runs' folders")
     name: str | int | None = setting(RUNTIME, "put in front of the folder's name")
     overwrite: bool = setting(RUNTIME, "run again what has finished already")

@@ -69,6 +69,8 @@ def rescaled(directions: Tensor, low: Tensor, high: Tensor) -> Tensor:
     Rows for which none does get the factor in the middle.
     """
     d, middle = directions.double(), (low + high).double() / 2
+    if not len(d):
+        return d
     found = torch.stack([_factor(row, float(a), float(b)) for row, a, b in zip(d, low, high, strict=True)])
     whole = is_one_image(d * found[:, None])
     return d * torch.where(whole, found, middle)[:, None]

@@ -20,6 +20,11 @@ from . import rounds
 STEPS = LocalPlan(shares="delta", lr=1e-3, steps=4, batch_size=8)
 
 
+def test_an_update_of_zeros_holds_no_image() -> None:
+    pixels, alone = images_of_brightness(torch.zeros(4, 30).double(), torch.zeros(4), torch.ones(4), smallest=1e-3)
+    assert len(pixels) == len(alone) == 0
+
+
 @pytest.mark.parametrize("name", ["lenet", "mlp", "resnet"])
 @pytest.mark.parametrize("activation", ["relu", "hardtanh"])
 def test_an_imprint_holds_the_images_that_are_alone_in_their_bin(name: str, activation: str) -> None:

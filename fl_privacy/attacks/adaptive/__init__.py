@@ -2,7 +2,13 @@
 
 from fl_privacy.attacks.adaptive.assumed_transform import AssumedTransform, choose_transforms
 from fl_privacy.attacks.adaptive.clip import Clips
-from fl_privacy.attacks.adaptive.constraints import Constraints, HiddenGradient, Unknowns, UpdateConstraints
+from fl_privacy.attacks.adaptive.constraints import (
+    Constraints,
+    HiddenGradient,
+    KnownFeatures,
+    Unknowns,
+    UpdateConstraints,
+)
 from fl_privacy.attacks.adaptive.countermeasures import Circumstances, Countermeasure, countermeasures_against
 from fl_privacy.attacks.adaptive.estimates import (
     estimate_clip_norm,
@@ -19,6 +25,7 @@ __all__ = [
     "Countermeasure",
     "HiddenGradient",
     "KnownDefense",
+    "KnownFeatures",
     "Unknowns",
     "UpdateConstraints",
     "choose_transforms",

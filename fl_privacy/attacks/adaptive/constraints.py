@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive.assumed_transform import AssumedTransform
 from fl_privacy.attacks.adaptive.bounds import Bounds
@@ -62,6 +62,32 @@ class UpdateConstraints:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class KnownFeatures:
+    """Of V victims: what entered a layer, where its gradient gives that away exactly.
+
+    Attributes:
+        front: what the model does up to the layer, images (B, C, H, W) -> (B, F).
+        values: (V, B, F); zeros where they are not known.
+        weight: (V,) of their mismatch in the objective; zero where they are not known.
+    """
+
+    front: nn.Module
+    values: Tensor
+    weight: Tensor
+
+    def mismatch(self, images: Tensor) -> Tensor:
+        """Squared distance (V,) of the features of ``images`` (V, B, C, H, W), as a share of their own length's."""
+        guessed = self.front(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+        squared = self.values.flatten(1).square().sum(1)
+        apart: Tensor = (guessed - self.values).flatten(1).square().sum(1)
+        return self.weight * apart / torch.where(squared > 0, squared, 1)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "KnownFeatures":
+        """With every tensor changed whose rows are victims."""
+        return KnownFeatures(front=self.front, values=change(self.values), weight=change(self.weight))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Constraints:
     """What is known of V victims' images and losses.
 
@@ -71,12 +97,14 @@ class Constraints:
         smoothness: (V,) weight of the images' total variation, beside the attack's own priors.
         any_contrast: whether that is of images brought to the same contrast.
         unknowns: of a hidden gradient, guessed with the images.
+        features: that the images are known to have.
     """
 
     transform: AssumedTransform | None = None
     smoothness: Tensor | None = None
     any_contrast: bool = False
     unknowns: Unknowns | None = None
+    features: KnownFeatures | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Constraints":
         """With every tensor changed whose rows are victims."""
@@ -85,4 +113,5 @@ class Constraints:
             smoothness=None if self.smoothness is None else change(self.smoothness),
             any_contrast=self.any_contrast,
             unknowns=self.unknowns,
+            features=self.features and self.features.map(change),
         )

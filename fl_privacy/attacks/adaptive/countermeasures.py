@@ -77,8 +77,12 @@ class Countermeasure:
     transforms: tuple[Transform, ...] = ()
 
 
-HIDDEN, BLURRED = 1e-3, 3e-3
-"""Smoothness where the rest of the update is exact, and where all of it is noised; chosen on LeNet with CIFAR-10."""
+FINE, HIDDEN, BLURRED = 1e-4, 1e-3, 3e-3
+"""Smoothness where little of the update is hidden, where much is and the rest exact, and where all of it is noised;
+chosen on LeNet with CIFAR-10."""
+
+_MANY_BITS = 6
+"""Of a quantized value, from which its levels hide little."""
 
 UNSCALED, UNTOLD = 1.0, 1.0
 """What an attacker assumes that is not told SPN's weights: the cross entropy is as it would be without, and what is
@@ -116,7 +120,7 @@ def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Se
             sentence="It accepts every gradient that rounds to the levels observed.",
             rule=within_bins(effect),
         ),
-        *_prefer_smooth(circumstances, HIDDEN),
+        *_prefer_smooth(circumstances, FINE if (effect.bits or 0) >= _MANY_BITS else HIDDEN),
     ]
 
 

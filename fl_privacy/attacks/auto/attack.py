@@ -13,6 +13,7 @@ from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.auto.texts import TextMembers, of_texts
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
+from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.evidence import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import (
@@ -22,6 +23,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
 )
 from fl_privacy.attacks.presets import model_inversion
 from fl_privacy.checks import one_of, whole
+from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
@@ -33,12 +35,13 @@ _LEAST_EVALUATIONS = 25
 class AutoAttack:
     """The strongest attacker without a setting, in the way of AutoAttack (Croce and Hein 2020) for gradient inversion.
 
-    What a fully connected first layer gives away exactly is solved for (``attack=exact``); victims that are proven
-    need no descent. The others are attacked by members that differ in kind, from several starts, under successive
-    halving: L-BFGS on the angle and on the distance of the updates where the model is smooth, signed Adam with little
-    and with much total variation where it is not, batch-norm statistics where they were sent. What was solved for
-    without a proof is one of the starts. A defense that is known, or that the update itself shows (zeros, few levels,
-    empty columns), is answered by all.
+    What the first layer gives away exactly is solved for (``attack=exact``); victims that are proven need no descent.
+    The others are attacked by members that differ in kind, from several starts, under successive halving: L-BFGS on the
+    angle and on the distance of the updates where the model is smooth, signed Adam with little and with much total
+    variation where it is not, batch-norm statistics where they were sent. What was solved for without a proof is one of
+    the starts. Where a hidden layer in front of a ReLU gives the features of a batch away, all take its labels and one
+    attempt is held to the features. A defense that is known, or that the update itself shows (zeros, few levels, empty
+    columns), is answered by all; where it leaves fewer values than there are pixels, by smooth images.
 
     Texts are read by ``attack=dager``; where it proves nothing, descents on the embeddings of words are tried as well
     (:class:`fl_privacy.attacks.auto.texts.TextMembers`), by ``standard`` where the budget is in seconds.
@@ -92,7 +95,8 @@ class AutoAttack:
     def _race(self, group: Group, partly: dict[int, Batch], seed: int, report: Report) -> dict[int, Reconstruction]:
         named = self.evaluations or (EVALUATIONS[self.budget] if isinstance(self.budget, str) else None)
         most = most_attempts(named or EVALUATIONS["standard"])
-        race = Race(group, entries(group.first, most, self._placed), seed)
+        features = _features_of(group, seed)
+        race = Race(group, entries(group.first, most, self._placed), seed, features=features)
         for position, batch in partly.items():
             race.add(position, batch)
         if named is None and race.attempts:
@@ -127,6 +131,20 @@ def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Recons
         elif one.batch is not None:
             partly[position] = one.batch
     return results, partly
+
+
+def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:
+    """By position, what a later fully connected layer gives away exactly, for the descents in front of it."""
+    path = first_hidden_layer(group.first)
+    if path is None:
+        return {}
+    found, model = {}, model_as_sent(group.first)
+    for position, observation in group.observations.items():
+        rng = derive_generator(seed, "hidden", str(observation.id))
+        own = hidden_features(Reproduction(observation, model), path, rng)
+        if own is not None:
+            found[position] = own
+    return found
 
 
 def _from_features(group: Group, seed: int, evaluations: int) -> dict[int, Reconstruction]:

@@ -23,6 +23,7 @@ class Attempt:
         start: number of the start.
         roughness: weight of total variation in the next rung, as a share of the loss of a zero gradient.
         labels: (B,) that belong to the images it starts from; ``None``: those of all attempts.
+        held: whether it is held to features that are known.
         variables: (N,) where it is; ``None`` before the first rung.
         mismatch, score: of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
         history: of the member's own loss, one after the other of all rungs.
@@ -33,6 +34,7 @@ class Attempt:
     start: int
     roughness: float
     labels: Tensor | None = None
+    held: bool = False
     variables: Tensor | None = None
     mismatch: float = math.inf
     score: float = math.inf

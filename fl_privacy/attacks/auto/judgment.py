@@ -21,6 +21,10 @@ where noise was added, all attempts fit alike and the smoothest is taken, which 
 EXACT = 1e-12
 """Of the mismatch: reproduced but for rounding in single precision."""
 
+UNDERDETERMINED = 1e-6
+"""The same where fewer values of the update are known than there are pixels: many images reproduce them, rough ones
+more exactly, so that below this the smoothest is the likeliest."""
+
 _LEAST_VARIATION = 0.01
 """Total variation of an image that has next to none."""
 
@@ -71,6 +75,17 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
         mismatch = common.mismatch(*given).double() / len(problem.rounds)
         misfit = (problem.mismatch(*given) / problem.zero_loss()).double()
     rough = problem.roughness(Guess(images, 1, lambda: ())).double()
-    score = mismatch.clamp_min(EXACT).log() + ROUGHNESS * rough
+    least = torch.where(_is_underdetermined(problem), UNDERDETERMINED, EXACT)
+    score = torch.maximum(mismatch, least.to(mismatch)).log() + ROUGHNESS * rough
     balance = misfit / rough.clamp_min(_LEAST_VARIATION)
     return Judgment(mismatch, balance, score.nan_to_num(math.inf, math.inf, math.inf))
+
+
+def _is_underdetermined(problem: Problem) -> Tensor:
+    """(V,) whether some values of the updates are known exactly, of those with bounds, and in all fewer than pixels."""
+    targets = [target for one in problem.rounds for target in one.targets.values()]
+    bounds = [(target.low, target.high) for target in targets]
+    bounded = [low.eq(high).sum(1) for low, high in bounds if low is not None and high is not None]
+    free = sum(target.size for target in targets if target.low is None)
+    exact = torch.stack(bounded).sum(0) if bounded else targets[0].squared.new_zeros(len(targets[0].squared))
+    return (exact > 0) & (exact + free < problem.pixels)

@@ -1,5 +1,6 @@
 """The descents that ``attack=auto`` chooses from: published ones and what improves on them."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.presets import inverting_gradients
+from fl_privacy.effects import Sparse
 from fl_privacy.types import Observation
 
 _ROUGH = (
@@ -78,7 +80,9 @@ def entries(
     found = (replace(contender, attack=placed(contender.attack)) for contender in _contenders(observation))
     curved, layered, squared, signed, usual = found
     smooth = _is_smooth(observation.model)
-    if smooth:
+    if _is_underdetermined(observation):
+        chosen = [(curved, 0, 3e-1), (signed, 0, 4e-1), (curved, 1, 1e-1), (signed, 1, 1e-1), (layered, 0, 1e-1)]
+    elif smooth:
         chosen = [(curved, 0, 1e-3), (layered, 0, 1e-3), (curved, 1, 1e-2), (squared, 0, 1e-3), (signed, 0, 4e-2)]
         chosen += [(layered, 1, 1e-2), (curved, 2, 1e-3), (squared, 1, 1e-3), (signed, 1, 4e-4)]
     else:
@@ -137,6 +141,14 @@ def _labels(observation: Observation) -> LabelPolicy:
 def _is_smooth(model: nn.Module) -> bool:
     """Whether no layer has a kink and none is of a transformer: what quasi-Newton methods get far on."""
     return not any(isinstance(module, _ROUGH) for module in model.modules())
+
+
+def _is_underdetermined(observation: Observation) -> bool:
+    """Whether a defense left fewer values of the update than there are pixels."""
+    if not any(isinstance(part.effect, Sparse) for part in observation.knowledge.defense or ()):
+        return False
+    left = sum(int(value.count_nonzero()) for value in observation.update().values())
+    return left < observation.upload.num_examples * math.prod(observation.input_shape)
 
 
 def normalizes_by_batch(observation: Observation) -> bool:

@@ -4,26 +4,34 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.adaptive import KnownFeatures
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.auto.attempts import Attempt, Winner
 from fl_privacy.attacks.auto.budget import Rung
 from fl_privacy.attacks.auto.judgment import EXACT, judge
 from fl_privacy.attacks.auto.members import Entry, normalizes_by_batch
 from fl_privacy.attacks.auto.relabeling import other_labels, refined_labels
+from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures
 from fl_privacy.attacks.gradient_inversion.filming import filmed_rows, films_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
+from fl_privacy.attacks.gradient_inversion.threads import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.optimizers import EvolutionStrategy
 from fl_privacy.film import shortened
+from fl_privacy.models import Front
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
+
+FEATURES = 0.3
+"""Weight of features that are known, as a share of the loss of a zero gradient, in the attempt that is held to them."""
 
 _PILOT = 25
 """Evaluations by which the time of one is measured."""
@@ -39,12 +47,21 @@ class Race:
         group: of victims.
         entered: the attempts at each victim.
         seed: of the attack.
+        features: by position, of victims whose images are known to have them.
 
     Raises:
         NotAttackableError: no member can attack the group.
     """
 
-    def __init__(self, group: Group, entered: Sequence[Entry], seed: int) -> None:
+    def __init__(
+        self,
+        group: Group,
+        entered: Sequence[Entry],
+        seed: int,
+        *,
+        features: Mapping[int, HiddenFeatures] = MappingProxyType({}),
+    ) -> None:
+        self._features = features
         self._members = list(dict.fromkeys(member for member, _, _ in entered))
         self._prepared: list[Prepared] = [prepare(member.attack, group, seed) for member in self._members]
         first = self._prepared[0]
@@ -58,6 +75,11 @@ class Race:
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
         """All but the first attempts at a batch whose labels are inferred try the next likely ones."""
+        known = self._features.get(victim.position)
+        if known is not None:
+            free = [replace(attempt, labels=known.labels) for attempt in blank]
+            held = replace(free[0], start=1 + max(attempt.start for attempt in free), held=True)
+            return [free[0], held, *free[1:]][: max(2, len(free))]
         if victim.label_source != "inferred" or len(blank) <= _SURE_OF_LABELS:
             return list(blank)
         others = other_labels(self._prepared[0], victim.observation, len(blank) - _SURE_OF_LABELS)
@@ -127,7 +149,7 @@ class Race:
         prepared, victim = self._prepared[attempt.member], self._victims[attempt.member][position]
         labels = _relabeled(victim, attempt).labels
         told = victim.label_source != "inferred" or labels is None or labels.is_floating_point()
-        if told or labels is None or attempt.variables is None:
+        if told or labels is None or attempt.variables is None or position in self._features:
             return attempt
         pixels = attempt.variables[: torch.Size(prepared.shape).numel()]
         images = prepared.settings.space.to_images(pixels.reshape(prepared.shape)).clamp(0, 1)
@@ -187,21 +209,22 @@ class Race:
         )
         problem, settings = self._problem(member, jobs), self._members[member].settings(evaluations)
         assert not isinstance(settings.optimizer, EvolutionStrategy)
-        found = minimize(
-            problem,
-            variables,
-            generators=generators,
-            enough=0.0 * problem.zero_loss(),
-            descent=Descent(
-                optimizer=settings.optimizer,
-                iterations=settings.iterations,
-                projection=settings.projection,
-                noise=settings.noise,
-            ),
-            evaluate=Problem.evaluate,
-            report=report,
-            filmed=filmed_rows(victim.observation for victim in victims),
-        )
+        with fitting_threads(multiplications_of_a_layer(prepared.observer, problem.images(variables))):
+            found = minimize(
+                problem,
+                variables,
+                generators=generators,
+                enough=0.0 * problem.zero_loss(),
+                descent=Descent(
+                    optimizer=settings.optimizer,
+                    iterations=settings.iterations,
+                    projection=settings.projection,
+                    noise=settings.noise,
+                ),
+                evaluate=Problem.evaluate,
+                report=report,
+                filmed=filmed_rows(victim.observation for victim in victims),
+            )
         judged, films = judge(problem, found.variables), films_of(problem, found)
         return [
             attempt.after(found.variables[row], judged, row, found.history[:, row], films.get(row, ()))
@@ -216,8 +239,26 @@ class Race:
         zero = problem.zero_loss()
         weights = torch.tensor([attempt.roughness for _, attempt in jobs]).to(zero)
         smoothness = weights.clamp_min(prepared.rounds[0].known.smoothness) * zero
-        known = replace(problem.constraints, smoothness=smoothness, any_contrast=self._any_contrast)
+        known = replace(
+            problem.constraints,
+            smoothness=smoothness,
+            any_contrast=self._any_contrast,
+            features=self._known_features(prepared, jobs, zero),
+        )
         return replace(problem, constraints=known)
+
+    def _known_features(
+        self, prepared: Prepared, jobs: Sequence[tuple[int, Attempt]], zero: Tensor
+    ) -> KnownFeatures | None:
+        """Of the attempts that are held to them; the others' have no weight. ``zero`` (V,) is the unit of a weight."""
+        own = [self._features[position] if attempt.held else None for position, attempt in jobs]
+        some = next((one for one in own if one is not None), None)
+        if some is None:
+            return None
+        values = torch.stack([torch.zeros_like(some.values) if one is None else one.values for one in own])
+        weights = torch.tensor([0.0 if one is None else FEATURES for one in own])
+        front = Front(prepared.observer, some.path)
+        return KnownFeatures(front=front, values=values.to(zero), weight=weights.to(zero) * zero)
 
     def winner(self, position: int) -> Winner | None:
         """Of a victim; ``None`` where no attempt came to a number."""

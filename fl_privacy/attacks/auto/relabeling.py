@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.gradient_inversion.guesses import usual_outputs
 from fl_privacy.attacks.gradient_inversion.labels import (
     expected_counts,
-    guessed_outputs,
     infer_labels,
     nearest_counts,
     output_layer,
@@ -14,9 +14,6 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
-
-_GUESSES = 64
-"""Images of noise that stand for the client's."""
 
 
 @torch.no_grad()
@@ -28,8 +25,7 @@ def other_labels(prepared: Prepared, observation: Observation, number: int) -> l
         return []
     like = next(prepared.observer.parameters())
     rng = derive_generator(prepared.seed, "attack", str(observation.id), "labels")
-    noise = torch.rand((_GUESSES, *observation.input_shape), generator=rng).to(like)
-    outputs = guessed_outputs(prepared.observer, noise, layer[0])
+    outputs = usual_outputs(prepared.observer, observation.input_shape, layer[0], rng)
     expected = expected_counts(_gradient_of(observation, layer, like), layer, size, *outputs)
     return [] if expected is None else nearest_counts(expected, size, number + 1)[1:]
 

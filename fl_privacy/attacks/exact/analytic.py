@@ -19,6 +19,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
     one_each,
     without_labels,
 )
+from fl_privacy.attacks.gradient_inversion.guesses import guessed_outputs
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number
 from fl_privacy.gradients import frozen_copy
@@ -116,9 +117,9 @@ def _inferred_labels(observation: Observation, images: Tensor) -> Tensor | None:
     output = labeling.output_layer(observation.model, observation.num_classes)
     if output is None:
         return None
-    sent = observation.sent
+    sent = observation.assumed()
     values = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=values.device, dtype=values.dtype)
-    outputs = labeling.guessed_outputs(model, images.to(values), output[0])
+    outputs = guessed_outputs(model, images.to(values), output[0])
     gradient = {name: g / observation.plan.loss_scale for name, g in as_gradient(observation).items() if name in output}
     return labeling.infer_labels(gradient, output, len(images), *outputs)

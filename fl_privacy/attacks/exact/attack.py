@@ -10,6 +10,7 @@ from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.exact.certificate import EXACT, ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.factorization import column_space, sparse_factors
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
+from fl_privacy.attacks.exact.patches import PatchEmbedding, find_patch_embedding, solve
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.gradient_inversion.grouping import failed, read_each, without_labels
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
@@ -20,14 +21,29 @@ _AGREEMENT = 0.99
 """Of the signs in front of a ReLU with the zeros of what came back through it; wrong images agree in about half."""
 
 
+_SURE = 1e-3
+"""Expected error of a pixel of what patches were solved for."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """Images (B, C, H, W), whether no others solve the equations of their layer, and what they leave of these."""
+
+    images: Tensor
+    unique: bool
+    loss: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExactInversion:
-    """What a fully connected first layer gives away exactly, with a certificate that does not use the truth.
+    """What the first layer gives away exactly, with a certificate that does not use the truth.
 
-    One image is the quotient of the layer's gradients (Geiping et al. 2020, proposition 3.1). Of a batch in front of a
-    ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.factorization`; SPEAR, Dimitrov et al. 2024);
-    where that fails, the images are taken that neurons see alone, as ``attack=analytic`` does. With the images the
-    labels follow from the output layer, in the images' order.
+    One image is the quotient of a fully connected layer's gradients (Geiping et al. 2020, proposition 3.1). Of a batch
+    in front of a ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.factorization`; SPEAR, Dimitrov et
+    al. 2024); where that fails, the images are taken that neurons see alone, as ``attack=analytic`` does. With the
+    images the labels follow from the output layer, in the images' order. One image of a vision transformer is solved
+    for where the gradient of its position embedding was uploaded (:mod:`fl_privacy.attacks.exact.patches`). Batch norm
+    in front of the layer is undone where its statistics are those that were sent.
 
     A reconstruction is ``proven`` if the equations of the layer have one solution up to the order of the images, the
     signs it makes in front of the ReLU are those that the zeros behind it ask for, and the whole update is reproduced.
@@ -58,36 +74,27 @@ class ExactInversion:
         return read_each(observations, self._reader, name="exact", seed=seed, progress=progress)
 
     def _reader(self, first: Observation) -> Callable[[Observation, torch.Generator], Reconstruction]:
-        layer, model = _layer(first), model_as_sent(first)
-        return lambda observation, rng: self._read(Reproduction(observation, model), layer, rng)
+        source, model = _source(first), model_as_sent(first)
 
-    def _read(self, reproduction: Reproduction, layer: FirstLayer, rng: torch.Generator) -> Reconstruction:
-        observation = reproduction.observation
+        def read(observation: Observation, rng: torch.Generator) -> Reconstruction:
+            if not as_gradient(observation)[source.names[-1]].any():
+                return failed(observation, f"A gradient of {source.names[-1]} is expected, but all of it is zero.")
+            if isinstance(source, PatchEmbedding):
+                found = _patched(observation, source)
+            else:
+                found = self._connected(observation, source, rng)
+            return _certified(Reproduction(observation, model), found)
+
+        return read
+
+    def _connected(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> _Read:
         gradient = as_gradient(observation)
         weight, bias = gradient[layer.weight], gradient[layer.bias]
-        if not bias.any():
-            return failed(observation, f"A gradient of {layer.bias} is expected, but all of it is zero.")
         inputs, unique = self._inputs(observation, layer, rng)
-        unique &= not _is_muted(weight, layer)
         images = layer.pixels(inputs).reshape(len(inputs), *observation.input_shape)
-        labels, source = observation.knowledge.labels, "known"
-        if labels is None or unique:  # those told are in no order that the images know of
-            labels, source = reproduction.labels(images), "inferred"
-        if labels is None:
-            return without_labels(observation)
-        apart = reproduction.distance(Batch(images, labels))
-        certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
-        if unique and apart < (EXACT if len(images) == 1 else ROUNDING):
-            certainty = Certainty.PROVEN
+        shade = layer.pixels(torch.zeros_like(layer.shift))
         loss = float(residual(weight[None], bias[None], inputs[None]))
-        return Reconstruction(
-            id=observation.id,
-            batch=Batch(images.clamp(0, 1).float().cpu(), labels.cpu()),
-            loss=loss,
-            history=(loss,),
-            label_source=source,
-            certainty=certainty,
-        )
+        return _Read(images, unique and not _is_muted(weight, shade), loss)
 
     def _inputs(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> tuple[Tensor, bool]:
         """What entered the layer (B, N), and whether nothing else could have."""
@@ -106,15 +113,50 @@ class ExactInversion:
         return alone[0], False
 
 
-def _is_muted(weight: Tensor, layer: FirstLayer) -> bool:
-    """Whether columns of the gradient are zero though their pixels would be neither black nor white: put there."""
-    shade = layer.pixels(torch.zeros_like(layer.shift))
+def _patched(observation: Observation, embedding: PatchEmbedding) -> _Read:
+    gradient = as_gradient(observation)
+    found = solve(embedding, gradient)
+    shade = -embedding.shift / embedding.scale
+    muted = _is_muted(gradient[embedding.weight].flatten(1), embedding.cut(shade))
+    return _Read(found.image[None], found.error < _SURE and not muted, found.residual)
+
+
+def _certified(reproduction: Reproduction, read: _Read) -> Reconstruction:
+    """What was ``read``, with labels that follow from it and how sure it is."""
+    observation = reproduction.observation
+    labels, source = observation.knowledge.labels, "known"
+    if labels is None or read.unique:  # those told are in no order that the images know of
+        labels, source = reproduction.labels(read.images), "inferred"
+    if labels is None:
+        return without_labels(observation)
+    apart = reproduction.distance(Batch(read.images, labels))
+    certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
+    if read.unique and apart < (EXACT if len(read.images) == 1 else ROUNDING):
+        certainty = Certainty.PROVEN
+    return Reconstruction(
+        id=observation.id,
+        batch=Batch(read.images.clamp(0, 1).float().cpu(), labels.cpu()),
+        loss=read.loss,
+        history=(read.loss,),
+        label_source=source,
+        certainty=certainty,
+    )
+
+
+def _is_muted(weight: Tensor, shade: Tensor) -> bool:
+    """Whether columns of the gradient (M, N) are zero though ``shade`` (..., N), the pixels that make them so, is
+    neither black nor white everywhere: put there."""
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
 
-def _layer(observation: Observation) -> FirstLayer:
-    """The first layer, where its gradient was uploaded."""
-    layer = find_first_layer(observation.model, observation.sent, observation.input_shape)
-    if missing := {layer.weight, layer.bias} - observation.upload.tensors.keys():
+def _source(observation: Observation) -> FirstLayer | PatchEmbedding:
+    """What the images are read from, where its gradient was uploaded."""
+    model, sent, shape = observation.model, observation.assumed(), observation.input_shape
+    fixed = observation.plan.batch_norm == "eval"
+    source: FirstLayer | PatchEmbedding | None = None
+    if observation.upload.num_examples == 1:
+        source = find_patch_embedding(model, sent, shape, fixed_norms=fixed)
+    source = source or find_first_layer(model, sent, shape, fixed_norms=fixed)
+    if missing := set(source.names) - observation.upload.tensors.keys():
         raise NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")
-    return layer
+    return source

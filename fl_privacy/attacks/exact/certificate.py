@@ -10,6 +10,7 @@ from fl_privacy.attacks.gradient_inversion import labels as labeling
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.gradients import frozen_copy, loss_gradients
 from fl_privacy.gradients.watch import entering
+from fl_privacy.models.cut import Rest
 from fl_privacy.types import Batch, ModelState, Observation, Tensors
 
 ROUNDING = 1e-3
@@ -44,6 +45,14 @@ class Reproduction:
         Args:
             images: (B, C, H, W), or tokens (B, L).
         """
+        return self._labels(self.model, self._entering(images))
+
+    def labels_of(self, features: Tensor, path: str) -> Tensor | None:
+        """The same from ``features`` (B, ...) that enter the layer at ``path``, which lies in front of the output's."""
+        rest = Rest(self.model, path, self.observation.input_shape)
+        return self._labels(rest, features.to(self._device, torch.float64))
+
+    def _labels(self, network: nn.Module, inputs: Tensor) -> Tensor | None:
         observation = self.observation
         output = labeling.output_layer(observation.model, observation.num_classes)
         gradient = as_gradient(observation)
@@ -51,14 +60,14 @@ class Reproduction:
             return None
         owner, device = output[0].rpartition(".")[0], self._device
         with torch.no_grad(), entering({owner: self.model.get_submodule(owner)}) as calls:
-            probabilities = self.model(self._entering(images)).softmax(1)
+            probabilities = network(inputs).softmax(1)
         entered, observed = calls[0].inputs, gradient[output[0]].double()
         if entered.dim() != 2:
             return None
         if output[1] is not None and output[1] in gradient:
             entered = torch.cat([entered, torch.ones_like(entered[:, :1])], 1)
             observed = torch.cat([observed, gradient[output[1]].double()[:, None]], 1)
-        scale = len(images) / observation.plan.loss_scale
+        scale = len(inputs) / observation.plan.loss_scale
         errors = scale * torch.linalg.lstsq(entered.T, observed.T, driver="gelsd" if device.type == "cpu" else None)[0]
         return _classes(probabilities, errors)
 

@@ -1,5 +1,6 @@
 """The layer that the pixels enter, where it is fully connected."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,48 +30,106 @@ class FirstLayer:
     shift: Tensor
     scale: Tensor
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """Of its parameters."""
+        return self.weight, self.bias
+
     def pixels(self, inputs: Tensor) -> Tensor:
         """Inputs of the layer (..., N) -> pixels (..., N)."""
         return (inputs - self.shift) / self.scale
 
 
-def find_first_layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> FirstLayer:
+@dataclass(frozen=True, eq=False)
+class Probed:
+    """The first layer that test images enter.
+
+    Attributes:
+        name, module: of the layer.
+        black, white, mixed: what enters it for images of zeros, of ones and of noise.
+        random: (C, H, W) the latter image.
+    """
+
+    name: str
+    module: nn.Module
+    black: Tensor
+    white: Tensor
+    mixed: Tensor
+    random: Tensor
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each pixel was at most shifted and scaled."""
+        scale = self.white - self.black
+        expected = self.black + scale * self.random.reshape(scale.shape)
+        return torch.allclose(self.mixed, expected, rtol=1e-4, atol=1e-6) and bool(scale.all())
+
+
+def find_first_layer(
+    model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
+) -> FirstLayer:
     """The first layer of ``model`` at ``state``, found by watching where test images go.
 
     Args:
         model: architecture.
         state: its values.
         input_shape: (C, H, W).
+        fixed_norms: whether the clients' batch norm shifts and scales by what was sent, as in evaluation; in front of
+            the layer it is then a part of what pixels go through.
 
     Raises:
         NotFullyConnectedError: another layer comes first, it has no bias, or pixels are mixed before.
     """
-    values = next(iter(state.parameters.values()))
-    plan = LocalPlan(batch_norm="eval")
-    frozen = frozen_copy(model, state, plan, device=values.device, dtype=values.dtype).eval()
-    random = torch.rand(input_shape, generator=torch.Generator().manual_seed(0)).to(values)
-    probes = torch.stack([torch.zeros_like(random), torch.ones_like(random), random])
-    name, module, seen = _first_call(frozen, probes)
+    seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
+    name, module = seen.name, seen.module
     if not isinstance(module, nn.Linear) or module.bias is None:
         what = type(module).__name__ + ("" if getattr(module, "bias", None) is not None else " without bias")
         raise NotFullyConnectedError(
             f"The first layer is expected to be fully connected with a bias, but {name} is {what};"
             " use attack=dlg or another that optimizes images."
         )
-    if seen.shape != (3, random.numel()):
-        raise NotFullyConnectedError(f"The layer {name} is expected to take all pixels, but takes {tuple(seen.shape)}.")
-    black, white, mixed = seen
-    scale = white - black
-    if not torch.allclose(mixed, black + scale * random.flatten(), rtol=1e-4, atol=1e-6) or not scale.all():
+    if seen.black.shape != (seen.random.numel(),):
+        taken = (3, *seen.black.shape)
+        raise NotFullyConnectedError(f"The layer {name} is expected to take all pixels, but takes {taken}.")
+    if not seen.one_by_one:
         raise NotFullyConnectedError(f"The pixels are expected to enter {name} one by one, but they are mixed before.")
-    return FirstLayer(f"{name}.weight", f"{name}.bias", black, scale)
+    return FirstLayer(f"{name}.weight", f"{name}.bias", seen.black, seen.white - seen.black)
+
+
+def probe_first_layer(
+    model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
+) -> Probed:
+    """What enters the first layer with parameters; see :func:`find_first_layer`."""
+    values = next(iter(state.parameters.values()))
+    plan = LocalPlan(batch_norm="eval")
+    frozen = frozen_copy(model, state, plan, device=values.device, dtype=values.dtype).eval()
+    random = torch.rand(input_shape, generator=torch.Generator().manual_seed(0)).to(values)
+    probes = torch.stack([torch.zeros_like(random), torch.ones_like(random), random])
+    name, module, seen = _first_call(frozen, probes, beyond_norms=fixed_norms)
+    if len(seen) != len(probes):
+        raise NotFullyConnectedError(f"The layer {name} is expected to take image by image, but mixes them.")
+    black, white, mixed = seen
+    return Probed(name, module, black, white, mixed, random)
 
 
 @torch.no_grad()
-def _first_call(model: nn.Module, inputs: Tensor) -> tuple[str, nn.Module, Tensor]:
+def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tuple[str, nn.Module, Tensor]:
     """Name and module of the first layer with parameters that is called, and what enters it."""
-    with entering(owners(model)) as calls:
+    owning = owners(model)
+    watched = {
+        name: module
+        for name, module in owning.items()
+        if not (beyond_norms and isinstance(module, nn.modules.batchnorm._BatchNorm))
+        and (isinstance(module, nn.MultiheadAttention) or not _holds(module, owning))
+    }
+    with entering(watched) as calls:
         model(inputs)
     if not calls:
         raise NotFullyConnectedError("The model is expected to call a layer with parameters, but calls none.")
     return calls[0].name, calls[0].module, calls[0].inputs
+
+
+def _holds(module: nn.Module, others: Mapping[str, nn.Module]) -> bool:
+    """Whether ``module`` has a layer of ``others`` in it, so that its own parameters are added, as a class token is."""
+    inner = {id(each) for each in module.modules() if each is not module}
+    return any(id(other) in inner for other in others.values())

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.grouping import failed
-from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs, infer_labels, output_layer
+from fl_privacy.attacks.gradient_inversion.guesses import guessed_outputs
+from fl_privacy.attacks.gradient_inversion.labels import infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.standings import Minimum
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.film import Frame, shortened

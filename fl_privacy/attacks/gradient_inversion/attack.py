@@ -25,7 +25,7 @@ class GradientInversion(Settings):
     from few digits, others of the same kind where rounding errors grow from step to step, as in dozens of moves of
     L-BFGS or where the sign of a gradient decides. With ``most_victims=1`` each victim is computed alone, and its
     result does not depend on the company, to the last bit. The same call with as many CPU threads ends in the same
-    bits.
+    bits; where layers are small it takes one, however many are set (:mod:`.threads`).
     An update of several local steps is matched by replaying them.
     """
 

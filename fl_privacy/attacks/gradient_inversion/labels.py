@@ -4,14 +4,12 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.guesses import usual_outputs
 from fl_privacy.attacks.gradient_inversion.settings import LabelPolicy
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.gradients.watch import entering
 from fl_privacy.models import TextModel
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
-
-_GUESSES = 64
 
 
 def choose_labels(
@@ -46,22 +44,13 @@ def choose_labels(
         raise NotAttackableError("The model has no linear output layer to infer labels from; use labels=optimize.")
     gradient = {n: g.to(like) / loss_scale for n, g in as_gradient(observation).items() if n in layer}
     generator = derive_generator(seed, "attack", str(observation.id), "labels")
-    guesses = _guessed_inputs(model, observation.input_shape, generator, like)
-    outputs = guessed_outputs(model, guesses, layer[0])
+    outputs = usual_outputs(model, observation.input_shape, layer[0], generator)
     found = infer_labels(gradient, layer, observation.upload.num_examples, *outputs)
     if found is None:
         raise NotAttackableError(
             "The output layer's gradient was withheld, so no label can be inferred; use labels=optimize."
         )
     return found, "inferred"
-
-
-def _guessed_inputs(model: nn.Module, shape: tuple[int, ...], generator: torch.Generator, like: Tensor) -> Tensor:
-    """Images of noise, or texts of tokens at random."""
-    if isinstance(model, TextModel):
-        tokens = torch.randint(model.words.num_embeddings, (_GUESSES, *shape), generator=generator)
-        return tokens.to(like.device)
-    return torch.rand((_GUESSES, *shape), generator=generator).to(like)
 
 
 def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
@@ -150,12 +139,3 @@ def _to_labels(expected: Tensor, total: int) -> Tensor:
     while counts.sum() < total:
         counts[(wanted - counts).argmax()] += 1
     return torch.arange(len(counts), device=counts.device).repeat_interleave(counts.long())
-
-
-@torch.no_grad()
-def guessed_outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """Mean softmax (K,) and mean input (F,) of the output layer whose weight is ``layer``, for ``inputs``."""
-    owner = layer.rpartition(".")[0]
-    with entering({owner: model.get_submodule(owner)}) as calls:
-        logits = model(inputs)
-    return logits.softmax(1).mean(0), calls[0].inputs.flatten(0, -2).mean(0)

@@ -192,6 +192,8 @@ class Problem:
         images, known = self.images(variables), self.constraints
         seen = known.transform(images) if known.transform else images
         loss = self.mismatch(seen, self.guessed_labels(variables), self.hidden_gradients(variables))
+        if known.features is not None:
+            loss = loss + known.features.mismatch(seen)
         guess = Guess(images, self.attempts, lambda: batch_statistics(self.observer, seen))
         for prior in self.settings.priors:
             loss = loss + prior(guess)

@@ -10,6 +10,7 @@ from fl_privacy.attacks.gradient_inversion.filming import filmed_rows
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.preparation import Member, Prepared
 from fl_privacy.attacks.gradient_inversion.stages import minimize_in_stages
+from fl_privacy.attacks.gradient_inversion.threads import fitting_threads, multiplications_of_a_layer
 from fl_privacy.film import Frame, shortened
 from fl_privacy.types import Batch, Reconstruction
 
@@ -64,7 +65,8 @@ def _attack_chunk(
     problem = prepared.problem(members, restarts, together)
     variables, generators = prepared.start(members, restarts)
     filmed = filmed_rows(member.observation for member in members)
-    found = minimize_in_stages(prepared, problem, variables, generators, report, filmed=filmed)
+    with fitting_threads(multiplications_of_a_layer(prepared.observer, problem.images(variables))):
+        found = minimize_in_stages(prepared, problem, variables, generators, report, filmed=filmed)
     images, labels = prepared.read(found.images), found.labels
     labels = (labels.argmax(-1) if labels.is_floating_point() else labels).cpu()
     accepted = (found.loss < settings.accept * problem.zero_loss()).tolist()

@@ -1,5 +1,6 @@
 """The attack without a setting reads at least what one that was chosen reads, and never looks at the truth."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from fl_privacy.attacks import AutoAttack, inverting_gradients
 from fl_privacy.attacks.auto.budget import most_attempts, rungs
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
-from fl_privacy.attacks.gradient_inversion.evidence import evident_defense, usual_of
+from fl_privacy.attacks.gradient_inversion.evidence import evident_defense, seen_through, usual_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.data import load_data
 from fl_privacy.defenses.compression import pruning, quantization, selective_sharing
@@ -179,3 +180,27 @@ def test_zeros_that_are_evident_are_answered():
     pruned = [defended(each, pruning(rate=0.5)) for each in seen]
     (found,) = SHORT(pruned, seed=0)
     assert any("not zero" in sentence for sentence in found.countermeasures)
+
+
+@pytest.mark.parametrize(("rate", "thin"), [(0.97, True), (0.5, False)])
+def test_fewer_values_than_pixels_are_answered_by_smoothness(rate, thin):
+    """What fits them is then no proof, and rough images fit better."""
+    (seen,) = seen_through([defended(observations(smooth_net(), 1)[0], pruning(rate=rate))])
+    weights = [weight for _, _, weight in entries(seen, 3, lambda attack: attack)]
+    assert (min(weights) >= 0.1) is thin
+    race = Race(Group({0: seen}), entries(seen, 1, lambda attack: attack), 0)
+    race.add(0, examples(1))
+    (_, exact) = race.attempts[0]
+    assert exact.mismatch <= 1e-12 or not thin
+    least = math.log(1e-6 if thin else 1e-12)
+    assert least < exact.score < least + 3.0
+
+
+def test_a_smooth_picture_is_read_from_a_thinned_update():
+    picture = smooth_picture()
+    torch.manual_seed(0)
+    model = LeNet(in_channels=3, image_size=28, num_classes=CLASSES, activation="tanh").eval()
+    seen = defended(observe(model, picture), pruning(rate=0.9))
+    (found,) = AutoAttack(evaluations=300)([seen], seed=0)
+    (plain,) = inverting_gradients(iterations=300, total_variation=0.1)(seen_through([seen]), seed=0)
+    assert error(found.batch, picture) < error(plain.batch, picture)

@@ -52,6 +52,16 @@ def test_batches_in_front_of_a_relu_are_read_and_proven(count):
         assert worst(found, truth) < 1e-3
 
 
+def test_a_first_layer_that_clients_keep_is_said():
+    seen = observe(mlp(), batch(1, 0))
+    kept = list(seen.upload.tensors)[:2]
+    public = {name: value for name, value in seen.sent.parameters.items() if name not in kept}
+    upload = replace(seen.upload, tensors={n: t for n, t in seen.upload.tensors.items() if n not in kept})
+    kept_back = replace(seen, sent=replace(seen.sent, parameters=public), upload=upload)
+    (found,) = ExactInversion()([kept_back.told(private=seen.sent)], seed=0)
+    assert found.batch is None and "was withheld" in found.failure
+
+
 def test_larger_batches_are_proven_in_front_of_wider_layers():
     truth = batch(20, 0, 16)
     (found,) = ExactInversion()([observe(mlp(widths=(512, 32), image_size=16), truth)], seed=0)

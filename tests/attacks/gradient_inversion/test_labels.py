@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from fl_privacy.attacks.gradient_inversion.guesses import guessed_outputs, usual_outputs
 from fl_privacy.attacks.gradient_inversion.labels import (
     _to_labels,
-    guessed_outputs,
     infer_labels,
     nearest_counts,
     output_layer,
@@ -60,3 +60,24 @@ def test_the_next_likely_counts_differ_in_one_label():
     expected = torch.tensor([1.6, -0.2, 1.5, 0.1])
     assert [found.tolist() for found in nearest_counts(expected, 3, 3)] == [[0, 0, 2], [0, 2, 2], [0, 2, 3]]
     assert len(nearest_counts(torch.tensor([1.0, 0.0]), 1, 5)) == 2
+
+
+def _usual(weight: float, bias: float) -> torch.Tensor:
+    """What is expected of a model whose answers hang on its inputs by ``weight``, and on nothing by ``bias``."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, CLASSES))
+    with torch.no_grad():
+        model[1].weight.copy_(weight * torch.randn(CLASSES, 48))
+        model[1].weight.sub_(model[1].weight.mean(1, keepdim=True))
+        model[1].bias.copy_(bias * torch.arange(CLASSES))
+    found, features = usual_outputs(model, (3, 4, 4), "1.weight", torch.Generator().manual_seed(0))
+    assert float(found.sum()) == pytest.approx(1) and features.shape == (48,)
+    return found
+
+
+def test_answers_that_are_the_same_for_all_images_are_those_of_a_client() -> None:
+    assert torch.allclose(_usual(0.0, 0.5), (0.5 * torch.arange(CLASSES)).softmax(0), atol=1e-5)
+
+
+def test_answers_that_hang_on_the_image_say_nothing_of_how_often_a_class_is() -> None:
+    assert float((_usual(30.0, 0.5) - 1 / CLASSES).abs().max()) < 0.05
