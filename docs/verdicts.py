@@ -157,11 +157,12 @@ def _claimed(lines: Sequence[Line], above: Sequence[Sequence[str]]) -> tuple[lis
 
 
 def _compare(high: Measured, low: Measured) -> int:
-    """1 where ``high`` is above ``low``, -1 where it is below, 0 where their intervals overlap."""
+    """1 where ``high`` is above ``low``, -1 where it is below, 0 where an interval reaches the other figure, or its."""
     sign = (high.mean > low.mean) - (high.mean < low.mean)
     upper, lower = (high, low) if sign > 0 else (low, high)
-    known = upper.low is not None and lower.high is not None
-    return 0 if known and upper.low <= lower.high else sign
+    bottom = upper.mean if upper.low is None else upper.low
+    top = lower.mean if lower.high is None else lower.high
+    return sign if bottom > top else 0
 
 
 def _named(above: Line, below: Line) -> str:

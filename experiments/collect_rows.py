@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.files import write_whole
+
 Row = dict[str, Any]
 
 LEFT_OUT = ("out", "overwrite", "name", "choices", "command", "captured")
@@ -107,7 +109,7 @@ def main() -> None:
     before = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
     names = {row["run"] for row in rows}
     kept = [row for row in before if row["run"] not in names]
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*kept, *rows]))
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in [*kept, *rows]))
     for folder in (folder for folder, own in found.items() if not own):
         print(f"{folder} has not finished, or was written by an older version: left out")
     print(f"{len(runs)} runs, {len(rows)} rows, {len(kept)} kept: {path} ({path.stat().st_size >> 10} KiB)")

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.files import write_whole
+
 Row = dict[str, Any]
 
 
@@ -29,7 +31,7 @@ class RowFile:
         self.rows = [other for other in self.rows if not key.items() <= other.items()] + [row]
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text("".join(json.dumps(each) + "\n" for each in self.rows))
+            write_whole(self.path, "".join(json.dumps(each) + "\n" for each in self.rows))
         return row
 
 

@@ -91,4 +91,4 @@ def shortened(film: Sequence[Frame]) -> tuple[Frame, ...]:
     end, places = film[-1].at, [each.at for each in film]
     wanted = [end * (k / (FRAMES - 1)) ** 2 for k in range(FRAMES)]
     kept = {min(range(len(film)), key=lambda number: abs(places[number] - at)) for at in wanted}
-    return tuple(film[number] for number in sorted({0, *kept, len(film) - 1}))[-FRAMES:]
+    return tuple(film[number] for number in sorted(kept))

@@ -2,6 +2,8 @@
 
 import hmac
 import secrets
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +13,7 @@ from urllib.parse import unquote
 
 import typer
 
-from fl_privacy.cli.faults import Interrupted
+from fl_privacy.cli.faults import FAULTS, Interrupted, in_a_line
 from fl_privacy.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,6 +31,12 @@ HEADERS = {
     "X-Frame-Options": "SAMEORIGIN",
 }
 
+FURTHER: Mapping[HTTPStatus, Mapping[str, str]] = {
+    HTTPStatus.METHOD_NOT_ALLOWED: {"Allow": "GET, HEAD"},
+    HTTPStatus.SERVICE_UNAVAILABLE: {"Refresh": "5"},
+}
+"""Headers of answers that are no page."""
+
 
 class WatchServer(ThreadingHTTPServer):
     """Serves the pages of ``watched`` on loopback, under a secret only, and changes nothing.
@@ -44,6 +52,12 @@ class WatchServer(ThreadingHTTPServer):
         super().__init__((LOOPBACK, port), _Handler)
         self.watched = watched
         self.secret = secrets.token_urlsafe(16)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A line, where it is more than a browser that went away."""
+        error = sys.exception()
+        if error is not None and not isinstance(error, ConnectionError):
+            print(f"error: {in_a_line(error)}", file=sys.stderr)
 
     @property
     def address(self) -> str:
@@ -80,8 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
             return HTTPStatus.NOT_FOUND, "There is no such page; open the address that `fl-privacy watch` printed."
         try:
             page = self.server.watched.page(unquote(address))
-        except UserError as error:  # a record that is half written, or a folder that was moved
-            return HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+        except FAULTS as error:  # a damaged record, or a folder that was moved
+            return HTTPStatus.SERVICE_UNAVAILABLE, in_a_line(error)
         return (HTTPStatus.NOT_FOUND, "There is no such page.") if page is None else (HTTPStatus.OK, page)
 
     def _answer(self, found: tuple[HTTPStatus, str]) -> None:
@@ -89,11 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = text.encode()
         self.send_response(status)
         plain = {"Content-Type": "text/plain; charset=utf-8"} if status is not HTTPStatus.OK else {}
-        beside = {
-            HTTPStatus.METHOD_NOT_ALLOWED: {"Allow": "GET, HEAD"},
-            HTTPStatus.SERVICE_UNAVAILABLE: {"Refresh": "5"},
-        }
-        for name, value in {**HEADERS, **plain, **beside.get(status, {}), "Content-Length": str(len(body))}.items():
+        further = FURTHER.get(status, {})
+        for name, value in {**HEADERS, **plain, **further, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         with suppress(ConnectionError):  # the page was left before it came
             self.end_headers()

@@ -86,12 +86,16 @@ os.execvp(command[0], command)
 
 
 def joules_so_far() -> float | None:
-    """What the processor packages have used (RAPL); ``None`` where the kernel does not say."""
-    counters = sorted(_POWER.glob("intel-rapl:?/energy_uj"))
+    """What the processor packages have used (RAPL), which starts again at 0 now and then; ``None`` if nobody says."""
     try:
-        return sum(int(counter.read_text()) for counter in counters) / 1e6 if counters else None
+        counters = [
+            int((zone / "energy_uj").read_text())
+            for zone in _POWER.glob("intel-rapl:?")
+            if (zone / "name").read_text().startswith("package")  # the zone of the whole machine holds them as well
+        ]
     except OSError:
         return None
+    return sum(counters) / 1e6 if counters else None
 
 
 @contextmanager

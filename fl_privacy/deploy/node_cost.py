@@ -5,17 +5,20 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.deploy.limits import MIB, Held, joules_so_far, run_limited
 from fl_privacy.errors import UserError
 from fl_privacy.results import append_node_cost, read_run
+from fl_privacy.results.ended import expect_finished, is_aside, is_finished
 
 ENOUGH_SECONDS = 20.0
 """A round that takes more CPU time is not repeated."""
 
 
-def measure_nodes(runs: list[Path], *, memory: int, core: int | None = None, repeats: int = 3) -> list[str]:
+def measure_nodes(runs: list[Path], *, memory: int, core: int | None = None, repeats: int = 3) -> Iterator[str]:
     """Measure a client round of each of ``runs`` and add it to the run's records.
 
     Each is done in a process of its own, on one core with one thread. What it came to stands on the run's page and on
@@ -27,8 +30,8 @@ def measure_nodes(runs: list[Path], *, memory: int, core: int | None = None, rep
         core: number of the core; the first that this process may use.
         repeats: rounds, one after the other, the client's state kept.
 
-    Returns:
-        A line for each run.
+    Yields:
+        A line for each run, once it is measured.
 
     Raises:
         UserError: a folder holds no run, or a client fails for another reason than its memory.
@@ -37,15 +40,20 @@ def measure_nodes(runs: list[Path], *, memory: int, core: int | None = None, rep
         raise UserError(f"--repeats is expected to be at least 1, but got {repeats}.")
     if memory < 128 * MIB:
         raise UserError(f"--memory is expected to be at least 128 MiB, but got {memory / MIB:g}.")
-    return [_measure(run, memory, core, repeats) for folder in runs for run in _runs_in(folder)]
+    chosen = [run for folder in runs for run in _runs_in(folder)]
+    for run in chosen:
+        yield _measure(run, memory, core, repeats)
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """Those that trained: the folder itself, or the runs of a sweep."""
+    """The folder itself, or the finished trainings of a sweep."""
     if (folder / "run.json").is_file():
+        if read_run(folder).identity.config.get("command") != "run":
+            raise UserError(f"{folder} is expected to be a training by `fl-privacy run`, but is none; give one.")
+        expect_finished(folder)
         return [folder]
-    found = sorted({path.parent for path in folder.glob("*/run.json")})
-    trained = [path for path in found if read_run(path).of_kind("round")]
+    found = sorted(path.parent for path in folder.glob("*/run.json") if not is_aside(path.parent))
+    trained = [path for path in found if is_finished(path) and read_run(path).identity.config.get("command") == "run"]
     if not trained:
         raise UserError(f"{folder} is expected to hold runs that trained, but holds none; give what `run` printed.")
     return trained
@@ -53,8 +61,6 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _measure(run: Path, memory: int, core: int | None, repeats: int) -> str:
     chosen = min(os.sched_getaffinity(0)) if core is None and hasattr(os, "sched_getaffinity") else core or 0
-    if read_run(run).identity.config.get("command") != "run":
-        raise UserError(f"{run} is expected to be a training by `fl-privacy run`, but is none; give one.")
     command = [sys.executable, "-m", "fl_privacy.deploy.node_cost", str(run.resolve()), str(repeats)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     ended = run_limited(command, memory=memory, core=chosen, environment=environment)
@@ -73,7 +79,7 @@ def _why(ended: Held) -> str:
     return said[-1] if said else f"status {ended.status}"
 
 
-def _one_client(run: Path, repeats: int) -> dict[str, float | int | None]:
+def _one_client(run: Path, repeats: int) -> dict[str, Any]:
     """Rounds of the first client of ``run``, in this process."""
     import torch  # noqa: PLC0415
     from omegaconf import DictConfig, OmegaConf  # noqa: PLC0415
@@ -92,7 +98,7 @@ def _one_client(run: Path, repeats: int) -> dict[str, float | int | None]:
         joules, cpu, wall = joules_so_far(), time.process_time(), time.perf_counter()
         client.update(sent, state, round=round)
         after = joules_so_far()
-        used = after - joules if after is not None and joules is not None else None
+        used = after - joules if after is not None and joules is not None and after >= joules else None
         rounds.append((time.process_time() - cpu, time.perf_counter() - wall, used))
         if rounds[0][0] > ENOUGH_SECONDS:
             break

@@ -51,7 +51,6 @@ class VictimScore:
         attack_loss: the attacker's own loss.
         history: the attacker's loss over its iterations.
         label_source: how the labels were found, as in the reconstruction.
-        certainty: the attacker's own, as in the reconstruction.
         member: of the attacks that were tried, as in the reconstruction.
         sentences: of texts, for each of them the tokens of the original, where it is known, and of the guess.
     """
@@ -63,7 +62,6 @@ class VictimScore:
     attack_loss: float
     history: tuple[float, ...] = ()
     label_source: str = "inferred"
-    certainty: Certainty = Certainty.APPROXIMATE
     member: str = ""
     transformed: Tensor | None = None
     labels: Tensor | None = None
@@ -140,7 +138,6 @@ def _scored(
             attack_loss=reconstruction.loss,
             history=reconstruction.history,
             label_source=reconstruction.label_source,
-            certainty=reconstruction.certainty,
             member=reconstruction.member,
         )
         for reconstruction, m in zip(reconstructions, matches, strict=True)
@@ -170,25 +167,28 @@ def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimSc
 def _unjudged_texts(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
     batch = reconstruction.batch
     guesses = torch.full(shape, -1) if batch is None else batch.inputs.detach().cpu().long()
-    failure = reconstruction.failure or (None if batch is not None else "The attack made no guess.")
-    return _without_truth(reconstruction, guesses, None, failure)
+    return _without_truth(reconstruction, guesses, None, reconstruction.failure)
 
 
 def _without_truth(
     reconstruction: Reconstruction, guesses: Tensor, labels: Tensor | None, failure: str | None
 ) -> VictimScore:
-    guessed = failure is None and reconstruction.batch is not None
+    if reconstruction.batch is None:
+        failure = failure or "The attack made no guess."
+    images = (
+        ImageScore(image=k, guess=None, values={}, failure=failure)
+        if failure
+        else ImageScore(image=k, guess=k, values={}, certainty=_certainty(reconstruction, k))
+        for k in range(len(guesses))
+    )
     return VictimScore(
         id=reconstruction.id,
-        images=tuple(
-            ImageScore(image=k, guess=k if guessed else None, values={}, failure=failure) for k in range(len(guesses))
-        ),
+        images=tuple(images),
         originals=None,
         guesses=guesses,
         attack_loss=reconstruction.loss,
         history=reconstruction.history,
         label_source=reconstruction.label_source,
-        certainty=reconstruction.certainty,
         member=reconstruction.member,
         labels=labels,
     )
@@ -254,6 +254,9 @@ def _score(
 ) -> ImageScore:
     if guess < 0:
         return ImageScore(image=image, guess=None, values={}, failure=failure)
+    return ImageScore(image=image, guess=guess, values=next(rows), certainty=_certainty(reconstruction, guess))
+
+
+def _certainty(reconstruction: Reconstruction, guess: int) -> Certainty:
     each = reconstruction.certainties
-    certainty = each[guess] if each else reconstruction.certainty
-    return ImageScore(image=image, guess=guess, values=next(rows), certainty=certainty)
+    return each[guess] if each else reconstruction.certainty

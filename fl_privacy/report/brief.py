@@ -3,21 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
-from fl_privacy.metrics import METRICS, share_at_most
+from fl_privacy.metrics import share_at_most
 from fl_privacy.report.attacked import what_was_done
 from fl_privacy.report.glossary import glossary_of
 from fl_privacy.report.headline import Verdict, bound_in_words, verdict
 from fl_privacy.report.inferred import HEADINGS, HEADLINE, MEASURES, TOLD, sentence, strongest, told_apart
 from fl_privacy.report.numbers import interval, metric, percent, points, ratio, title
 from fl_privacy.report.page import render
-from fl_privacy.report.readings import Reading, in_round, kind_of, most_recognized, readings_of, worst_by
+from fl_privacy.report.readings import Reading, kind_of, most_recognized, readings_of, worst_by
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.results import Run, read_run
 from fl_privacy.results.sentences import SENTENCE_FILES
+from fl_privacy.victim_ids import Certainty
 
 NOT_TESTED = ("Not tested:", "Captured but not attacked:")
 """How sentences of a threat model begin that say so."""
@@ -99,7 +101,7 @@ def _date(run: Run) -> str:
 def _meaning(run: Run, said: Verdict, kind: str) -> str:
     """The verdict for people who know nothing of metrics: the first of these sentences that is true."""
     found, told = readings_of(run.summary), " and ".join(told_apart(run.summary.inferred))
-    most = most_recognized(found)
+    most, proven = most_recognized(found), _proven(found)
     made = any(reading.failures < reading.leakage.images for reading in found)
     cases = (
         (
@@ -122,6 +124,12 @@ def _meaning(run: Run, said: Verdict, kind: str) -> str:
             "What was asked could not be told from chance here. A stronger attack may tell it; this is no clearance.",
         ),
         (
+            most is None and proven > 0,
+            f"{kind.capitalize()}s were reconstructed, and the attacker can prove of {proven} that they are what the"
+            " model was given, though the originals are not known here. Such uploads deserve the care that the"
+            f" {kind}s themselves get.",
+        ),
+        (
             most is None and made,
             f"{kind.capitalize()}s were reconstructed, but the originals are not known here, so that nothing says how"
             " near they are. Whoever has the originals decides by the pictures of the run's own page.",
@@ -129,31 +137,29 @@ def _meaning(run: Run, said: Verdict, kind: str) -> str:
         (most is None, "The attack came to no result. That says nothing about what another one reads: no clearance."),
     )
     few = (
-        f"No {kind} came out recognizable, but too few were attacked, they came too close to the bound, or the attack"
-        " failed on some. That is too little to call the uploads private."
+        f"No {kind} came out recognizable, but too few were attacked, they came too close to the bound, the attack"
+        " failed on some, or the originals of some are not known. That is too little to call the uploads private."
     )
     return next((words for applies, words in cases if applies), few)
 
 
 def _facts(run: Run, found: Sequence[Reading], kind: str) -> list[Fact]:
-    """What was measured, by who read most in the last attacked round."""
+    """What was measured, each figure by who read most, in whichever round."""
     facts, summary = [], run.summary
-    last = in_round(found, max((reading.round for reading in found), default=0))
-    if (most := most_recognized(last)) is not None and (bound := most.recognized_by()) is not None:
+    if (most := most_recognized(found)) is not None and (bound := most.recognized_by()) is not None:
         facts.append(
-            Fact("Recognizable", f"{bound.recognizable} of {bound.n}", _of(most, last, f"{bound_in_words(bound)}"))
+            Fact("Recognizable", f"{bound.recognizable} of {bound.n}", _of(most, found, bound_in_words(bound)))
         )
-    for name in dict.fromkeys([*(reading.main for reading in last), "label_correct"]):
-        worst = worst_by(name, last)
+    for name in dict.fromkeys([*(reading.main for reading in found), "label_correct"]):
+        worst = worst_by(name, found)
         statistic = worst.statistic(name) if worst else None
         if worst is None or statistic is None:
             continue
         spread = f"95 % CI {interval(statistic, name)}, " if statistic.ci95 else ""
-        note = _of(worst, last, f"{spread}n = {statistic.n}")
+        note = _of(worst, found, f"{spread}n = {statistic.n}")
         named = "Labels found" if name == "label_correct" else f"Mean {title(name)}"
         facts.append(Fact(named, metric(statistic.mean, name), note))
-    proven = max((r.leakage.certainties.get("proven", 0) for r in last), default=0)
-    if proven:
+    if proven := _proven(found):
         facts.append(Fact("Proven exact", str(proven), f"{kind}s that the attacker is sure of, without the truth"))
     for about in TOLD:
         if (told := strongest(summary.inferred, about)) is not None:
@@ -166,6 +172,11 @@ def _facts(run: Run, found: Sequence[Reading], kind: str) -> list[Fact]:
     if summary.privacy and summary.privacy.epsilon is not None:
         facts.append(Fact("Epsilon", ratio(summary.privacy.epsilon), f"at delta {ratio(summary.privacy.delta)}"))
     return facts
+
+
+def _proven(found: Sequence[Reading]) -> int:
+    """Examples that one attacker is sure of, at most."""
+    return max((reading.leakage.certainties.get(Certainty.PROVEN, 0) for reading in found), default=0)
 
 
 def _of(reading: Reading, others: Sequence[Reading], words: str) -> str:
@@ -200,17 +211,15 @@ def _risks(run: Run, found: Sequence[Reading], said: Verdict, kind: str) -> list
     lines = [said.basis] if said.basis else []
     most = most_recognized(found)
     bound, statistic = (most.recognized_by(), most.statistic(most.main)) if most else (None, None)
-    if bound is not None and statistic is not None:
-        if bound.recognizable:
-            share = percent(share_at_most(bound.recognizable, bound.n, groups=statistic.groups))
-            lines.append(f"Of all such {kind}s, up to {share} may be recognizable (95 % confidence).")
-        leaks_high = METRICS[most.main].leaks == "high" if most and most.main in METRICS else True
-        best = statistic.max if leaks_high else statistic.min
-        if most is not None:
-            lines.append(f"The {kind} that was read best came to {title(most.main)} {metric(best, most.main)}.")
+    if bound is not None and statistic is not None and bound.recognizable:
+        share = percent(share_at_most(bound.recognizable, bound.n, groups=statistic.groups))
+        lines.append(f"Of all such {kind}s, up to {share} may be recognizable (95 % confidence).")
+    for name in dict.fromkeys(reading.main for reading in found):
+        if measured := [s.max for reading in found if (s := reading.statistic(name)) is not None]:
+            lines.append(f"The {kind} that was read best came to {title(name)} {metric(max(measured), name)}.")
     lines += [words for about in TOLD if (words := sentence(run.summary.inferred, about))]
     privacy = run.summary.privacy
-    if privacy is not None and privacy.epsilon is not None:
+    if privacy is not None and privacy.epsilon is not None and isfinite(privacy.epsilon):
         lines.append(
             f"Differential privacy bounds every attacker: epsilon {ratio(privacy.epsilon)} at delta"
             f" {ratio(privacy.delta)} by the end of the training."

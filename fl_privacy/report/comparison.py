@@ -258,11 +258,11 @@ def _lede(rows: Sequence[RunRow], psnr_below: float) -> str:
 
 
 def _leaks(row: RunRow) -> tuple[float, int, float, float]:
-    """Larger where more leaks: the share recognizable, how often an attack failed, the interval's end, the mean."""
+    """Larger where more leaks: the share recognizable, how many nobody could judge, the interval's end, the mean."""
     statistics = [s for reading in row.readings if (s := reading.statistic(reading.main)) is not None]
     return (
         row.recognized.recognized if row.recognized else 1.0,
-        max(reading.failures for reading in row.readings),
+        max(reading.unjudged for reading in row.readings),
         max(s.ci95[1] if s.ci95 else float("inf") for s in statistics),
         max(s.mean for s in statistics),
     )

@@ -8,6 +8,7 @@ from fl_privacy.report.inferred import told_apart
 from fl_privacy.report.numbers import metric, percent, title
 from fl_privacy.report.readings import Reading, Tone, in_round, kind_of, most_recognized, readings_of, tone_of
 from fl_privacy.results import Recognized, Summary
+from fl_privacy.victim_ids import Certainty
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Verdict:
         text: how many images are recognizable.
         basis: by which bound, and what stays open.
         tone: ``leak`` if any image is recognizable in any round to any attacker, ``private`` if none is and there are
-            enough of them to say so and the attack failed on none, ``open`` otherwise.
+            enough of them to say so, the attack failed on none and all originals are known, ``open`` otherwise.
     """
 
     text: str
@@ -48,7 +49,7 @@ def _of_images(summary: Summary, kind: str) -> Verdict:
     if most is None:
         number = found[-1].leakage.images
         if any(reading.failures < reading.leakage.images for reading in found):
-            return _without_truth(found)
+            return _without_truth(found, kind)
         return Verdict(
             f"The attack failed on {f'the only {kind}' if number == 1 else f'all {number} {kind}s'}", "", "open"
         )
@@ -62,13 +63,15 @@ def _of_images(summary: Summary, kind: str) -> Verdict:
     return Verdict(text, _basis(found, worst), tone_of(found))
 
 
-def _without_truth(found: Sequence[Reading]) -> Verdict:
-    """Reconstructions, and nobody who could say what they should be."""
+def _without_truth(found: Sequence[Reading], kind: str) -> Verdict:
+    """Reconstructions, and nobody who could say what they should be but, of some, the attacker itself."""
     made = sum(reading.leakage.images - reading.failures for reading in found)
     failed = sum(reading.failures for reading in found)
     beside = f" The attack failed on {failed} more." if failed else ""
+    proven = sum(reading.leakage.certainties.get(Certainty.PROVEN, 0) for reading in found)
+    sure = f", {f'{proven} of them' if made > 1 else 'and'} proven exact" if proven else ""
     return Verdict(
-        f"{made} image{' was' if made == 1 else 's were'} reconstructed: are these yours?",
+        f"{made} {kind}{' was' if made == 1 else 's were'} reconstructed{sure}: are these yours?",
         "The originals are not known here, so that no figure says how near they are: whoever has them can tell by the"
         f" pictures, or measure by truth=FOLDER.{beside}",
         "open",
@@ -121,6 +124,8 @@ def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
         sentences.append(f"To the {attacker} attacker: {told}.")
     if failures := max(reading.failures for reading in found):
         sentences.append(f"The attack failed on {failures} more, which count as neither.")
+    if unknown := max(reading.unjudged - reading.failures for reading in found):
+        sentences.append(f"Of {unknown} more nobody here has the originals, so that they count as neither.")
     if not bound.recognizable:
         share = percent(share_at_most(0, bound.n, groups=statistic.groups))
         too_few = ", too few to call them private" if statistic.groups < FEW else ""

@@ -1,5 +1,6 @@
 """Pages of what goes on, for whoever watches: of a run, or of all runs in a folder."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.readings import kind_of, readings_of
 from fl_privacy.report.write import page_of_run
 from fl_privacy.results import Run, read_run
+from fl_privacy.results.ended import is_aside
 from fl_privacy.results.ongoing import PROGRESS, read_guesses, read_ongoing, read_planned
 
 LAST_ROUNDS = 5
@@ -115,12 +117,19 @@ class WatchedFolder:
     def _pages_of(self, path: Path, front: str) -> dict[str, Callable[[], str]]:
         return {
             f"{front}report.html" if front else "": lambda: self._report(path),
-            f"{front}status": lambda: self._status([self._standing(path)]),
+            f"{front}status": lambda: self._status_of(path),
         }
 
     def _folders(self) -> list[Path]:
-        """Of the runs, in the order in which they began."""
-        found = [path for path in self.folder.iterdir() if (path / "run.json").is_file() and not path.is_symlink()]
+        """Of the runs, in the order in which they began; of those that were replaced there is nothing to watch."""
+        found = [
+            path
+            for path in self.folder.iterdir()
+            if not path.is_symlink()
+            and not is_aside(path)
+            and os.access(path, os.X_OK)
+            and (path / "run.json").is_file()
+        ]
         return sorted(found, key=lambda path: (_changed(path / "run.json"), path.name))
 
     def _read(self, path: Path) -> Run:
@@ -133,8 +142,7 @@ class WatchedFolder:
         return self._made(str(path), _signature(path), lambda: page_of_run(self._read(path), live=True))
 
     def _comparison(self) -> str:
-        runs = [self._read(path) for path in self._folders()]
-        runs = [run for run in runs if run.finished]
+        runs = [run for path in self._folders() if isinstance(run := self._try(path), Run) and run.finished]
         if not runs:
             return self._overview()
         page = self.folder / "comparison.html"
@@ -142,36 +150,53 @@ class WatchedFolder:
         return self._made("comparison", signature, lambda: render_comparison(runs, page, psnr_below=15.0))
 
     def _overview(self) -> str:
-        standings = [self._standing(path) for path in self._folders()]
+        standings = self._standings()
         over, latest = self._over(standings), self._latest()
         return render("live.html.j2", live=True, folder=self.folder, runs=standings, over=over, latest=latest)
 
     def _latest(self) -> tuple[str, Sequence[ImageView]] | None:
         """Name of the run that was the last to record images, and those read best, in the middle and worst."""
         for path in sorted(self._folders(), key=lambda path: _changed(path / "metrics.jsonl"), reverse=True):
-            run = self._read(path)
-            if run.of_kind("image") and run.shared != "figures":
+            run = self._try(path)
+            if isinstance(run, Run) and run.of_kind("image") and run.shared != "figures":
                 if self._seen is None or self._seen[0] != (path, _signature(path)):
                     self._seen = (path, _signature(path)), view_extremes(run, run.read_pairs()[0])
                 return path.name, self._seen[1]
         return None
 
-    def _status_of_all(self) -> str:
-        standings = [self._standing(path) for path in self._folders()]
-        done, planned = sum(one.finished for one in standings), len(self._planned())
-        return self._status([one for one in standings if not one.finished], done=done, planned=planned)
+    def _status_of(self, path: Path) -> str:
+        standing = self._standing(path)
+        return self._status([standing], over=standing.finished)
 
-    def _planned(self) -> list[str]:
-        return read_planned(self.folder)
+    def _status_of_all(self) -> str:
+        """Of those that go on; what has been silent for long comes last."""
+        standings = self._standings()
+        planned = set(read_planned(self.folder))
+        done = sum(one.finished for one in standings if not planned or one.name in planned)
+        going = sorted((one for one in standings if not one.finished), key=lambda one: one.silent > SILENT)
+        return self._status(going, over=self._over(standings), done=done, planned=len(planned))
 
     def _over(self, standings: list[LiveRun]) -> bool:
+        """Whether all that was planned and all that has begun is finished; without a plan there may be more to come."""
+        planned = read_planned(self.folder)
         done = {one.name for one in standings if one.finished}
-        planned = self._planned()
-        return bool(done) and done.issuperset(planned or [one.name for one in standings])
+        return bool(planned) and done.issuperset([*planned, *(one.name for one in standings)])
 
-    def _status(self, standings: list[LiveRun], *, done: int = 0, planned: int = 0) -> str:
-        over = all(one.finished for one in standings) and done >= planned
+    def _status(self, standings: list[LiveRun], *, over: bool, done: int = 0, planned: int = 0) -> str:
         return render("live_status.html.j2", live=True, runs=standings, done=done, planned=planned, over=over)
+
+    def _try(self, path: Path) -> Run | UserError:
+        """The run, or why it can't be read: the others of its folder can."""
+        try:
+            return self._read(path)
+        except UserError as error:
+            return error
+
+    def _standings(self) -> list[LiveRun]:
+        return [
+            self._standing(path) if isinstance(run := self._try(path), Run) else _unreadable(path, run)
+            for path in self._folders()
+        ]
 
     def _standing(self, path: Path) -> LiveRun:
         run = self._read(path)
@@ -179,7 +204,7 @@ class WatchedFolder:
         news = max(_changed(path / name) for name in (*_WATCHED, PROGRESS))
         return LiveRun(
             name=path.name,
-            link=f"./{quote(path.name)}/report.html",
+            link=_link(path),
             finished=run.finished,
             doing=doing,
             share=share,
@@ -199,6 +224,23 @@ class WatchedFolder:
         now = time.monotonic()
         self._kept[key] = signature, now + AT_ONCE * (now - began), text
         return text
+
+
+def _link(path: Path) -> str:
+    return f"./{quote(path.name)}/report.html"
+
+
+def _unreadable(path: Path, why: UserError) -> LiveRun:
+    return LiveRun(
+        name=path.name,
+        link=_link(path),
+        finished=False,
+        doing=str(why),
+        share=None,
+        left=None,
+        silent=0.0,
+        verdict=Verdict("Not known", "", "open"),
+    )
 
 
 def _doing(run: Run) -> tuple[str, float | None, float | None]:

@@ -59,6 +59,12 @@ class Reading:
         return self.leakage.failures
 
     @property
+    def unjudged(self) -> int:
+        """Images of which nobody can say whether they are recognizable: the attack failed, or there is no original."""
+        bound = self.recognized_by()
+        return self.leakage.images - (bound.n if bound else 0)
+
+    @property
     def recognized(self) -> float:
         """Share of the images that are recognizable, in [0, 1]; -1 where that is not known."""
         bound = self.recognized_by()
@@ -112,15 +118,15 @@ def in_round(found: Sequence[Reading], round: int) -> list[Reading]:
     return [reading for reading in found if reading.round == round]
 
 
-def tone(statistic: Statistic, bound: Recognized, *, failures: int) -> Tone:
+def tone(statistic: Statistic, bound: Recognized, *, unjudged: int) -> Tone:
     """Whether a metric says that images leaked, that they did not, or neither.
 
-    Private takes more than a mean on the right side: no image beyond the bound, none on which the attack failed, at
-    least ``FEW`` independent ones, and an interval that stays on that side as well.
+    Private takes more than a mean on the right side: no image beyond the bound, none ``unjudged``, at least ``FEW``
+    independent ones, and an interval that stays on that side as well.
     """
     if bound.recognizable:
         return "leak"
-    if failures or statistic.groups < FEW or statistic.ci95 is None:
+    if unjudged or statistic.groups < FEW or statistic.ci95 is None:
         return "open"
     low, high = statistic.ci95
     return "private" if (high < bound.value if bound.leaks == "above" else low >= bound.value) else "open"
@@ -128,8 +134,8 @@ def tone(statistic: Statistic, bound: Recognized, *, failures: int) -> Tone:
 
 def tone_of(found: Sequence[Reading]) -> Tone:
     """Of all readings together by their main metric: a leak if any is one, private if all are."""
-    judged = [(reading.statistic(reading.main), reading.recognized_by(), reading.failures) for reading in found]
-    tones = [tone(statistic, bound, failures=failed) for statistic, bound, failed in judged if statistic and bound]
+    judged = [(reading.statistic(reading.main), reading.recognized_by(), reading.unjudged) for reading in found]
+    tones = [tone(statistic, bound, unjudged=left) for statistic, bound, left in judged if statistic and bound]
     if "leak" in tones:
         return "leak"
     return "private" if tones and set(tones) == {"private"} and len(tones) == len(found) else "open"

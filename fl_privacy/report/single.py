@@ -120,7 +120,7 @@ def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
                     "statistic": statistic,
                     "bound": bound,
                     "bound_in_words": bound_in_words(bound) if bound else "",
-                    "tone": tone(statistic, bound, failures=reading.failures) if bound else "open",
+                    "tone": tone(statistic, bound, unjudged=reading.leakage.images - bound.n) if bound else "open",
                 }
             )
     return rows

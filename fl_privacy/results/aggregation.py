@@ -81,7 +81,7 @@ def _on_node(records: Sequence[Mapping[str, Any]]) -> dict[str, Statistic]:
     last = next((r for r in reversed(records) if r["kind"] == "node"), None)
     if last is None:
         return {}
-    columns = {"node_cpu_seconds": last.get("cpu_seconds"), "node_joules": last.get("joules")}
+    columns = {"node_cpu_seconds": last["cpu_seconds"], "node_joules": last["joules"]}
     columns["node_peak_bytes"] = last["peak_bytes"] if last["fits"] else None
     columns["node_fits"] = float(last["fits"])
     return {name: s for name, value in columns.items() if value is not None and (s := aggregate([value], within=_SIZE))}

@@ -14,6 +14,7 @@ from safetensors.numpy import save
 
 from fl_privacy.checks import fits
 from fl_privacy.files import make_private_folder, write_private
+from fl_privacy.film import LARGEST
 from fl_privacy.results.pictures import Pixels
 from fl_privacy.results.records import Attacker
 
@@ -65,7 +66,7 @@ def write_films(folder: Path, films: Sequence[Film], attacker: Attacker = Attack
     while (path := folder / f"film-{number:04d}-{attacker}.safetensors").exists():
         number += 1
     told = [{"id": film.id, "image": film.image, "member": film.member, "at": film.at} for film in films]
-    tensors = {f"film-{k:02d}": np.stack(film.frames) for k, film in enumerate(films)}
+    tensors = {_name(k): np.stack(film.frames) for k, film in enumerate(films)}
     metadata = {"told": json.dumps({"attacker": attacker, "films": told})}
     write_private(path, save(tensors, metadata=metadata))
     return path
@@ -88,18 +89,24 @@ def read_films(folder: Path) -> tuple[Mapping[Attacker, Sequence[Film]], list[st
 def _read(path: Path) -> tuple[Attacker, list[Film]]:
     with safe_open(path, framework="np") as file:
         told = json.loads((file.metadata() or {})["told"])
-        tensors = [file.get_tensor(name) for name in sorted(file.keys())]
-    rows = told["films"]
-    if not fits(rows, list[Mapping[str, str | int | list[int]]]) or len(rows) != len(tensors):
-        raise ValueError("it does not say whose films it holds")
+        rows, names = told["films"], file.keys()
+        if not fits(rows, list[Mapping[str, str | int | list[int]]]) or len(rows) != len(names):
+            raise ValueError("it does not say whose films it holds")
+        tensors = [file.get_tensor(_name(k)) for k in range(len(rows))]
     return Attacker(told["attacker"]), [_film(row, frames) for row, frames in zip(rows, tensors, strict=True)]
+
+
+def _name(number: int) -> str:
+    """Of a film in its file."""
+    return f"film-{number:02d}"
 
 
 def _film(row: Mapping[str, object], frames: Pixels) -> Film:
     id, image, member, at = row["id"], row["image"], row["member"], row["at"]
     if not (isinstance(id, str) and isinstance(image, int) and isinstance(member, str) and isinstance(at, list)):
         raise ValueError("it does not say whose films it holds")
-    if frames.dtype != np.uint8 or frames.ndim != 4 or not frames.size or len(frames) > FRAMES_AT_MOST:
+    usual = frames.dtype == np.uint8 and frames.ndim == 4 and frames.size and len(frames) <= FRAMES_AT_MOST
+    if not usual or max(frames.shape[2:]) > LARGEST:
         raise ValueError(f"it holds frames of shape {frames.shape} and type {frames.dtype}")
     if len(at) != len(frames) or any(place < 0 for place in at):
         raise ValueError("it does not say when each frame was")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fl_privacy.effects import Part
 from fl_privacy.files import write_whole
 from fl_privacy.results.aggregation import summarize
+from fl_privacy.results.ended import is_finished, move_aside
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.films import film_of, write_films
 from fl_privacy.results.findings import Finding
@@ -282,16 +283,3 @@ class RunFolder:
 def folder_name(label: str, config: Mapping[str, Any]) -> str:
     """The identity of the run that ``config`` describes."""
     return f"{label}-{run_hash(config)}"
-
-
-def is_finished(path: Path) -> bool:
-    """Whether the run in folder ``path`` came to its end."""
-    return (path / "summary.json").is_file()
-
-
-def move_aside(path: Path, why: str) -> None:
-    """Rename the folder ``path``, which this process holds, to the first free ``<path>-<why>-<number>``."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}-{why}-{number}")).exists():
-        number += 1
-    path.rename(aside)

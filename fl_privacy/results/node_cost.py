@@ -2,13 +2,21 @@
 
 from pathlib import Path
 
-from fl_privacy.errors import UserError
-from fl_privacy.results.folder import is_finished
+from fl_privacy.results.ended import expect_finished
 from fl_privacy.results.records import RecordWriter
 
 
 def append_node_cost(
-    path: Path, *, fits: bool, memory: int, peak_bytes: int, held_by: str, **cost: float | None
+    path: Path,
+    *,
+    fits: bool,
+    memory: int,
+    peak_bytes: int,
+    held_by: str,
+    cpu_seconds: float | None = None,
+    seconds: float | None = None,
+    joules: float | None = None,
+    repeats: int | None = None,
 ) -> None:
     """What a client's round of the finished run in folder ``path`` takes on a small device, after its other records.
 
@@ -18,14 +26,26 @@ def append_node_cost(
         memory: bytes that there were.
         peak_bytes: of its own, at most.
         held_by: who held it to that memory.
-        cost: ``cpu_seconds``, ``seconds`` and ``joules`` of a round, ``repeats``.
+        cpu_seconds: of a round; ``None``, like the others, where it was not done.
+        seconds: likewise, by the clock.
+        joules: likewise, of the whole processor; ``None`` where the kernel does not say.
+        repeats: rounds that these are the median of.
 
     Raises:
         UserError: the run has not finished.
     """
-    if not is_finished(path):
-        raise UserError(f"{path} is expected to hold a finished run, but has no summary.json; start the run again.")
+    expect_finished(path)
     with RecordWriter(path / "metrics.jsonl") as records:
         records.append(
-            {"kind": "node", "fits": fits, "memory": memory, "peak_bytes": peak_bytes, "held_by": held_by, **cost}
+            {
+                "kind": "node",
+                "fits": fits,
+                "memory": memory,
+                "peak_bytes": peak_bytes,
+                "held_by": held_by,
+                "cpu_seconds": cpu_seconds,
+                "seconds": seconds,
+                "joules": joules,
+                "repeats": repeats,
+            }
         )

@@ -50,7 +50,16 @@ RECORDS: dict[str, dict[str, Any]] = {
     "policy": {"policy": str, "privacy": Number, "accuracy": Number, "fsim": Number},
     "privacy": {"delta": float, "accountant": str, "missing": str | None},
     "inference": FINDING,
-    "node": {"fits": bool, "memory": float, "peak_bytes": float, "held_by": str},
+    "node": {
+        "fits": bool,
+        "memory": float,
+        "peak_bytes": float,
+        "held_by": str,
+        "cpu_seconds": Number,
+        "seconds": Number,
+        "joules": Number,
+        "repeats": Number,
+    },
 }
 """Kind -> its fields. Other kinds, and fields beside these, are plain values."""
 

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -165,6 +167,50 @@ def test_a_plan_says_how_much_is_left(tmp_path):
         assert "1 of 2 planned runs finished" in text and 'http-equiv="refresh"' in text
         write_planned(tmp_path, [done.name])
         assert 'http-equiv="refresh"' not in ask(server, "status")[1]
+
+
+def test_it_goes_on_until_all_that_was_planned_and_has_begun_is_finished(tmp_path):
+    done = record(tmp_path, label="done")
+    with serving(tmp_path) as server:
+        for plan, shown, over in (
+            (["later", "last"], "0 of 2 planned runs finished", False),
+            ([], "All 1 runs are finished", False),
+            ([done.name], "1 of 1 planned runs finished", True),
+        ):
+            write_planned(tmp_path, plan)
+            for page in ("", "status"):
+                assert ('http-equiv="refresh"' in ask(server, page)[1]) is not over, (plan, page)
+            assert shown in ask(server, "status")[1]
+        going = record(tmp_path, label="going", finish=False)
+        assert 'http-equiv="refresh"' in ask(server, "")[1], "another command fills the folder as well"
+        going.rename(going.with_name(f"{going.name}-interrupted-1"))
+        assert 'http-equiv="refresh"' not in ask(server, "")[1] and going.name not in ask(server, "")[1]
+
+
+def test_a_damaged_run_hides_no_other_and_a_lost_folder_is_a_line(tmp_path, capsys):
+    out = tmp_path / "runs"
+    record(out, label="done")
+    damaged = record(out, label="bad")
+    (damaged / "run.json").write_text("{")
+    with serving(out) as server:
+        page = ask(server, "")[1]
+        assert "1 of 2 runs that have begun" in page and "is damaged" in page and "Read last" in page
+        assert "is damaged" in ask(server, "status")[1] and ask(server, "comparison.html")[0] == 200
+        assert ask(server, f"{damaged.name}/report.html")[0] == 503
+        out.rename(tmp_path / "elsewhere")
+        status, text, headers = ask(server, "")
+        assert status == 503 and "\n" not in text and headers["Refresh"] == "5"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_browser_that_goes_away_is_no_traceback(tmp_path, capsys):
+    record(tmp_path, label="done")
+    with serving(tmp_path) as server:
+        with socket.create_connection((LOOPBACK, server.server_port)) as gone:
+            gone.sendall(b"GET / HT")
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert ask(server, "")[0] == 200
+    assert capsys.readouterr().err == ""
 
 
 def test_what_is_told_is_read_back_and_nothing_is_trusted(tmp_path):

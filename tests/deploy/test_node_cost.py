@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.deploy.limits import MIB, run_limited
+from fl_privacy.deploy.limits import MIB, joules_so_far, run_limited
 from fl_privacy.results import read_run
+from tests.results.runs import record
 
 ALLOCATE = (
     "import sys; block = bytearray(int(sys.argv[1]) << 20); import time; time.sleep(0.3); print(len(block) >> 20)"
@@ -53,6 +54,18 @@ def test_it_has_one_core() -> None:
     assert told.out.strip() == str({core})
 
 
+def test_energy_is_that_of_the_packages_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_privacy.deploy.limits._POWER", tmp_path)
+    assert joules_so_far() is None
+    for number, (name, microjoules) in enumerate(
+        [("package-0", 2_000_000), ("package-1", 500_000), ("psys", 9_000_000)]
+    ):
+        (zone := tmp_path / f"intel-rapl:{number}").mkdir()
+        (zone / "name").write_text(f"{name}\n")
+        (zone / "energy_uj").write_text(f"{microjoules}\n")
+    assert joules_so_far() == 2.5
+
+
 @pytest.mark.slow
 def test_what_a_round_costs_stands_on_the_run_s_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["federation.rounds=1", "federation.clients=2", "attack=none", "baseline=false"]
@@ -81,8 +94,11 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     unfinished.mkdir()
     identity = {"format": 1, "label": "x", "hash": "", "training": "", "repeat": "", "undefended": False, "config": {}}
     (unfinished / "run.json").write_text(json.dumps(identity))
+    interrupted = record(tmp_path / "sweep", changes={"command": "run"}, finish=False)
     cases = {
         ("node-cost", str(tmp_path / "nothing")): "expected to hold runs that trained",
+        ("node-cost", str(interrupted)): "has no summary.json",
+        ("node-cost", str(interrupted.parent)): "expected to hold runs that trained",
         ("node-cost", str(unfinished)): "expected to be a training by `fl-privacy run`",
         ("node-cost", str(unfinished), "--repeats", "0"): "--repeats is expected to be at least 1",
         ("node-cost", str(unfinished), "--memory", "3"): "--memory is expected to be at least 128",

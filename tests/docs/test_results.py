@@ -133,6 +133,17 @@ def test_overlapping_intervals_decide_nothing(docs: Any) -> None:
     assert verdict.outcome == "not reproduced" and "1 within our intervals" in verdict.reason
 
 
+def test_an_interval_that_holds_the_other_figure_decides_nothing(docs: Any) -> None:
+    verdicts, measured = docs("verdicts"), docs("kept_rows").Measured
+    lines = [
+        verdicts.Line(name="a", published=1.0, ours=measured(mean=5)),
+        verdicts.Line(name="b", published=3.0, ours=measured(mean=6, low=2, high=10)),
+    ]
+    assert (
+        verdicts.judge([verdicts.Column(lines=lines, rule=verdicts.Rule(within=0.1))], "").outcome == "not reproduced"
+    )
+
+
 def test_a_line_chooses_one_row(docs: Any) -> None:
     kept = docs("kept_rows")
     rows = [{"a": 1, "settings": {"b.c": 2}}, {"a": 1, "settings": {"b.c": 3}}]

@@ -5,9 +5,9 @@ import torch
 
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import EvaluationNetwork, save_evaluator
-from fl_privacy.metrics import METRICS, evaluate, evaluate_all, noise_ratio
+from fl_privacy.metrics import METRICS, evaluate, evaluate_all, noise_ratio, unjudged
 from fl_privacy.metrics.matching import assign, pair_labels
-from fl_privacy.types import Batch, Reconstruction, VictimId
+from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +132,12 @@ def test_noise_ratio_is_measured_where_an_evaluation_network_is_given(tmp_path):
     assert [i.values["noise_ratio"] for i in score.images] == pytest.approx(expected, rel=1e-5)
     with pytest.raises(UserError, match="1x8x8"):
         noise_ratio(str(tmp_path / "d"), (1, 8, 8))
+
+
+def test_without_the_truth_the_attacker_s_certainty_stays():
+    id, batch = VictimId(1, 0, 0), Batch(torch.rand(2, 1, 4, 4), torch.zeros(2).long())
+    each = (Certainty.PROVEN, Certainty.APPROXIMATE)
+    found = [Reconstruction(id=id, batch=batch, certainties=each), Reconstruction(id=id, batch=None)]
+    sure, none = [unjudged(one, (2, 1, 4, 4)) for one in found]
+    assert tuple(image.certainty for image in sure.images) == each and not any(image.failure for image in sure.images)
+    assert {image.failure for image in none.images} == {"The attack made no guess."}

@@ -35,12 +35,19 @@ def text_score(victim: int, *, right: int, failure: str | None = None) -> Victim
     values = {"token_f1": share, "token_precision": share, "token_recall": share, "rouge_l": share, "exact_match": 0.0}
     return VictimScore(
         id=VictimId(1, 0, victim),
-        images=(ImageScore(image=0, guess=None if failure else 0, values={} if failure else values, failure=failure),),
+        images=(
+            ImageScore(
+                image=0,
+                guess=None if failure else 0,
+                values={} if failure else values,
+                failure=failure,
+                certainty=Certainty.PROVEN if right == len(WORDS) else Certainty.APPROXIMATE,
+            ),
+        ),
         originals=torch.arange(len(WORDS))[None],
         guesses=torch.arange(len(WORDS))[None],
         attack_loss=1 - share,
         sentences=((WORDS, None if failure else guess),),
-        certainty=Certainty.PROVEN if right == len(WORDS) else Certainty.APPROXIMATE,
     )
 
 
@@ -80,14 +87,14 @@ def attack(out: Path, *, noise: float = 0.05, failures: int = 0, victims: int = 
     return folder.path
 
 
-def audit(out: Path, *, known: bool = True) -> Path:
-    """An audit of somebody else's app, whose images are ``known`` or not."""
+def audit(out: Path, *, known: bool = True, certainty: Certainty = Certainty.APPROXIMATE) -> Path:
+    """An audit of somebody else's app, whose images are ``known`` or not, by an attacker of ``certainty``."""
     changes = {"command": "audit", "federation": {"strategy": "FedAvg", "rounds": 3, "plan": {}}}
     with _opened(out, "audit", changes) as folder:
         folder.write_threat_model([THREATS[0], THREATS[4], REHEARSED])
         scores = [score(3, k, noise=0.05) for k in range(4)]
         if not known:
-            blank = [ImageScore(image=0, guess=0, values={}, failure=None)]
+            blank = [ImageScore(image=0, guess=0, values={}, certainty=certainty)]
             scores = [replace(s, originals=None, labels=torch.tensor([3]), images=tuple(blank)) for s in scores]
         for one in scores:
             folder.add_victim(one)
@@ -114,7 +121,8 @@ def malicious(out: Path) -> Path:
     chosen = {"defense": "none", "attack": "none", "server": "imprint"}
     with _opened(out, "malicious", {"command": "attack", "server": server, "choices": chosen}) as folder:
         folder.write_threat_model([f"The server is malicious (malicious architecture). {WORDS[1]}", *THREATS[1:]])
-        scores = [replace(score(0, k, noise=0.001), certainty=Certainty.PROVEN) for k in range(6)]
+        scores = [score(0, k, noise=0.001) for k in range(6)]
+        scores = [replace(s, images=(replace(s.images[0], certainty=Certainty.PROVEN),)) for s in scores]
         for one in scores:
             folder.add_victim(one)
         folder.save_reconstructions(0, scores)

@@ -6,8 +6,10 @@ import re
 import pytest
 
 from fl_privacy.report import write_brief
+from fl_privacy.results import RunFolder
+from fl_privacy.types import Certainty
 from tests.report import kinds
-from tests.results.runs import defended, record
+from tests.results.runs import config, defended, record, score
 
 SECTIONS = ["What was attacked", "What it rests on", "What was not tested", "What risk remains", "Glossary"]
 
@@ -18,6 +20,10 @@ SAID = {
     "failed": (lambda out: kinds.attack(out, failures=6), "no clearance"),
     "nothing": (kinds.nothing, "Nothing was attacked"),
     "truth unknown": (lambda out: kinds.audit(out, known=False), "the originals are not known here"),
+    "proven": (
+        lambda out: kinds.audit(out, known=False, certainty=Certainty.PROVEN),
+        "the attacker can prove of 4 that they are what the model was given",
+    ),
     "text": (kinds.texts, "can make out texts of clients"),
     "told": (kinds.inference, "can tell who took part and whose an example is from what clients upload"),
     "malicious": (kinds.malicious, "can make out images of clients"),
@@ -57,6 +63,17 @@ def test_terms_are_explained_where_they_are_used(tmp_path):
     words = words_of(write_brief(kinds.texts(tmp_path)))
     glossary = words[words.index("Glossary") :]
     assert "Token F1" in glossary and "PSNR" not in glossary and "LPIPS" not in glossary
+
+
+def test_figures_are_of_the_round_and_of_the_image_that_leaked_most(tmp_path):
+    with RunFolder.open_or_create(tmp_path, label="x", config=config(), config_text="") as folder:
+        for round, noises in ((1, [0.05] * 6), (6, [0.01, *[0.9] * 5]), (12, [0.9] * 6)):
+            for victim, noise in enumerate(noises):
+                folder.add_victim(score(round, victim, noise=noise))
+        best = folder.finish().attacked[1].by["plain"].metrics["psnr"].max
+    words = words_of(write_brief(folder.path))
+    assert "Recognizable 6 of 6 PSNR ≥ 15.0 dB; round 1" in words
+    assert f"The image that was read best came to PSNR {best:.1f} dB." in words
 
 
 def test_the_page_of_an_interrupted_run_says_so(tmp_path):

@@ -107,18 +107,29 @@ def test_the_images_of_one_upload_are_one_group(tmp_path):
 )
 def test_private_takes_more_than_a_low_mean(ci95, groups, recognizable, expected):
     statistic = statistic_of(10.0, ci95, groups)
-    assert tone(statistic, replace(BOUND, recognizable=recognizable), failures=0) == expected
+    assert tone(statistic, replace(BOUND, recognizable=recognizable), unjudged=0) == expected
     # What an attack failed on may be readable all the same.
-    assert tone(statistic, replace(BOUND, recognizable=recognizable), failures=1) == (
+    assert tone(statistic, replace(BOUND, recognizable=recognizable), unjudged=1) == (
         "leak" if recognizable else "open"
     )
+
+
+def test_images_without_an_original_leave_it_open(tmp_path):
+    with RunFolder.open_or_create(tmp_path, label="x", config=config(), config_text="") as folder:
+        for victim in range(8):
+            one = score(1, victim, noise=0.9)
+            unknown = replace(one, originals=None, images=(replace(one.images[0], values={}),))
+            folder.add_victim(unknown if victim == 7 else one)
+        found = verdict(folder.finish())
+    assert found.tone == "open" and "Of 1 more nobody here has the originals" in found.basis
+    assert 'class="tone-private"' not in write_report([folder.path]).read_text()
 
 
 def test_private_where_low_values_leak():
     statistic = statistic_of(0.3, (0.06, 0.5))
     bound = replace(BOUND, metric="lpips", value=0.05, leaks="below")
-    assert tone(statistic, bound, failures=0) == "private"
-    assert tone(replace(statistic, ci95=(0.04, 0.5)), bound, failures=0) == "open"
+    assert tone(statistic, bound, unjudged=0) == "private"
+    assert tone(replace(statistic, ci95=(0.04, 0.5)), bound, unjudged=0) == "open"
 
 
 def test_an_attack_that_failed_leaves_it_open(tmp_path):

@@ -1,5 +1,7 @@
 """Films as a run's folder keeps them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -31,6 +33,17 @@ def test_films_come_back_as_they_were_and_are_their_owners(tmp_path):
         assert all(np.array_equal(a, b) for a, b in zip(one.frames, other.frames, strict=True))
 
 
+def test_more_films_than_two_digits_number_stay_whose_they_are(tmp_path):
+    films = [
+        replace(filmed(), id=f"round-1/client-{k}", frames=(np.full((1, 2, 2), k, np.uint8),) * 5) for k in range(102)
+    ]
+    write_films(tmp_path, films)
+    found, _ = read_films(tmp_path)
+    assert [(one.id, one.frames[0][0, 0, 0]) for one in found[Attacker.PLAIN]] == [
+        (f"round-1/client-{k}", k) for k in range(102)
+    ]
+
+
 def test_what_was_not_filmed_or_not_matched_has_no_film():
     one = score(1, 0, noise=0.1)
     assert film_of(Reconstruction(id=one.id, batch=Batch(one.guesses, torch.zeros(1))), one) is None
@@ -56,6 +69,8 @@ TOLD = '{"attacker": "plain", "films": [{"id": "round-1/client-0", "image": 0, "
         ({"film-00": FRAMES[:, 0]}, TOLD),
         ({"film-00": FRAMES, "film-01": FRAMES}, TOLD),
         ({"film-00": np.zeros((200, 1, 1, 1), np.uint8)}, TOLD),
+        ({"film-00": np.zeros((2, 1, 999, 1), np.uint8)}, TOLD),
+        ({"film-01": FRAMES}, TOLD),
     ],
 )
 def test_a_damaged_film_is_told_in_a_line(tmp_path, tensors, told):
