@@ -1,12 +1,12 @@
 """The jobs of a benchmark: every defense of a track is trained, and attacked in every one of its cells."""
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.checks import fits
 from fl_privacy.config import RunSettings, compose_run
 from fl_privacy.config.grid import GridPoint
 from fl_privacy.config.keys import is_within, keys_of
@@ -14,6 +14,7 @@ from fl_privacy.config.overrides import override_keys
 from fl_privacy.config.settings import Role
 from fl_privacy.config.track import AttackCell, Track
 from fl_privacy.data import Examples
+from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset
 from fl_privacy.experiment.trade_off import Job, planned_job
 from fl_privacy.files import write_whole
@@ -22,7 +23,7 @@ from fl_privacy.report.benchmark import Measured, Tried, measured_of, read_stand
 from fl_privacy.report.benchmark_json import benchmark_as_plain
 from fl_privacy.report.benchmark_page import render_benchmark
 from fl_privacy.results import read_environment, read_summary
-from fl_privacy.results.records import dump_json
+from fl_privacy.results.records import dump_json, parse_json
 
 REFINER = "refiner"
 """The defense that looks at images with an evaluation network."""
@@ -170,8 +171,15 @@ class _Composed:
 def read_problems(out: Path) -> dict[str, str]:
     """Why jobs failed when they were last tried, by their folder's name."""
     path = out / PROBLEMS
-    found: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
+    if not path.is_file():
+        return {}
+    try:
+        found = parse_json(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is expected to hold JSON, but is damaged ({error}); remove it.") from error
+    if not fits(found, dict[str, str]):
+        raise UserError(f"{path} is expected to name a reason for each job, but does not; remove it.")
+    return dict(found)
 
 
 def write_problems(out: Path, problems: Mapping[str, str]) -> None:

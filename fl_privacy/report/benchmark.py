@@ -113,7 +113,7 @@ class DefenseStanding:
         return candidate_of(self.heard(threat, uploads), name=self.tried.name, accuracy=accuracy, pmm=None)
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """Cells that nobody knows anything of: no attack finished, or an honest server's failed on all its victims.
+        """Cells that are not known: no attack finished, or every one by an honest server failed on some victim.
 
         A malicious server that failed on all of them found none of the images that it looked for.
         """
@@ -121,7 +121,7 @@ class DefenseStanding:
             cell
             for cell in self.tried.attacks
             if (threat == "malicious" or not cell.server)
-            and not any(cell.server or r.statistic("psnr") for r in self.readings.get(cell, ()))
+            and not any(cell.server or (r.statistic("psnr") and not r.failures) for r in self.readings.get(cell, ()))
         ]
 
     def rank(self, threat: Threat) -> tuple[bool, float, float, float]:

@@ -17,9 +17,13 @@ import pytest
 
 from fl_privacy.cli import workers
 from fl_privacy.cli.main import run_command_line
+from fl_privacy.config.track import AttackCell
 from fl_privacy.experiment.trade_off import Job
+from fl_privacy.metrics import aggregate
+from fl_privacy.report.benchmark import DefenseStanding, Tried
 from fl_privacy.report.benchmark_json import SCHEMA
-from fl_privacy.results import is_finished
+from fl_privacy.report.readings import Reading
+from fl_privacy.results import Attacker, Leakage, is_finished
 from tests.benchmark.tracks import OWN, write_defense, write_track
 from tests.experiment.runs import run, stamps, wait_until
 from tests.report.browser import Browser, find_chromium
@@ -225,6 +229,32 @@ def test_what_was_not_measured_ranks_last_and_says_why(track: str, copied: Path)
     assert all(place["defense"] != "never_sent" for board in found["boards"] for place in board["ranked"])
     assert all("never_sent" in {place["defense"] for place in board["beyond"]} for board in found["boards"])
     assert "settings are not complete" in (copied / "benchmark.html").read_text()
+
+
+def test_an_image_that_no_attack_read_makes_its_cell_unknown() -> None:
+    """The images that are left may be those that leak least."""
+    cell, read = AttackCell(uploads="one image", state="untrained"), aggregate([9.0, 10.0])
+    assert read is not None
+    tried = Tried(
+        family="x", strength="", overrides=(), own=False, trainings={}, attacks={cell: Path("a")}, problems={}
+    )
+
+    def missing(*failures: int) -> list[AttackCell]:
+        readings = tuple(
+            Reading(attacker=attacker, leakage=Leakage(metrics={"psnr": read}, images=3, failures=failed))
+            for attacker, failed in zip(Attacker, failures, strict=False)
+        )
+        return DefenseStanding(tried=tried, trainings={}, undefended={}, readings={cell: readings}).missing("honest")
+
+    assert not missing(0)
+    assert missing(1) == missing(1, 1) == [cell]
+    assert not missing(1, 0), "the other attacker read all"
+
+
+def test_a_damaged_list_of_problems_is_one_line(track: str, copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (copied / "problems.json").write_text("[3]")
+    assert run_command_line(["benchmark", track, f"out={copied}", "--only-report"]) == 2
+    assert "is expected to name a reason for each job" in " ".join(capfd.readouterr().err.split())
 
 
 def test_advise_reads_its_folder(page: Path, capfd: pytest.CaptureFixture[str]) -> None:
