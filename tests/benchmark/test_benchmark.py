@@ -202,10 +202,7 @@ def test_an_entry_stands_beside_the_shipped_ones(track: str, copied: Path) -> No
     assert done.status == 0
     found = figures(done.path)
     entered = [s for s in found["settings"] if s["entered"]]
-    assert [(s["defense"], s["strength"]) for s in entered] == [
-        ("mostly_sent", "share 0.5"),
-        ("mostly_sent", "share 1"),
-    ]
+    assert [(s["defense"], s["strength"]) for s in entered] == [("mostly_sent", "")]
     assert len(found["settings"]) == 4 and not any(s["incomplete"] for s in entered)
     assert {path: at for path, at in stamps(copied).items() if path in before} == before
     assert any(place["defense"] == MINE for place in found["boards"][-1]["ranked"])

@@ -46,11 +46,16 @@ def trained_step(*, examples=4):
     return local_step(model, examples=examples)
 
 
+def unchanged(images):
+    """Of images the model takes what is optimized."""
+    return images
+
+
 def gap_of(step, target=None, **options):
     target = target or clean_gradient(step)
     depths = layer_depths(step.model, step.sent, step.batch.inputs[:1])
     weights = importance(target, step.sent.parameters, depths, **{"by": "product", "decay": 0.95, **options})
-    return batch_gap(step, target, weights)
+    return batch_gap(step, target, weights, unchanged)
 
 
 class Shuffled(nn.Module):
@@ -104,7 +109,7 @@ def test_gradient_of_the_gap_is_that_of_finite_differences():
     depths = layer_depths(step.model, step.sent, step.batch.inputs[:1])
     weights = importance(own, step.sent.parameters, depths, by="product", decay=0.95)
     images = torch.rand(2, 3, 16, 16, dtype=torch.float64, generator=derive_generator(7))
-    for gap in (gap_of(step), example_gap(step, own, weights)):
+    for gap in (gap_of(step), example_gap(step, own, weights, unchanged)):
         scale = 1 / gap(images).detach().mean()
 
         def scaled(x, gap=gap, scale=scale):
@@ -125,7 +130,7 @@ def test_gap_of_each_example_is_that_of_a_batch_of_one():
     depths = layer_depths(step.model, step.sent, step.batch.inputs[:1])
     others = torch.rand_like(step.batch.inputs)
     weights = importance(own, step.sent.parameters, depths, by="product", decay=0.95)
-    together = example_gap(step, own, weights)(others)
+    together = example_gap(step, own, weights, unchanged)(others)
     for i in range(3):
         one = replace(step, batch=Batch(step.batch.inputs[i : i + 1], step.batch.labels[i : i + 1]))
         torch.testing.assert_close(together[i : i + 1], gap_of(one)(others[i : i + 1]), rtol=1e-4, atol=1e-12)
