@@ -17,8 +17,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE = 60.0
 
 _WITH_PIPES = """
-import os, sys
-high = [os.dup2(int(number), 60 + k) for k, number in enumerate(sys.argv[1:3])]
+import fcntl, os, sys
+high = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 100) for number in sys.argv[1:3]]
 for k, number in enumerate(high):
     os.dup2(number, 3 + k)
 os.execv(sys.argv[3], sys.argv[3:])
