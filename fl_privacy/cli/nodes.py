@@ -52,6 +52,9 @@ def node_cost(
     memory: Annotated[int, typer.Option("--memory", help="MiB that the node has.")] = 1024,
     core: Annotated[int | None, typer.Option("--core", help="Number of the core it has; the first there is.")] = None,
     repeats: Annotated[int, typer.Option("--repeats", help="Rounds; the figure is their median.")] = 3,
+    trust: Annotated[
+        list[str] | None, typer.Option("--trust", help="An import path that the runs may name, as pkg.Net.")
+    ] = None,
 ) -> None:
     """Measure a client's round on one core with little memory; the runs' pages then show CPU time, memory, energy.
 
@@ -60,5 +63,5 @@ def node_cost(
     from fl_privacy.deploy.limits import MIB  # noqa: PLC0415
     from fl_privacy.deploy.node_cost import measure_nodes  # noqa: PLC0415
 
-    for line in measure_nodes(runs, memory=memory * MIB, core=core, repeats=repeats):
+    for line in measure_nodes(runs, memory=memory * MIB, core=core, repeats=repeats, trust=trust or ()):
         print(line)

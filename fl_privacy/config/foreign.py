@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fl_privacy.config.groups import options, suggest
-from fl_privacy.config.keys import captured_groups, captured_keys, declared_settings
+from fl_privacy.config.keys import captured_groups, captured_keys, declared_settings, groups
 from fl_privacy.config.overrides import compose_file, expand_sweep, parse_overrides
 from fl_privacy.config.reading import select
 from fl_privacy.config.settings import RunSettings
@@ -90,6 +90,28 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
             _refuse(path, f"has no {key}")
         taken[key] = section[name]
     return taken | {f"choices.{part}": choices[part] for part in parts}
+
+
+def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
+    """All settings of the run that wrote ``path``, its ``config.yaml``; whatever they build is registered or trusted.
+
+    Args:
+        path: of the file.
+        trust: see ``recorded_parts``.
+
+    Raises:
+        UserError: the file is no configuration of this version, or names something else.
+    """
+    found = read_settings(path)
+    choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
+    parts = [part for part in groups() if isinstance(found.get(part), dict)]
+    for part in parts:
+        if choices.get(part) not in options(part):
+            _refuse(path, f"has choices.{part}={choices.get(part)!r}")
+    registered = compose_file("config", [f"{part}={choices[part]}" for part in parts])
+    for part in parts:
+        expect_registered(part, found[part], _plain(registered[part]), trust, where=f"{path} (its option {part}=)")
+    return found
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:

@@ -5,7 +5,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ ENOUGH_SECONDS = 20.0
 """A round that takes more CPU time is not repeated."""
 
 
-def measure_nodes(runs: list[Path], *, memory: int, core: int | None = None, repeats: int = 3) -> Iterator[str]:
+def measure_nodes(
+    runs: Sequence[Path], *, memory: int, core: int | None = None, repeats: int = 3, trust: Sequence[str] = ()
+) -> Iterator[str]:
     """Measure a client round of each of ``runs`` and add it to the run's records.
 
     Each is done in a process of its own, on one core with one thread. What it came to stands on the run's page and on
@@ -29,6 +31,7 @@ def measure_nodes(runs: list[Path], *, memory: int, core: int | None = None, rep
         memory: bytes that the node has.
         core: number of the core; the first that this process may use.
         repeats: rounds, one after the other, the client's state kept.
+        trust: import paths that the runs may name beside what is registered.
 
     Yields:
         A line for each run, once it is measured.
@@ -42,7 +45,7 @@ def measure_nodes(runs: list[Path], *, memory: int, core: int | None = None, rep
         raise UserError(f"--memory is expected to be at least 128 MiB, but got {memory / MIB:g}.")
     chosen = [run for folder in runs for run in _runs_in(folder)]
     for run in chosen:
-        yield _measure(run, memory, core, repeats)
+        yield _measure(run, memory, core, repeats, trust)
 
 
 def _runs_in(folder: Path) -> list[Path]:
@@ -59,9 +62,9 @@ def _runs_in(folder: Path) -> list[Path]:
     return trained
 
 
-def _measure(run: Path, memory: int, core: int | None, repeats: int) -> str:
+def _measure(run: Path, memory: int, core: int | None, repeats: int, trust: Sequence[str]) -> str:
     chosen = min(os.sched_getaffinity(0)) if core is None and hasattr(os, "sched_getaffinity") else core or 0
-    command = [sys.executable, "-m", "fl_privacy.deploy.node_cost", str(run.resolve()), str(repeats)]
+    command = [sys.executable, "-m", "fl_privacy.deploy.node_cost", str(run.resolve()), str(repeats), *trust]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     ended = run_limited(command, memory=memory, core=chosen, environment=environment)
     if ended.too_large:
@@ -79,19 +82,20 @@ def _why(ended: Held) -> str:
     return said[-1] if said else f"status {ended.status}"
 
 
-def _one_client(run: Path, repeats: int) -> dict[str, Any]:
+def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]:
     """Rounds of the first client of ``run``, in this process."""
     import torch  # noqa: PLC0415
-    from omegaconf import DictConfig, OmegaConf  # noqa: PLC0415
+    from omegaconf import OmegaConf  # noqa: PLC0415
 
+    from fl_privacy.config.foreign import registered_run  # noqa: PLC0415
     from fl_privacy.defenses import ClientState  # noqa: PLC0415
     from fl_privacy.experiment.build import clients_of  # noqa: PLC0415
     from fl_privacy.federation import public_state  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    config = OmegaConf.load(run / "config.yaml")
-    settings = DictConfig({name: value for name, value in config.items() if name != "command"})
-    client = clients_of(OmegaConf.to_yaml(settings))[0]
+    settings = registered_run(run / "config.yaml", trust)
+    del settings["command"]
+    client = clients_of(OmegaConf.to_yaml(OmegaConf.create(settings)))[0]
     sent, state = public_state(client.model, client.defense), ClientState()
     rounds = []
     for round in range(repeats):
@@ -112,4 +116,4 @@ def _one_client(run: Path, repeats: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_one_client(Path(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(_one_client(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])))

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.cli.main import run_command_line
+from fl_privacy.config import compose_run, to_yaml
+from fl_privacy.config.foreign import registered_run
 from fl_privacy.deploy.limits import MIB, joules_so_far, run_limited
+from fl_privacy.errors import UserError
 from fl_privacy.results import read_run
 from tests.results.runs import record
 
@@ -108,3 +111,18 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         said = capsys.readouterr().err
         assert message in " ".join(said.split()), said
         assert "Traceback" not in said
+
+
+def test_nothing_that_a_folder_names_is_imported(tmp_path: Path) -> None:
+    defaults = to_yaml(compose_run(["model=mlp"]))
+    path = tmp_path / "config.yaml"
+    path.write_text(f"command: run\n{defaults}")
+    assert registered_run(path)["choices"]["model"] == "mlp"
+    for target in ("os.system", "fl_privacy.files.write_whole"):
+        path.write_text(f"command: run\n{defaults}".replace("fl_privacy.models.MLP", target))
+        with pytest.raises(UserError, match="trust"):
+            registered_run(path)
+        assert registered_run(path, [target])
+    path.write_text(f"command: run\n{defaults}".replace("seed: 0", "seed: ${oc.env:HOME}"))
+    with pytest.raises(UserError, match="refers to something else"):
+        registered_run(path)
