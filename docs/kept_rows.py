@@ -137,9 +137,9 @@ def attacks_table(name: str, folder: Path = ROWS) -> str:
     lines = [f"| | {' | '.join(attacks)} |", f"|---|{'---|' * len(attacks)}"]
     lines += [f"| {cell} | {' | '.join(found.get(a, '') for a in attacks)} |" for cell, found in cells.items()]
     told = (
-        f"Mean PSNR in dB of all images of {_each(rows, 'victims')} uploads a cell (`data={_each(rows, 'data')}`), and the"
-        f" share of them above {_each(rows, 'recognizable_above')} dB, at the CPU seconds that `auto` takes for an upload;"
-        f" `python experiments/{name}.py --out experiments/rows/{name}`."
+        f"Mean PSNR in dB of all images of {_each(rows, 'victims')} uploads a cell (`data={_each(rows, 'data')}`), and"
+        f" the share of them above {_each(rows, 'recognizable_above')} dB, at the CPU seconds that `auto` takes for an"
+        f" upload; `python experiments/{name}.py --out experiments/rows/{name}`."
     )
     return "\n".join([told, "", *lines])
 

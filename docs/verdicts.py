@@ -1,10 +1,10 @@
 """Whether what we measured is what a paper published: a rule for each table, applied to figures, and why.
 
 A table's *ordering* is reproduced where most pairs of figures that the paper holds apart stand in the same order with
-us, beyond our intervals, and none the other way; it is *reproduced* where, besides, all figures agree with the published
-ones; and *not reproduced* else. What agrees is said in the table's rule: within a distance, within a factor, or on the
-same side of a bound. A verdict on some of a table's figures says on how many, and what is reproduced of them alone is
-counted apart.
+us, beyond our intervals, and none the other way; it is *reproduced* where, besides, all figures agree with the
+published ones; and *not reproduced* else. What agrees is said in the table's rule: within a distance, within a factor,
+or on the same side of a bound. A verdict on some of a table's figures says on how many, and what is reproduced of them
+alone is counted apart.
 """
 
 import math
