@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from fl_privacy.report.advice import THREATS, Threat
 from fl_privacy.report.benchmark import Board, DefenseStanding, Measured
 from fl_privacy.report.charts import INK, SERIES, draw_svg
+from fl_privacy.report.measured_tables import THREATS, Threat
 from fl_privacy.report.numbers import metric, seconds
 from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, Tone, most_recognized, tone_of
