@@ -13,6 +13,9 @@ from fl_privacy.report.recommendation import Candidate, bound_as_goal, bound_of,
 ROUNDING = 1e-9
 """Of accuracies: a loss of exactly the bound is within it."""
 
+LITTLE_TIME = 0.01
+"""Seconds; less is nothing beside a client's training, and differs from one measurement to the next."""
+
 LARGE_EPSILON = 10.0
 """From which on a guarantee says little of a single example: exp(10) is 22,000."""
 
@@ -21,7 +24,7 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
     """Sentences: the cheapest defense within both bounds, or that there is none and what comes nearest; and what it
     does not protect from.
 
-    Cheap is little time, to a digit, then few bytes, then little that is read.
+    Cheap is little time, to a digit and from ``LITTLE_TIME`` on, then few bytes, then little that is read.
 
     Args:
         table: what was measured.
@@ -84,9 +87,9 @@ def _unknown(names: Sequence[str]) -> list[str]:
 
 
 def _cost(defense: MeasuredDefense) -> tuple[float, float]:
-    """Time to a digit, bytes; what is unknown may cost anything."""
-    took, size_ = defense.seconds, defense.upload_bytes
-    return float(f"{took:.0e}") if math.isfinite(took) else math.inf, size_ if math.isfinite(size_) else math.inf
+    """Time and bytes; what is unknown may cost anything."""
+    took = max(defense.seconds, LITTLE_TIME) if math.isfinite(defense.seconds) else math.inf
+    return float(f"{took:.0e}"), defense.upload_bytes if math.isfinite(defense.upload_bytes) else math.inf
 
 
 def _leak(defense: MeasuredDefense, threat: Threat) -> tuple[bool, bool, float, float]:

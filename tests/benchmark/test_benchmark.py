@@ -250,6 +250,18 @@ def test_an_image_that_no_attack_read_makes_its_cell_unknown() -> None:
     assert missing(0, threat="adaptive") == [cell] and not missing(0, 0, threat="adaptive")
 
 
+def test_a_page_of_half_of_the_jobs_says_which_half(
+    track: str, copied: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run("benchmark", track, "--only-report", out=copied).status == 0
+    (capfd.readouterr())
+    page = copied / "benchmark.html"
+    text = page.read_text()
+    assert "Not finished: 9 of 15 jobs are done" in text and "<h1>No defense was measured to the end" in text
+    assert "settings are not complete" in text and "not run" in text and 'class="tag private"' not in text
+    assert not (copied / "measured.json").exists(), "of the whole, which was in this folder"
+
+
 def test_a_damaged_list_of_problems_is_one_line(track: str, copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (copied / "problems.json").write_text("[3]")
     assert run_command_line(["benchmark", track, f"out={copied}", "--only-report"]) == 2
