@@ -11,6 +11,7 @@ from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.metrics import FEW
+from fl_privacy.metrics.epsilon_bounds import promises_little
 from fl_privacy.report.numbers import metric, percent, seconds, size
 from fl_privacy.report.readings import Reading
 from fl_privacy.report.recommendation import Candidate, candidate_of
@@ -25,9 +26,6 @@ THREATS: tuple[Threat, ...] = get_args(Threat)
 
 ROUNDING = 1e-9
 """Of accuracies: a loss of exactly the bound is within it."""
-
-LARGE_EPSILON = 10.0
-"""From which on a guarantee says little of a single example: exp(10) is 22,000."""
 
 FORMAT = 1
 MEASURED = "measured.json"
@@ -181,7 +179,7 @@ def _figures(defense: MeasuredDefense, undefended: MeasuredDefense, threat: Thre
 
 def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threat) -> list[str]:
     found, lines = defense.by_threat[threat], []
-    little = defense.epsilon is not None and defense.epsilon > LARGE_EPSILON
+    little = defense.epsilon is not None and promises_little(epsilon=defense.epsilon, delta=0.0)
     if found.groups < FEW:
         lines.append(f"It rests on {found.groups} independent uploads, too few to rely on.")
     if threat == "honest":
