@@ -2,7 +2,7 @@
 
     python docs/leaderboard.py runs/benchmark_laptop
 
-It goes into ``docs/benchmarks``, by the name of the track, finished or not: the page and the table say what was not run.
+It goes into ``docs/benchmarks``, by the name of the track, finished or not: page and table say what was not run.
 """
 
 import json
@@ -17,6 +17,9 @@ KEPT = Path(__file__).resolve().parent / "benchmarks"
 PAGE, FIGURES = "benchmark.html", "benchmark.json"
 THREAT, LOSS = "malicious", 5.0
 """Of the board that is shown beside the page."""
+
+READ_EXACTLY = 100.0
+"""Decibel."""
 
 Figures = Mapping[str, Any]
 
@@ -68,8 +71,8 @@ def leaderboard(track: str, kept: Path = KEPT) -> str:
         f"[The page of the track `{track}`](benchmarks/{track}.html), version {told['track']['version']}:"
         f" {finished} of {planned} jobs are done"
         + ("." if finished == planned else "; what is not is named there, and may leak more than all that is ranked.")
-        + f" Malicious servers count too, and defenses that cost at most {LOSS:g} points of accuracy; of each the strength"
-        " that leaks least.",
+        + f" Malicious servers count too, and defenses that cost at most {LOSS:g} points of accuracy; of each the"
+        " strength that leaks least.",
         markdown(heads, lines),
     ]
     if told["beyond"]:
@@ -84,7 +87,7 @@ def _cells(place: Figures) -> list[str]:
     name = f"{place['defense']} ({place['strength']})" if place["strength"] else place["defense"]
     return [
         escaped(f"{name}, in part not run" if place["incomplete"] else name),
-        f"{min(float(at_most), 100.0):.1f}" if at_most is not None else "unknown",
+        "unknown" if at_most is None else f"{at_most:.1f}" if float(at_most) <= READ_EXACTLY else f"> {READ_EXACTLY:g}",
         read,
         escaped(place["by"]),
         f"{place['accuracy_loss']:.1f}",

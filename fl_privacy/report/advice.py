@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import FEW
+from fl_privacy.metrics.epsilon_bounds import promises_little
 from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.measured_tables import MeasuredDefense, MeasuredTable, Threat
 from fl_privacy.report.numbers import metric, percent, seconds, size, title
@@ -15,9 +16,6 @@ ROUNDING = 1e-9
 
 LITTLE_TIME = 0.01
 """Seconds; less is nothing beside a client's training, and differs from one measurement to the next."""
-
-LARGE_EPSILON = 10.0
-"""From which on a guarantee says little of a single example: exp(10) is 22,000."""
 
 
 def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, psnr_below: float) -> list[str]:
@@ -122,7 +120,7 @@ def _read(found: Candidate) -> str:
 
 def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threat) -> list[str]:
     found, lines = defense.by_threat[threat], []
-    little = defense.epsilon is not None and defense.epsilon > LARGE_EPSILON
+    little = defense.epsilon is not None and promises_little(epsilon=defense.epsilon, delta=0.0)
     if found.groups < FEW:
         lines.append(f"It rests on {found.groups} independent uploads, too few to rely on.")
     if threat == "honest":
