@@ -4,6 +4,7 @@ import fnmatch
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from fl_privacy.checks import fits, in_words, number, whole
@@ -138,6 +139,7 @@ class LocalPlan:
             raise UserError("plan.frozen is expected to leave something to train, but holds all parameters; free one.")
         return found
 
+    @lru_cache(maxsize=64)  # noqa: B019: clients of a round have one plan, and its checks cost as much as a small step
     def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
         """The plan of ``round`` (from 1): its learning rate, which does not change any more; that of a ``probe`` has
         the batch norm of probes."""
