@@ -162,8 +162,8 @@ def _decode_values(payload: bytes, k: int, bits: int, dtype: torch.dtype) -> Ten
 
 
 def _grid_bits(values: Tensor, *, limit: int) -> int:
-    """The fewest bits of a grid that holds all of ``values``, none of them 0, exactly; 0 if there is none, as for values
-    that are not finite."""
+    """The fewest bits of a grid that holds all of ``values``, none of them 0, exactly; 0 if there is none or some are
+    not finite."""
     if len(values) == 0:
         return 0
     scale = torch.linalg.vector_norm(values, math.inf)
