@@ -20,7 +20,8 @@ from fl_privacy.interception.capture_files import CaptureFile, without_prefix
 from fl_privacy.interception.lazy_observations import LazyObservations
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """What parameters and images may be of."""

@@ -31,7 +31,8 @@ class WaitingUpdates(LazyObservations):
     def _restart(self) -> None:
         self.ids: Sequence[VictimId] = []
         self._held: list[Observation] = []
-        self._bytes, self._last_sent = 0, None
+        self._bytes = 0
+        self._last_sent: ModelState | None = None
         self._writer: CaptureWriter | None = None
         self._models: list[nn.Module] = []
         self._model_of = bytearray()
