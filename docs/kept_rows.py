@@ -124,7 +124,8 @@ def rows_table(name: str, folder: Path = ROWS, columns: Sequence[str] = ()) -> s
 def attacks_table(name: str, folder: Path = ROWS) -> str:
     """Attacks by networks: mean PSNR in dB and share recognizable, of the rows of ``name``."""
     cells: dict[str, dict[str, str]] = {}
-    for row in read_rows(name, folder):
+    rows = read_rows(name, folder)
+    for row in rows:
         trained = "trained" if row["trained"] else "untrained"
         read = f"{row['psnr']:.1f}, {row['recognizable']:.0%}"
         found = cells.setdefault(f"{row['model']}, {trained}, batch {row['batch']}", {})
@@ -136,10 +137,16 @@ def attacks_table(name: str, folder: Path = ROWS) -> str:
     lines = [f"| | {' | '.join(attacks)} |", f"|---|{'---|' * len(attacks)}"]
     lines += [f"| {cell} | {' | '.join(found.get(a, '') for a in attacks)} |" for cell, found in cells.items()]
     told = (
-        "Mean PSNR in dB and share recognizable (25 dB) of 16 images of CIFAR-10 each, at the CPU seconds that `auto`"
+        f"Mean PSNR in dB of all images of {_each(rows, 'victims')} uploads a cell (`data={_each(rows, 'data')}`), and"
+        f" the share of them above {_each(rows, 'recognizable_above')} dB, at the CPU seconds that `auto` takes for an"
+        f" upload; `python experiments/{name}.py --out experiments/rows/{name}`."
     )
-    told += f" takes for a victim; `python experiments/{name}.py --out experiments/rows/{name}`."
     return "\n".join([told, "", *lines])
+
+
+def _each(rows: Sequence[Row], name: str) -> str:
+    """The values that rows have, in words."""
+    return " or ".join(dict.fromkeys(_told(row[name]) for row in rows))
 
 
 def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

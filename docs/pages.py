@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 from kept_rows import attacks_table, escaped, rows_table
+from leaderboard import leaderboard
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from omegaconf import DictConfig, OmegaConf
@@ -50,7 +51,7 @@ REFERENCE = {
     "fl_privacy.regression": "Whether an app leaks more than it did.",
     "fl_privacy.errors": "The error that a user is meant to read.",
 }
-MARK = re.compile(r"<!-- (catalog|metrics|rows): ?(\w*) -->")
+MARK = re.compile(r"<!-- (catalog|metrics|rows|leaderboard): ?(\w*) -->")
 FORMULA = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE)
 
 
@@ -98,8 +99,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Lists and formulas in the place of their marks."""
+    """Lists and formulas in the place of their marks; files outside of ``docs/`` where the site has them."""
     made = MARK.sub(lambda m: MADE[m[1]](m[2]), markdown)
+    for place, path in FROM_ROOT.items():
+        made = made.replace(f"](../{path}", f"]({place}")
     return FORMULA.sub(lambda m: formula(m[1]), made)
 
 
@@ -201,7 +204,7 @@ def metrics_table() -> str:
     return "\n".join(["| metric | | leaks where | recognizable | |", "|---|---|---|---|---|", *rows])
 
 
-MADE = {"catalog": catalog, "metrics": lambda _: metrics_table(), "rows": rows_table}
+MADE = {"catalog": catalog, "metrics": lambda _: metrics_table(), "rows": rows_table, "leaderboard": leaderboard}
 """Mark -> what stands in its place."""
 
 

@@ -113,17 +113,6 @@ class Table:
         """Whether there is nothing to measure."""
         return column in self.lines[line].get("void", ())
 
-    def coverage(self, kept: Kept) -> tuple[int, int]:
-        """How many of the lines are measured, and how many there are."""
-        claimed = {name for pair in self.verdict.get("above", ()) for name in pair}
-        counted = [
-            (name, column)
-            for column in self.judged_columns
-            for name in self.lines
-            if name in claimed or self.published(name, column) is not None
-        ]
-        return sum(self.read(kept, *place) is not None for place in counted), len(counted)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:

@@ -15,7 +15,7 @@ from pathlib import Path
 from finding_pictures import draw_all, drawable
 from kept_rows import NOT_RUN, ROWS, Kept, attacks_table, markdown, rows_table
 from paper_tables import PUBLISHED, Paper, Table, load_papers
-from verdicts import Outcome
+from verdicts import COUNTED, Outcome
 
 DOCS = Path(__file__).resolve().parent
 PAGES = {"RESULTS.md": DOCS.parent / "experiments" / "RESULTS.md", "findings.md": DOCS / "findings.md"}
@@ -38,11 +38,11 @@ def render(papers: Sequence[Paper], kept: Kept) -> str:
 
 def _overview(papers: Sequence[Paper], kept: Kept) -> str:
     """How many tables came to what, a line for each paper."""
-    found = {paper.title: [v.outcome for table in paper.tables if (v := table.judged(kept))] for paper in papers}
-    found = {title: outcomes for title, outcomes in found.items() if outcomes}
-    found["**all**"] = [outcome for outcomes in found.values() for outcome in outcomes]
-    lines = [[title, *(str(outcomes.count(outcome)) for outcome in Outcome)] for title, outcomes in found.items()]
-    return markdown(["tables and figures", *Outcome], lines)
+    found = {paper.title: [v.counts_as for table in paper.tables if (v := table.judged(kept))] for paper in papers}
+    found = {title: verdicts for title, verdicts in found.items() if verdicts}
+    found["**all**"] = [verdict for verdicts in found.values() for verdict in verdicts]
+    lines = [[title, *(str(verdicts.count(each)) for each in COUNTED)] for title, verdicts in found.items()]
+    return markdown(["tables and figures", *COUNTED], lines)
 
 
 def _contents(paper: Paper, kept: Kept) -> str:
@@ -50,8 +50,7 @@ def _contents(paper: Paper, kept: Kept) -> str:
     lines = []
     for table in paper.tables:
         if verdict := table.judged(kept):
-            there, of = table.coverage(kept)
-            lines.append([table.at, table.title, f"{there} of {of}", f"**{verdict.outcome}**"])
+            lines.append([table.at, table.title, f"{verdict.measured} of {verdict.total}", f"**{verdict.told}**"])
     return markdown(["", "", "figures measured", "verdict"], lines) if lines else ""
 
 
@@ -60,7 +59,7 @@ def _section(table: Table, kept: Kept) -> Iterator[str]:
     yield f"### {table.at}: {table.title}" if table.at else f"### {table.title}"
     if verdict := table.judged(kept):
         reason = verdict.reason[:1].upper() + verdict.reason[1:]
-        said = (f"**{verdict.outcome.capitalize()}.**", reason, table.why.get(verdict.outcome, "").strip())
+        said = (f"**{verdict.told.capitalize()}.**", reason, table.why.get(verdict.outcome, "").strip())
         yield " ".join(filter(None, said))
     for what, told in (("Published", table.setting), ("Ours", table.ours)):
         if told:
@@ -111,7 +110,7 @@ class Slots:
         table = self._tables[f"{paper}/{name}"]
         if slot[1]:
             verdict = table.judged(self._kept)
-            return str(verdict.outcome) if verdict else NOT_RUN
+            return verdict.told if verdict else NOT_RUN
         line, column = rest
         return table.columns[column].told(table.read(self._kept, line, column))
 

@@ -1,9 +1,10 @@
 """Whether what we measured is what a paper published: a rule for each table, applied to figures, and why.
 
 A table's *ordering* is reproduced where most pairs of figures that the paper holds apart stand in the same order with
-us, beyond our intervals, and none the other way; it is *reproduced* where, besides, all measured figures agree
-with the published ones; and *not reproduced* else. What agrees is said in the table's rule: within a distance, within a
-factor, or on the same side of a bound.
+us, beyond our intervals, and none the other way; it is *reproduced* where, besides, all figures agree with the
+published ones; and *not reproduced* else. What agrees is said in the table's rule: within a distance, within a factor,
+or on the same side of a bound. A verdict on some of a table's figures says on how many, and what is reproduced of them
+alone is counted apart.
 """
 
 import math
@@ -23,6 +24,15 @@ class Outcome(StrEnum):
     ORDERING = "ordering reproduced"
     NOT = "not reproduced"
     NOT_RUN = "not run"
+
+    @property
+    def as_far_as_measured(self) -> str:
+        """What it counts as where some figures are missing."""
+        return f"{self}, in part measured" if self in (Outcome.REPRODUCED, Outcome.ORDERING) else str(self)
+
+
+COUNTED = tuple(dict.fromkeys(told for outcome in Outcome for told in (str(outcome), outcome.as_far_as_measured)))
+"""What a table can count as."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,34 +107,55 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """With its reason in words."""
+    """With its reason in words, and how many of the figures that it is on are measured."""
 
     outcome: Outcome
     reason: str
+    measured: int
+    total: int
+
+    @property
+    def told(self) -> str:
+        """In words that say how much of the table it is on."""
+        if self.measured == self.total or self.outcome is Outcome.NOT_RUN:
+            return str(self.outcome)
+        return f"{self.outcome}, {self.measured} of {self.total} measured"
+
+    @property
+    def counts_as(self) -> str:
+        """One of ``COUNTED``."""
+        return str(self.outcome) if self.measured == self.total else self.outcome.as_far_as_measured
 
 
 def judge(columns: Sequence[Column], figure: str) -> Verdict:
     """What a table comes to; ``figure`` is what its figures are called."""
     lines = [line for column in columns for line in column.lines]
     if above := columns[0].rule.above:
-        return _ordered(*_claimed(lines, above), total=len(above))
+        claimed = {name for pair in above for name in pair}
+        asked = [line for line in lines if line.name in claimed]
+        outcome, reason = _ordered(*_claimed(lines, above), total=len(above))
+        measured = sum(line.ours is not None for line in asked)
+        return Verdict(outcome=outcome, reason=reason, measured=measured, total=len(asked))
     published = sum(line.published is not None for line in lines)
     there = [(line, column.rule) for column in columns for line in column.there]
     if not there:
-        return Verdict(outcome=Outcome.NOT_RUN, reason="")
+        return Verdict(outcome=Outcome.NOT_RUN, reason="", measured=0, total=published)
     agreeing = sum(rule.agree(line.published, line.ours.mean) for line, rule in there)
     wanted = " or ".join(dict.fromkeys(column.rule.in_words for column in columns))
     reason = f"{agreeing} of {len(there)} measured figures ({figure}) are {wanted}"
     if len(there) < published:
         reason += f", {published - len(there)} more are not measured"
     pairs = [pair for column in columns for pair in _apart(column)]
-    order = _ordered([_compare(a.ours, b.ours) for a, b in pairs], [_named(*pair) for pair in pairs], total=len(pairs))
-    in_order = order.outcome == Outcome.ORDERING
+    order, held = _ordered(
+        [_compare(a.ours, b.ours) for a, b in pairs], [_named(*pair) for pair in pairs], total=len(pairs)
+    )
+    in_order = order is Outcome.ORDERING
     if agreeing == len(there) and (in_order or not pairs):
         outcome = Outcome.REPRODUCED
     else:
         outcome = Outcome.ORDERING if in_order else Outcome.NOT
-    return Verdict(outcome=outcome, reason=f"{reason}; {order.reason}" if pairs else f"{reason}.")
+    reason = f"{reason}; {held}" if pairs else f"{reason}."
+    return Verdict(outcome=outcome, reason=reason, measured=len(there), total=published)
 
 
 def _apart(column: Column) -> list[tuple[Line, Line]]:
@@ -136,10 +167,10 @@ def _apart(column: Column) -> list[tuple[Line, Line]]:
     ]
 
 
-def _ordered(signs: Sequence[int], names: Sequence[str], *, total: int) -> Verdict:
+def _ordered(signs: Sequence[int], names: Sequence[str], *, total: int) -> tuple[Outcome, str]:
     """Of pairs, 1 where ours is in the published order, 0 where the intervals overlap, -1 where it is the other way."""
     if not signs:
-        return Verdict(outcome=Outcome.NOT_RUN, reason="")
+        return Outcome.NOT_RUN, ""
     right, open_ = signs.count(1), signs.count(0)
     against = [name for name, sign in zip(names, signs, strict=True) if sign < 0]
     reason = f"of {total} {_pairs(total)} that the paper holds apart {right} in its order"
@@ -147,7 +178,7 @@ def _ordered(signs: Sequence[int], names: Sequence[str], *, total: int) -> Verdi
     reason += f", {total - len(signs)} not measured" if total > len(signs) else ""
     reason += f", {len(against)} the other way (first {against[0]})" if against else ""
     held = not against and 2 * right > len(signs)
-    return Verdict(outcome=Outcome.ORDERING if held else Outcome.NOT, reason=reason + ".")
+    return Outcome.ORDERING if held else Outcome.NOT, reason + "."
 
 
 def _claimed(lines: Sequence[Line], above: Sequence[Sequence[str]]) -> tuple[list[int], list[str]]:

@@ -30,18 +30,19 @@ def advise(
         ),
     ] = None,
     grid: Annotated[
-        str | None, typer.Option("--grid", help="Read the runs of this grid (trade-off) instead of the shipped table.")
+        str | None, typer.Option("--grid", help="Read the runs of this grid (trade-off) instead of the shipped tables.")
     ] = None,
     table: Annotated[
         Path | None,
         typer.Option("--table", help="Read the folder of a benchmark, or a file that --save wrote, instead."),
     ] = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Also write the table that was read, as JSON.")] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Also write the tables that were read, as JSON.")] = None,
 ) -> None:
     """The cheapest defense that costs little accuracy and hides every attacked image, and what it leaves open.
 
-    `fl-privacy advise data=mnist_mini model=lenet accuracy_loss=2 threat=adaptive` answers from the table that comes
-    with the package; `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, from your runs;
+    Each measurement of the settings that are named has its own answer.
+    `fl-privacy advise data=mnist_mini model=lenet accuracy_loss=2 threat=adaptive` answers from what comes with the
+    package; `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, from your runs;
     `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark.
     """
     bounds, settings = _asked(asked or [])
@@ -50,13 +51,14 @@ def advise(
     one_of(THREAT, bounds[THREAT], KNOWN)
     threat = next(known for known in KNOWN if known == bounds[THREAT])
     told = {key: _number(key, bounds[key]) for key in (ACCURACY_LOSS, PSNR_BELOW)}
-    measured = _in_file(table, settings) if table else _of_grid(grid, settings) if grid else _shipped(settings)
-    from fl_privacy.report import advice  # noqa: PLC0415
+    tables = _in_file(table, settings) if table else [_of_grid(grid, settings)] if grid else _shipped(settings)
+    from fl_privacy.report.advice import advice_from  # noqa: PLC0415
 
     if save is not None:
-        advice.write_table(save, measured)
-    for line in advice.advice_from(measured, threat=threat, **told):
-        print(line)
+        from fl_privacy.report.measured_tables import write_tables  # noqa: PLC0415
+
+        write_tables(save, tables)
+    print("\n\n".join("\n".join(advice_from(one, threat=threat, **told)) for one in tables))
 
 
 def _asked(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -78,8 +80,8 @@ def _number(key: str, value: str) -> float:
         raise UserError(f"{key} is expected to be a number, but got {value!r}; try {key}={ASKED[key]}.") from error
 
 
-def _in_file(path: Path, settings: Sequence[str]) -> "MeasuredTable":
-    from fl_privacy.report.advice import MEASURED, read_table  # noqa: PLC0415
+def _in_file(path: Path, settings: Sequence[str]) -> "list[MeasuredTable]":
+    from fl_privacy.report.measured_tables import MEASURED, read_tables  # noqa: PLC0415
 
     file = path / MEASURED if path.is_dir() else path
     if not file.is_file():
@@ -87,26 +89,29 @@ def _in_file(path: Path, settings: Sequence[str]) -> "MeasuredTable":
             f"--table is expected to be the folder of a benchmark that measured at least one defense, or a file that"
             f" --save wrote, but there is no {file}; run `fl-privacy benchmark` first."
         )
-    table = read_table(file)
-    if not table.matches(settings):
-        raise UserError(
-            f"Settings that were measured are expected, but got {' '.join(settings)}; {file} is of"
-            f" {' '.join(table.settings)}."
-        )
-    return table
-
-
-def _shipped(settings: Sequence[str]) -> "MeasuredTable":
-    from fl_privacy.report.advice import SHIPPED, read_table  # noqa: PLC0415
-
-    tables = [read_table(path) for path in sorted(SHIPPED.glob("*.json"))]
+    tables = read_tables(file)
     if found := [table for table in tables if table.matches(settings)]:
-        return found[0]
-    there, told = "; ".join(" ".join(table.settings) for table in tables), " ".join(settings)
+        return found
     raise UserError(
-        f"Settings that were measured are expected, but got {told}; there are: {there}. Measure yours by"
+        f"Settings that were measured are expected, but got {' '.join(settings)}; {file} is of {_there(tables)}."
+    )
+
+
+def _shipped(settings: Sequence[str]) -> "list[MeasuredTable]":
+    from fl_privacy.report.measured_tables import SHIPPED, read_tables  # noqa: PLC0415
+
+    tables = [table for path in sorted(SHIPPED.glob("*.json")) for table in read_tables(path)]
+    if found := [table for table in tables if table.matches(settings)]:
+        return found
+    told = " ".join(settings)
+    raise UserError(
+        f"Settings that were measured are expected, but got {told}; there are: {_there(tables)}. Measure yours by"
         f" `fl-privacy trade-off quick {told}`, then `fl-privacy advise --grid quick {told}`."
     )
+
+
+def _there(tables: "Sequence[MeasuredTable]") -> str:
+    return "; ".join(" ".join(table.settings) for table in tables)
 
 
 def _of_grid(name: str, settings: Sequence[str]) -> "MeasuredTable":
@@ -114,18 +119,19 @@ def _of_grid(name: str, settings: Sequence[str]) -> "MeasuredTable":
 
     grid = load_grid(name, settings)
     from fl_privacy.experiment.trade_off import plan_sweep  # noqa: PLC0415
-    from fl_privacy.report.advice import MeasuredTable, measured_defense  # noqa: PLC0415
+    from fl_privacy.report.measured_tables import MeasuredTable, measured_rows  # noqa: PLC0415
     from fl_privacy.report.trade_off import read_rows  # noqa: PLC0415
 
     rows = read_rows(plan_sweep(grid).outcomes())
-    found = [measured_defense(row, point.overrides) for row, point in zip(rows, grid.points, strict=True)]
+    defenses, unknown = measured_rows(rows, [point.overrides for point in grid.points])
     command = f"fl-privacy trade-off {name} {' '.join(settings)}".rstrip()
-    if len(found) < 2 or found[0] is None or not any(found[1:]):
+    if len(defenses) < 2:
         raise UserError(f"Runs of the grid {name} are expected to have finished, but too few did; run `{command}`.")
     return MeasuredTable(
         settings=tuple(s for s in (*grid.settings, *settings) if not s.startswith("out=")),
         attacks=tuple(grid.attacks),
         weights=grid.weights,
         command=command,
-        defenses=tuple(defense for defense in found if defense is not None),
+        defenses=defenses,
+        unknown=unknown,
     )

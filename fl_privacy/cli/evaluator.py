@@ -15,11 +15,11 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from torch import Tensor
 
-from fl_privacy.checks import whole
+from fl_privacy.checks import one_of, whole
 from fl_privacy.config import compose_file
 from fl_privacy.config.reading import expect_type
 from fl_privacy.config.targets import check_arguments, plain_settings
-from fl_privacy.data import Dataset, TextExamples, expect_images
+from fl_privacy.data import Dataset, LabelledExamples, TextExamples, expect_images
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import (
     TEXTS,
@@ -43,7 +43,7 @@ from fl_privacy.files import user_cache_folder
 from fl_privacy.models import TextModel
 
 SHOWN = 1000
-"""Images, or texts, of the test split that the table of predictions is made from."""
+"""Images, or texts, of the split not trained on that the table of predictions is made from."""
 
 RATIOS = torch.linspace(0, 1, 11)
 """True noise ratios in that table."""
@@ -88,7 +88,7 @@ class _Work:
     about: Mapping[str, str]
     train: Callable[[torch.device, Progress], Evaluator]
     curve: Callable[[Evaluator], Tensor]
-    """(R, N) predictions for the test split at each of :data:`RATIOS`."""
+    """(R, N) predictions for the other split at each of :data:`RATIOS`."""
 
 
 def _plan(settings: Mapping[str, Any], usual: EvaluatorPlan) -> EvaluatorPlan:
@@ -100,9 +100,9 @@ def _plan(settings: Mapping[str, Any], usual: EvaluatorPlan) -> EvaluatorPlan:
 
 
 def _images(config: DictConfig, dataset: Dataset, plan: EvaluatorPlan) -> _Work:
-    train, test = (expect_images(split, "train-evaluator") for split in (dataset.train, dataset.test))
-    public = train.images[_thinned(len(train), config.images)]
-    shown = test.images[_thinned(len(test), SHOWN)]
+    ours, others = (expect_images(split, "train-evaluator") for split in _public_first(config, dataset))
+    public = ours.images[_thinned(len(ours), config.images)]
+    shown = others.images[_thinned(len(others), SHOWN)]
 
     def curve(network: Evaluator) -> Tensor:
         assert isinstance(network, EvaluationNetwork)
@@ -119,11 +119,11 @@ def _images(config: DictConfig, dataset: Dataset, plan: EvaluatorPlan) -> _Work:
 
 
 def _words(config: DictConfig, dataset: Dataset, plan: EvaluatorPlan) -> _Work:
-    train, test, model = dataset.train, dataset.test, build_network(config, dataset)
-    assert isinstance(train, TextExamples) and isinstance(test, TextExamples) and isinstance(model, TextModel)
+    (ours, others), model = _public_first(config, dataset), build_network(config, dataset)
+    assert isinstance(ours, TextExamples) and isinstance(others, TextExamples) and isinstance(model, TextModel)
     table = model.words.weight.detach()
-    public = train.tokens[_thinned(len(train), config.images)]
-    shown = test.tokens[_thinned(len(test), SHOWN)]
+    public = ours.tokens[_thinned(len(ours), config.images)]
+    shown = others.tokens[_thinned(len(others), SHOWN)]
 
     def curve(network: Evaluator) -> Tensor:
         assert isinstance(network, WordEvaluator)
@@ -137,6 +137,12 @@ def _words(config: DictConfig, dataset: Dataset, plan: EvaluatorPlan) -> _Work:
         ),
         curve=curve,
     )
+
+
+def _public_first(config: DictConfig, dataset: Dataset) -> tuple[LabelledExamples, LabelledExamples]:
+    """The split that is trained on, and the other one."""
+    one_of("split", config.split, ("train", "test"))
+    return (dataset.train, dataset.test) if config.split == "train" else (dataset.test, dataset.train)
 
 
 def _thinned(there: int, number: int | None) -> slice:
@@ -171,5 +177,5 @@ def _train(train: Callable[[torch.device, Progress], Evaluator], device: torch.d
 
 def _table(curve: Tensor) -> Table:
     table = Table("true noise ratio", *(f"{r:.1f}" for r in RATIOS.tolist()), box=None)
-    table.add_row("predicted, test split", *(f"{p:.2f}" for p in curve.mean(1).tolist()))
+    table.add_row("predicted, other split", *(f"{p:.2f}" for p in curve.mean(1).tolist()))
     return table

@@ -44,6 +44,9 @@ def run_jobs(
         print(folder)
         expect_reconstructions([folder])
         return
+    from fl_privacy.experiment.trade_off import write_plan  # noqa: PLC0415
+
+    write_plan(command, configs)
     folders, failed = [], []
     for number, (job, config) in enumerate(zip(jobs, configs, strict=True), 1):
         console.rule(f"{number}/{len(jobs)} {escape(' '.join(job))}", style="dim")

@@ -282,5 +282,5 @@ class RunSettings:
         """The same settings but for ``changes``, by dotted key."""
         content = self.plain()
         for key, value in changes.items():
-            put(content, key, value)
+            put(content, key, plain_value(value))
         return type(self).of(content)

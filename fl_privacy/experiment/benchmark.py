@@ -18,10 +18,10 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset
 from fl_privacy.experiment.trade_off import Job, planned_job
 from fl_privacy.files import write_whole
-from fl_privacy.report.advice import MEASURED, MeasuredTable, write_table
 from fl_privacy.report.benchmark import Measured, Tried, measured_of, read_standings
 from fl_privacy.report.benchmark_json import benchmark_as_plain
 from fl_privacy.report.benchmark_page import render_benchmark
+from fl_privacy.report.measured_tables import MEASURED, MeasuredTable, write_tables
 from fl_privacy.results import read_environment, read_summary
 from fl_privacy.results.records import dump_json, parse_json
 
@@ -93,25 +93,36 @@ class Benchmark:
         )
 
     def write(self) -> Path:
-        """The page over what has finished, its figures as JSON and the table for ``fl-privacy advise``; returns the
-        page."""
+        """The page over what has finished, its figures as JSON and the tables for ``fl-privacy advise``, one for each
+        training; returns the page."""
         measured = self.measured()
         write_whole(self.out / FIGURES, dump_json(benchmark_as_plain(measured), indent=1) + "\n")
-        defenses = [d for s in measured.standings if (d := measured_of(s, measured.standings[0])) is not None]
-        if len(defenses) > 1 and defenses[0].overrides == self.points[0].point.overrides:
-            write_table(
-                self.out / MEASURED,
-                MeasuredTable(
-                    settings=_deciding((*self.track.settings, *next(iter(self.track.trainings.values())))),
-                    attacks=("auto", *dict.fromkeys(cell.server for cell in self.track.cells if cell.server)),
-                    weights="both",
-                    command=f"fl-privacy benchmark {self.track.name}",
-                    defenses=tuple(defenses),
-                ),
-            )
+        tables = [table for name in self.track.trainings if (table := self._table(measured, name)) is not None]
+        if tables:
+            write_tables(self.out / MEASURED, tables)
+        else:
+            (self.out / MEASURED).unlink(missing_ok=True)
         page = self.out / PAGE
         write_whole(page, render_benchmark(measured))
         return page
+
+    def _table(self, measured: Measured, training: str) -> MeasuredTable | None:
+        """What was measured of one training; ``None`` unless the undefended one and a defense finished."""
+        uploads = {name for name, kind in self.track.uploads.items() if kind.training == training}
+        own = [standing.of_training(training, uploads) for standing in measured.standings]
+        found = [measured_of(standing) for standing in own]
+        known = tuple(defense for defense in found if defense is not None)
+        if not uploads or found[0] is None or len(known) < 2:
+            return None
+        servers = dict.fromkeys(c.server for c in self.track.cells if c.server and c.uploads in uploads)
+        return MeasuredTable(
+            settings=_deciding((*self.track.settings, *self.track.trainings[training])),
+            attacks=("auto", *servers),
+            weights="both",
+            command=f"fl-privacy benchmark {self.track.name}",
+            defenses=known,
+            unknown=tuple(s.tried.name for s, told in zip(own, found, strict=True) if told is None),
+        )
 
     def _tried(self, planned: PlannedPoint, problems: Mapping[str, str]) -> Tried:
         point = planned.point

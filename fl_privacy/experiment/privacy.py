@@ -8,6 +8,7 @@ from fl_privacy.defenses.privacy.accountants import Accountant
 from fl_privacy.defenses.privacy.accounting import Guarantee, guarantee
 from fl_privacy.experiment.build import Federation
 from fl_privacy.federation.client.examples import local_batches
+from fl_privacy.metrics.epsilon_bounds import promises_little
 from fl_privacy.rng import derive_generator
 
 
@@ -92,6 +93,8 @@ def rounds_taken_part(federation: Federation) -> Sequence[int]:
 
 def _statement(worst: Guarantee, taken_part: int) -> str:
     sentences = [worst.describe(taken_part)]
+    if promises_little(epsilon=worst.epsilon(taken_part), delta=worst.delta):
+        sentences.append("An epsilon or delta of that size promises little.")
     if taken_part > 1:
         sentences.append(f"After one round epsilon is {worst.epsilon(1):.4g}.")
     if worst.sample_rate < 1:

@@ -1,16 +1,21 @@
 """A sweep over defenses: each is trained once, and attacked by every attack of the grid."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from fl_privacy.config import RunSettings, compose_run
 from fl_privacy.config.grid import Grid, GridPoint
 from fl_privacy.config.overrides import merge_overrides
+from fl_privacy.errors import UserError
 from fl_privacy.experiment.calibration import calibrated, noise_for_budget
+from fl_privacy.experiment.captured import as_captured
+from fl_privacy.experiment.foreign_captures import app_captures
 from fl_privacy.experiment.run_folder import Command, folder_of
 from fl_privacy.report.trade_off import Outcome
 from fl_privacy.results import is_finished
+from fl_privacy.results.ongoing import write_planned
 
 
 @dataclass(frozen=True)
@@ -92,3 +97,24 @@ def _attacking(grid: Grid, point: GridPoint, training: Job, attack: str) -> list
 def planned_job(command: Command, config: RunSettings) -> Job:
     """The job of ``command`` with ``config``; ``UserError`` if its privacy budget can't be met."""
     return Job(command, config, folder_of(calibrated(config), command))
+
+
+def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
+    """Write down which folders ``command`` is going to fill with ``configs``, for whoever watches.
+
+    Jobs that can't begin are left out, they tell why when it is their turn; and where a job attacks what an app
+    uploaded, whose notes name its folder, there is no plan.
+    """
+    planned: dict[Path, list[str]] = {}
+    for config in configs:
+        with suppress(UserError):
+            begun = calibrated(config)
+            if begun.captured:
+                if app_captures(begun.captured) is not None:
+                    return
+                begun = as_captured(begun)
+            folder = folder_of(begun, command)
+            planned.setdefault(folder.parent, []).append(folder.name)
+    for out, names in planned.items():
+        with suppress(OSError):  # the jobs say that nothing can be written there
+            write_planned(out, names)

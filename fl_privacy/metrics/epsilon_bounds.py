@@ -9,6 +9,14 @@ from fl_privacy.metrics.roc import Scores, Separation, curve
 
 CONFIDENCE = 0.95
 
+LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01
+"""Above which a guarantee says little of a single example: exp(10) is 22,000, and of one in 100 it says nothing."""
+
+
+def promises_little(*, epsilon: float, delta: float) -> bool:
+    """Whether an (epsilon, delta) of that size must not be taken for protection (Ponomareva et al. 2023, sec. 5.2)."""
+    return not (epsilon <= LARGE_EPSILON and delta <= LARGE_DELTA)
+
 
 def tpr_bound(fpr: Scores, *, epsilon: float, delta: float) -> Scores:
     """The largest TPR that (epsilon, delta)-differential privacy allows at each FPR (Kairouz et al. 2015, Thm. 2.1)."""

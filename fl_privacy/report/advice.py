@@ -1,142 +1,54 @@
 """Which measured defense to take: the cheapest that costs little accuracy and hides every image from every attacker."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
 
-from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
-from fl_privacy.files import write_whole
 from fl_privacy.metrics import FEW
-from fl_privacy.report.numbers import metric, percent, seconds, size
-from fl_privacy.report.readings import Reading
-from fl_privacy.report.recommendation import Candidate, candidate_of
-from fl_privacy.report.trade_off import DefenseRow
-from fl_privacy.results import Attacker
-
-Threat = Literal["honest", "adaptive", "malicious"]
-"""Attackers that count: those that know nothing of the defense, those that know it as well, or servers that do not
-follow the protocol, too."""
-
-THREATS: tuple[Threat, ...] = get_args(Threat)
+from fl_privacy.metrics.epsilon_bounds import promises_little
+from fl_privacy.metrics.registry import IMAGE_METRIC
+from fl_privacy.report.measured_tables import MeasuredDefense, MeasuredTable, Threat
+from fl_privacy.report.numbers import metric, percent, seconds, size, title
+from fl_privacy.report.recommendation import Candidate, bound_as_goal, bound_of, told_beside
 
 ROUNDING = 1e-9
 """Of accuracies: a loss of exactly the bound is within it."""
 
-LARGE_EPSILON = 10.0
-"""From which on a guarantee says little of a single example: exp(10) is 22,000."""
-
-FORMAT = 1
-MEASURED = "measured.json"
-"""Name of the table in the folder of a benchmark."""
-
-SHIPPED = Path(__file__).resolve().parent / "measured"
-"""Tables that come with the package, as ``fl-privacy advise --grid GRID --save FILE`` writes them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredDefense:
-    """A defense at one strength, as it was trained and attacked; figures are of the worst attack under each threat.
-
-    Attributes:
-        name: in words.
-        overrides: that ask for it.
-        accuracy: in the end, in [0, 1].
-        by_threat: what attackers read.
-        seconds: that the defense takes one client in one round.
-        upload_bytes: of one client's update.
-        epsilon: spent in the end; ``None`` where there is no guarantee.
-    """
-
-    name: str
-    overrides: tuple[str, ...]
-    accuracy: float
-    by_threat: Mapping[Threat, Candidate]
-    seconds: float
-    upload_bytes: float
-    epsilon: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredTable:
-    """What a sweep measured.
-
-    Attributes:
-        settings: overrides of all of it, such as ``data=mnist_mini``.
-        attacks: names.
-        weights: of the model that was attacked, ``initial``, ``final`` or ``both``.
-        command: that measured it.
-        defenses: undefended first.
-    """
-
-    settings: tuple[str, ...]
-    attacks: tuple[str, ...]
-    weights: str
-    command: str
-    defenses: tuple[MeasuredDefense, ...]
-
-    def matches(self, wanted: Sequence[str]) -> bool:
-        """Whether it is of the settings ``wanted``."""
-        return set(wanted) <= set(self.settings)
-
-
-def measured_defense(row: DefenseRow, overrides: Sequence[str]) -> MeasuredDefense | None:
-    """From a row of a sweep; ``None`` unless all of it finished."""
-    if not row.complete or row.training is None or row.accuracy is None:
-        return None
-    heard: dict[Threat, list[Reading]] = {
-        "honest": [r for r in row.readings if r.attacker is Attacker.PLAIN],
-        "adaptive": list(row.readings),
-    }
-    found: dict[Threat, Candidate] = {}
-    for threat, read in heard.items():
-        candidate = candidate_of(read, name=row.name, accuracy=row.accuracy, pmm=row.pmm)
-        if candidate is None:
-            return None
-        found[threat] = candidate
-    upload, privacy = row.training.upload, row.training.privacy
-    return MeasuredDefense(
-        name=row.name,
-        overrides=tuple(overrides),
-        accuracy=row.accuracy,
-        by_threat=found,
-        seconds=upload["defense_seconds"].mean if "defense_seconds" in upload else math.nan,
-        upload_bytes=upload["upload_bytes"].mean if "upload_bytes" in upload else math.nan,
-        epsilon=privacy.epsilon if privacy else None,
-    )
+LITTLE_TIME = 0.01
+"""Seconds; less is nothing beside a client's training, and differs from one measurement to the next."""
 
 
 def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, psnr_below: float) -> list[str]:
     """Sentences: the cheapest defense within both bounds, or that there is none and what comes nearest; and what it
     does not protect from.
 
-    Cheap is little time, to a digit, then few bytes, then little that is read.
+    Cheap is little time, to a digit and from ``LITTLE_TIME`` on, then few bytes, then little that is read.
 
     Args:
         table: what was measured.
         accuracy_loss: at most so many percentage points below the undefended accuracy.
         threat: whose attacks count.
-        psnr_below: dB that no attacked image may reach, nor the upper end of the mean's 95 % interval.
+        psnr_below: dB that no attacked image may reach, nor the upper end of the mean's 95 % interval; texts may not be
+            recognizable instead.
 
     Raises:
-        UserError: nobody measured that threat.
+        UserError: nobody measured that threat, or images were read of some and texts of others.
     """
-    if not all(threat in defense.by_threat for defense in table.defenses):
-        raise UserError(
-            f"threat is expected to be one that was measured, {' or '.join(table.defenses[0].by_threat)}, but got"
-            f" {threat}; `fl-privacy benchmark` measures all of them."
-        )
-    undefended = table.defenses[0]
-    enough = undefended.accuracy - accuracy_loss / 100 - ROUNDING
-    affordable = [d for d in table.defenses[1:] if d.accuracy >= enough]
-    safe = [d for d in affordable if d.by_threat[threat].keeps_all_below(psnr_below)]
-    bound, allowed = metric(psnr_below, "psnr"), f"{accuracy_loss:g} points of accuracy"
+    undefended, *defended = table.defenses
+    known = [d for d in defended if threat in d.by_threat]
+    if threat not in undefended.by_threat or not known:
+        raise _not_measured(table, threat)
+    candidates = [d.by_threat[threat] for d in (undefended, *known)]
+    if len({c.judged_by for c in candidates}) > 1:
+        raise UserError("A table of images, or one of texts, is expected, but got both; name settings of one of them.")
+    bound = bound_of(candidates, psnr_below)
+    affordable = [d for d in known if d.accuracy >= undefended.accuracy - accuracy_loss / 100 - ROUNDING]
+    safe = [d for d in affordable if d.by_threat[threat].keeps_all_below(bound)]
+    allowed = f"{accuracy_loss:g} points of accuracy"
     lines = [
-        f"Measured on {' '.join(table.settings)}: {len(table.defenses) - 1} defenses, of which {len(affordable)} cost"
-        f" at most {allowed} and {len(safe)} of these keep every attacked image below {bound}.",
+        f"Measured on {' '.join(table.settings)}: {len(known)} defenses, of which {len(affordable)} cost at most"
+        f" {allowed} and {len(safe)} of these keep {bound_as_goal(candidates, psnr_below)}.",
+        *_unknown([*table.unknown, *(d.name for d in defended if d not in known)]),
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
     if safe:
@@ -145,11 +57,11 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
             f"Take {best.name} ({' '.join(best.overrides)}), the cheapest: {_figures(best, undefended, threat)}."
         )
         return [*lines, *_not_protected(best, table, threat)]
-    lines.append(f"None does both: no defense here costs at most {allowed} and hides every image.")
+    lines.append(f"None does both: no defense here costs at most {allowed} and hides every one.")
     if affordable:
         least = min(affordable, key=lambda d: _leak(d, threat))
         lines.append(f"Least is read of {least.name}, which is not enough: {_figures(least, undefended, threat)}.")
-    hiding = [d for d in table.defenses[1:] if d.by_threat[threat].keeps_all_below(psnr_below)]
+    hiding = [d for d in known if d.by_threat[threat].keeps_all_below(bound)]
     if hiding:
         costly = max(hiding, key=lambda d: d.accuracy)
         lines.append(f"Enough, at a higher price, is {costly.name}: {_figures(costly, undefended, threat)}.")
@@ -157,38 +69,67 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
     return lines
 
 
+def _not_measured(table: MeasuredTable, threat: Threat) -> UserError:
+    known = dict.fromkeys(threat for defense in table.defenses[1:] for threat in defense.by_threat)
+    remedy = (
+        "`fl-privacy benchmark` measures it" if threat == "malicious" else "threat_model=adaptive in a grid measures it"
+    )
+    return UserError(
+        f"threat is expected to be one that was measured, {' or '.join(known)}, but got {threat}; {remedy}."
+    )
+
+
+def _unknown(names: Sequence[str]) -> list[str]:
+    """A sentence on what was not measured to its end, and may be better or worse than all else."""
+    return [f"Not known, since not all of it was measured: {', '.join(names)}."] if names else []
+
+
 def _cost(defense: MeasuredDefense) -> tuple[float, float]:
-    known = math.isfinite(defense.seconds)
-    return float(f"{defense.seconds:.0e}") if known else math.inf, defense.upload_bytes
+    """Time and bytes; what is unknown may cost anything."""
+    took = max(defense.seconds, LITTLE_TIME) if math.isfinite(defense.seconds) else math.inf
+    return float(f"{took:.0e}"), defense.upload_bytes if math.isfinite(defense.upload_bytes) else math.inf
 
 
-def _leak(defense: MeasuredDefense, threat: Threat) -> tuple[float, float]:
+def _leak(defense: MeasuredDefense, threat: Threat) -> tuple[bool, bool, float, float]:
+    """Smaller is less; what an attack failed on, or what is told beside images, may be worse than any figure."""
     found = defense.by_threat[threat]
-    return found.recognizable / found.images, found.upper
+    return bool(found.failures), bool(found.tells), found.recognizable / found.images, found.upper
 
 
 def _figures(defense: MeasuredDefense, undefended: MeasuredDefense, threat: Threat) -> str:
-    found = defense.by_threat[threat]
-    at_most = metric(found.upper, "psnr") if math.isfinite(found.upper) else "unknown"
     loss = 100 * (undefended.accuracy - defense.accuracy)
-    by = f" by the {found.by}" if found.by else ""
+    took = seconds(defense.seconds) if math.isfinite(defense.seconds) else "unknown time"
+    sent = size(defense.upload_bytes) if math.isfinite(defense.upload_bytes) else "unknown bytes"
     return (
-        f"accuracy {percent(defense.accuracy)} ({0.0 - loss:+.1f} points), the worst attack reads a mean PSNR of at"
-        f" most {at_most}{by} and {found.recognizable} of {found.images} images recognizably, the best at"
-        f" {metric(found.largest, 'psnr')}; {seconds(defense.seconds)} and {size(defense.upload_bytes)} an upload"
+        f"accuracy {percent(defense.accuracy)} ({0.0 - loss:+.1f} points), {_read(defense.by_threat[threat])}; {took}"
+        f" and {sent} an upload"
+    )
+
+
+def _read(found: Candidate) -> str:
+    name = found.judged_by
+    kind = "images" if name == IMAGE_METRIC else "texts"
+    at_most = metric(found.upper, name) if math.isfinite(found.upper) else "unknown"
+    by = f" by the {found.by}" if found.by else ""
+    failed = f", while an attack failed on {found.failures}" if found.failures else ""
+    return (
+        f"the worst attack reads a mean {title(name)} of at most {at_most}{by} and {found.recognizable} of"
+        f" {found.images} {kind} recognizably, the best at {metric(found.largest, name)}{failed}{told_beside(found)}"
     )
 
 
 def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threat) -> list[str]:
     found, lines = defense.by_threat[threat], []
-    little = defense.epsilon is not None and defense.epsilon > LARGE_EPSILON
+    little = defense.epsilon is not None and promises_little(epsilon=defense.epsilon, delta=0.0)
     if found.groups < FEW:
         lines.append(f"It rests on {found.groups} independent uploads, too few to rely on.")
     if threat == "honest":
-        known = defense.by_threat["adaptive"]
+        known = defense.by_threat.get("adaptive")
         lines.append(
-            f"Against who knows the defense it was not asked for: there at most {metric(known.upper, 'psnr')} and"
-            f" {known.recognizable} of {known.images} recognizable."
+            "Against who knows the defense it was not measured."
+            if known is None
+            else f"Against who knows the defense it was not asked for: there at most"
+            f" {metric(known.upper, known.judged_by)} and {known.recognizable} of {known.images} recognizable."
         )
     lines.append(
         "It gives no guarantee of differential privacy."
@@ -197,51 +138,9 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     )
     other = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
     server = "other malicious servers" if threat == "malicious" else "malicious servers"
+    inference = "other inference" if found.inferred else "membership and other inference"
     lines.append(
         f"Not tested: attacks other than {', '.join(table.attacks)} and longer ones,{other} other data, batches and"
-        f" models, {server}, colluding clients, membership and other inference."
+        f" models, {server}, colluding clients, {inference}."
     )
     return lines
-
-
-def write_table(path: Path, table: MeasuredTable) -> None:
-    """Write ``table`` as JSON; an infinite bound, of a single image, is null."""
-    plain = {"format": FORMAT, **asdict(table)}
-    write_whole(path, json.dumps(_finite(plain), indent=1) + "\n")
-
-
-def read_table(path: Path) -> MeasuredTable:
-    """Inverse of ``write_table``.
-
-    Raises:
-        UserError: it is none.
-    """
-    wrong = UserError(f"{path} is expected to be a table as `fl-privacy advise --save` writes it, but is not.")
-    try:
-        raw: dict[str, Any] = json.loads(path.read_text())
-        if raw.pop("format") != FORMAT or not fits(raw["settings"], list[str]):
-            raise wrong
-        defenses = tuple(_defense(entry) for entry in raw.pop("defenses"))
-        listed = {name: tuple(raw.pop(name)) for name in ("settings", "attacks")}
-        return MeasuredTable(defenses=defenses, **listed, **raw)  # type: ignore[arg-type]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise wrong from error
-
-
-def _defense(entry: dict[str, Any]) -> MeasuredDefense:
-    threats = {name: Candidate(**_infinite(told)) for name, told in entry.pop("by_threat").items()}
-    overrides = tuple(entry.pop("overrides"))
-    figures = {name: math.nan if entry[name] is None else entry[name] for name in ("seconds", "upload_bytes")}
-    return MeasuredDefense(**{**entry, **figures, "by_threat": threats, "overrides": overrides})
-
-
-def _infinite(told: dict[str, Any]) -> dict[str, Any]:
-    return {**told, "upper": math.inf if told["upper"] is None else told["upper"]}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -1,13 +1,14 @@
 """What a benchmark showed: each defense at each strength under every attacker, and which leaks least at what loss."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from fl_privacy.config.track import AttackCell, Track
-from fl_privacy.report.advice import ROUNDING, THREATS, MeasuredDefense, Threat
+from fl_privacy.report.advice import ROUNDING
+from fl_privacy.report.measured_tables import THREATS, MeasuredDefense, Threat
 from fl_privacy.report.readings import Reading, readings_of
 from fl_privacy.report.recommendation import Candidate, candidate_of
 from fl_privacy.results import Attacker, Summary, read_summary
@@ -113,16 +114,45 @@ class DefenseStanding:
         return candidate_of(self.heard(threat, uploads), name=self.tried.name, accuracy=accuracy, pmm=None)
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """Cells that are not known: no attack finished, or every one by an honest server failed on some victim.
+        """Cells that are not known: no attack finished, every one by an honest server failed on some victim, or none
+        knew of the defense, where such attackers count.
 
         A malicious server that failed on all of them found none of the images that it looked for.
         """
         return [
             cell
             for cell in self.tried.attacks
-            if (threat == "malicious" or not cell.server)
-            and not any(cell.server or (r.statistic("psnr") and not r.failures) for r in self.readings.get(cell, ()))
+            if (
+                (threat == "malicious" or not cell.server)
+                and not any(
+                    cell.server or (r.statistic("psnr") and not r.failures) for r in self.readings.get(cell, ())
+                )
+            )
+            or not (threat == "honest" or cell.server or self._who_knows_was_heard(cell))
         ]
+
+    def _who_knows_was_heard(self, cell: AttackCell) -> bool:
+        readings = self.readings.get(cell, ())
+        return self.tried.undefended or any(r.attacker is Attacker.ADAPTIVE for r in readings)
+
+    def of_training(self, name: str, uploads: Collection[str]) -> "DefenseStanding":
+        """What came out of one training alone.
+
+        Args:
+            name: of the training.
+            uploads: that clients trained so send.
+        """
+        tried = replace(
+            self.tried,
+            trainings={name: self.tried.trainings[name]},
+            attacks={cell: path for cell, path in self.tried.attacks.items() if cell.uploads in uploads},
+        )
+        return replace(
+            self,
+            tried=tried,
+            trainings={own: summary for own, summary in self.trainings.items() if own == name},
+            readings={cell: read for cell, read in self.readings.items() if cell.uploads in uploads},
+        )
 
     def rank(self, threat: Threat) -> tuple[bool, float, float, float]:
         """Smaller leaks less: what is not known counts as worst, then the upper end of the mean's interval decides."""
@@ -213,21 +243,17 @@ def read_standings(tried: Sequence[Tried]) -> list[DefenseStanding]:
     ]
 
 
-def measured_of(standing: DefenseStanding, undefended: DefenseStanding) -> MeasuredDefense | None:
-    """For ``fl-privacy advise``; its accuracy is lower than the undefended one by the largest loss of a training.
-
-    ``None`` unless all of it finished.
-    """
-    loss, base = standing.loss, undefended.accuracy
-    candidates = {threat: standing.candidate(threat) for threat in THREATS}
-    if loss is None or base is None or standing.missing("malicious"):
+def measured_of(standing: DefenseStanding) -> MeasuredDefense | None:
+    """For ``fl-privacy advise``, of one training; ``None`` unless all of it finished."""
+    accuracy = standing.accuracy
+    if standing.loss is None or accuracy is None or standing.missing("malicious"):
         return None
-    accuracy = base - loss / 100
+    candidates = {threat: standing.candidate(threat) for threat in THREATS}
     return MeasuredDefense(
         name=standing.tried.name,
         overrides=standing.tried.overrides,
         accuracy=accuracy,
-        by_threat={threat: replace(found, accuracy=accuracy) for threat, found in candidates.items() if found},
+        by_threat={threat: found for threat, found in candidates.items() if found},
         seconds=standing.seconds,
         upload_bytes=standing.upload_bytes,
         epsilon=standing.epsilon,

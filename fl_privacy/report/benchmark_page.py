@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from fl_privacy.report.advice import THREATS, Threat
 from fl_privacy.report.benchmark import Board, DefenseStanding, Measured
 from fl_privacy.report.charts import INK, SERIES, draw_svg
+from fl_privacy.report.measured_tables import THREATS, Threat
 from fl_privacy.report.numbers import metric, seconds
 from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, Tone, most_recognized, tone_of
@@ -47,7 +48,7 @@ class PageRow:
         why: it is not ranked.
         most: the reading with most recognizable images.
         tone: of the figure.
-        missing: cells that were not measured.
+        missing: cells of each kind of upload that were not measured.
         by_uploads: what the worst attacker read of each kind of upload.
     """
 
@@ -60,7 +61,7 @@ class PageRow:
     why: str
     most: Reading | None
     tone: Tone
-    missing: int
+    missing: Mapping[str, int]
     by_uploads: Mapping[str, Candidate | None]
 
     @property
@@ -106,7 +107,7 @@ def render_benchmark(measured: Measured) -> str:
         "benchmark.html.j2",
         script=SCRIPT,
         track=track,
-        headline=_headline(chosen),
+        headline=_headline(measured, chosen),
         lede=_lede(measured, chosen),
         tiles=_tiles(measured),
         foreign_code=measured.code if len(measured.code) > 1 else (),
@@ -151,6 +152,8 @@ def _rows(board: Board, uploads: Sequence[str]) -> list[PageRow]:
         ranked, defended = order < len(board.ranked), not standing.tried.undefended
         rank += ranked and defended
         heard = standing.heard(board.threat)
+        tone = tone_of([reading for reading in heard if reading.statistic("psnr")])
+        missing = Counter(cell.uploads for cell in standing.missing(board.threat))
         why = "not measured" if standing.loss is None or not heard else "costs more"
         rows.append(
             PageRow(
@@ -162,32 +165,39 @@ def _rows(board: Board, uploads: Sequence[str]) -> list[PageRow]:
                 found=standing.candidate(board.threat) if ranked else None,
                 why="" if ranked else why,
                 most=most_recognized(heard),
-                tone=tone_of([reading for reading in heard if reading.statistic("psnr")]),
-                missing=len(standing.missing(board.threat)),
+                tone="open" if missing and tone == "private" else tone,
+                missing=missing,
                 by_uploads={name: standing.candidate(board.threat, name) if ranked else None for name in uploads},
             )
         )
     return rows
 
 
-def _headline(board: Board) -> str:
-    loss = f"{board.accuracy_loss:g} points of accuracy"
-    if board.best is None:
-        return f"No defense was measured that costs at most {loss}"
-    return f"{board.best.tried.name} leaks least of what costs at most {loss}"
+def _headline(measured: Measured, board: Board) -> str:
+    loss, so_far = f"{board.accuracy_loss:g} points of accuracy", measured.jobs_done < measured.jobs
+    if board.best is None or board.best.missing(board.threat):
+        return f"No defense was measured to the end that costs at most {loss}"
+    return f"{'So far ' * so_far}{board.best.tried.name} leaks least of what costs at most {loss}"
 
 
 def _lede(measured: Measured, board: Board) -> str:
-    sentences = [measured.track.about]
-    if board.best is not None and (found := board.best.candidate(board.threat)) is not None:
+    sentences, best = [measured.track.about], board.best
+    if measured.jobs_done < measured.jobs:
+        sentences.append(
+            f"Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; what the others will show is open."
+        )
+    if best is not None and not best.missing(board.threat) and (found := best.candidate(board.threat)) is not None:
         at_most = f", at most {metric(found.upper, 'psnr')}" if found.upper < 100 else ""
         count = f"{found.recognizable} of {found.images} images recognizably"
         count = count if found.recognizable else f"none of {found.images} images recognizably"
         sentences.append(
-            f"Behind {board.best.tried.name} the worst attacker{f' [{found.by}]' if found.by else ''} reads a mean PSNR"
+            f"Behind {best.tried.name} the worst attacker{f' [{found.by}]' if found.by else ''} reads a mean PSNR"
             f" of {metric(found.psnr, 'psnr')}{at_most}, and {count}."
         )
-    found_by = [found for s in board.defended if (found := s.candidate(board.threat)) is not None]
+    whole = [standing for standing in board.defended if not standing.missing(board.threat)]
+    found_by = [found for s in whole if (found := s.candidate(board.threat)) is not None]
+    if not found_by:
+        return " ".join(sentences)
     hide = sum(found.keeps_all_below(RECOGNIZABLE) for found in found_by)
     sentences.append(
         f"{hide or 'None'} of {len(found_by)} within that loss {'keeps' if hide == 1 else 'keep'} every attacked image"

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from math import isfinite
 from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.metrics import share_at_most
+from fl_privacy.metrics.epsilon_bounds import balanced_accuracy_bound
 from fl_privacy.report.attacked import what_was_done
 from fl_privacy.report.glossary import glossary_of
 from fl_privacy.report.headline import Verdict, bound_in_words, verdict
@@ -19,6 +19,7 @@ from fl_privacy.report.readings import Reading, kind_of, most_recognized, readin
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.results import Run, read_run
 from fl_privacy.results.sentences import SENTENCE_FILES
+from fl_privacy.results.summary import Spent
 from fl_privacy.victim_ids import Certainty
 
 NOT_TESTED = ("Not tested:", "Captured but not attacked:")
@@ -170,7 +171,9 @@ def _facts(run: Run, found: Sequence[Reading], kind: str) -> list[Fact]:
         kept = f"{points(summary.pmm)} of the undefended accuracy (PMM)" if summary.pmm is not None else "test accuracy"
         facts.append(Fact("Accuracy", percent(summary.final_accuracy), kept))
     if summary.privacy and summary.privacy.epsilon is not None:
-        facts.append(Fact("Epsilon", ratio(summary.privacy.epsilon), f"at delta {ratio(summary.privacy.delta)}"))
+        little = ", which promises little" * summary.privacy.promises_little
+        note = f"at delta {ratio(summary.privacy.delta)}{little}"
+        facts.append(Fact("Epsilon", ratio(summary.privacy.epsilon), note))
     return facts
 
 
@@ -218,16 +221,23 @@ def _risks(run: Run, found: Sequence[Reading], said: Verdict, kind: str) -> list
         if measured := [s.max for reading in found if (s := reading.statistic(name)) is not None]:
             lines.append(f"The {kind} that was read best came to {title(name)} {metric(max(measured), name)}.")
     lines += [words for about in TOLD if (words := sentence(run.summary.inferred, about))]
-    privacy = run.summary.privacy
-    if privacy is not None and privacy.epsilon is not None and isfinite(privacy.epsilon):
-        lines.append(
-            f"Differential privacy bounds every attacker: epsilon {ratio(privacy.epsilon)} at delta"
-            f" {ratio(privacy.delta)} by the end of the training."
-        )
-    else:
-        lines.append("No guarantee stands behind this: there is no epsilon, so that all of it is observation.")
+    lines.append(_guaranteed(run.summary.privacy))
     lines.append(
         "It holds for this model, these data, this way of training and this number of examples in an upload: test again"
         " when one of them changes."
     )
     return lines
+
+
+def _guaranteed(privacy: Spent | None) -> str:
+    """What differential privacy holds every attacker to, where its epsilon is small enough to hold one to anything."""
+    if privacy is None or privacy.epsilon is None:
+        return "No guarantee stands behind this: there is no epsilon, so that all of it is observation."
+    spent = f"epsilon {ratio(privacy.epsilon)} at delta {ratio(privacy.delta)} by the end of the training"
+    if privacy.promises_little:
+        return f"No guarantee that is worth the name stands behind this: {spent} lets an attacker learn all there is."
+    right = percent(balanced_accuracy_bound(epsilon=privacy.epsilon, delta=privacy.delta))
+    return (
+        f"Differential privacy bounds every attacker: {spent}, by which at most {right} of guesses are right whether"
+        " what is protected was there or was not."
+    )

@@ -197,7 +197,7 @@ def _leakage(candidate: Candidate) -> str:
     share = f"{candidate.recognizable} of {candidate.images} {kind}s recognizable"
     mean, best = metric(candidate.psnr, name), metric(candidate.largest, name)
     failed = f", while an attack failed on {candidate.failures}" if candidate.failures else ""
-    return f"mean {title(name)} {mean}{at_most}{by}, {share}, the best at {best}{failed}{_told(candidate)}"
+    return f"mean {title(name)} {mean}{at_most}{by}, {share}, the best at {best}{failed}{told_beside(candidate)}"
 
 
 def _limits(candidates: Sequence[Candidate]) -> str:
@@ -210,7 +210,8 @@ def _limits(candidates: Sequence[Candidate]) -> str:
     return "".join(f", {words}" for about, words in limits.items() if about in asked)
 
 
-def _told(candidate: Candidate) -> str:
+def told_beside(candidate: Candidate) -> str:
+    """What was told of clients beside images, in words; empty where nobody asked."""
     words = {About.MEMBERSHIP: "TPR at 1 % FPR", About.ATTRIBUTE: "attribute"}
     told = []
     for about, measure in sorted(candidate.inferred.items()):

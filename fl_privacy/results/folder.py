@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,20 +85,19 @@ class RunFolder:
         path = out / folder_name(label, config)
         if is_finished(path) and not overwrite:
             return cls(path, identity, lock=None)
-        lock = hold(path)
-        try:
+        with ExitStack() as unless_opened:
+            lock = hold(path)
+            unless_opened.callback(release, lock)
             if is_finished(path) and not overwrite:  # by the process that held the lock a moment ago
-                release(lock)
                 return cls(path, identity, lock=None)
             if path.exists():
                 move_aside(path, "previous" if is_finished(path) else "interrupted")
             path.mkdir(parents=True)
             write_whole(path / "config.yaml", config_text)
             write_whole(path / "run.json", dump_json({"format": FORMAT, **vars(identity)}, indent=1))
-            return cls(path, identity, lock=lock)
-        except BaseException:
-            release(lock)
-            raise
+            folder = cls(path, identity, lock=lock)
+            unless_opened.pop_all()
+        return folder
 
     def write_environment(self, *, seed: int) -> None:
         """Versions, hardware and ``seed`` as ``environment.json``."""

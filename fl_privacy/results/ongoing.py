@@ -99,7 +99,9 @@ def read_guesses(folder: Path) -> list[Pixels]:
 
 
 def write_planned(out: Path, jobs: Sequence[str]) -> None:
-    """Write down which folders a sweep is going to fill in ``out``."""
+    """Write down which folders a sweep is going to fill in ``out``, unless that is there already."""
+    if read_planned(out) == list(jobs):
+        return
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / PLAN, dump_json({"jobs": list(jobs)}))
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from fl_privacy.metrics import Statistic
+from fl_privacy.metrics.epsilon_bounds import promises_little
 from fl_privacy.results.findings import Finding
 from fl_privacy.results.records import Attacker
 
@@ -88,6 +89,11 @@ class Spent:
     delta: float
     accountant: str
     missing: str | None
+
+    @property
+    def promises_little(self) -> bool:
+        """Whether there is an epsilon, but one that must not be taken for protection."""
+        return self.epsilon is not None and promises_little(epsilon=self.epsilon, delta=self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)

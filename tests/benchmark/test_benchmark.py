@@ -22,6 +22,7 @@ from fl_privacy.experiment.trade_off import Job
 from fl_privacy.metrics import aggregate
 from fl_privacy.report.benchmark import DefenseStanding, Tried
 from fl_privacy.report.benchmark_json import SCHEMA
+from fl_privacy.report.measured_tables import Threat
 from fl_privacy.report.readings import Reading
 from fl_privacy.results import Attacker, Leakage, is_finished
 from tests.benchmark.tracks import OWN, write_defense, write_track
@@ -236,16 +237,26 @@ def test_an_image_that_no_attack_read_makes_its_cell_unknown() -> None:
         family="x", strength="", overrides=(), own=False, trainings={}, attacks={cell: Path("a")}, problems={}
     )
 
-    def missing(*failures: int) -> list[AttackCell]:
+    def missing(*failures: int, threat: Threat = "honest") -> list[AttackCell]:
         readings = tuple(
             Reading(attacker=attacker, leakage=Leakage(metrics={"psnr": read}, images=3, failures=failed))
             for attacker, failed in zip(Attacker, failures, strict=False)
         )
-        return DefenseStanding(tried=tried, trainings={}, undefended={}, readings={cell: readings}).missing("honest")
+        return DefenseStanding(tried=tried, trainings={}, undefended={}, readings={cell: readings}).missing(threat)
 
     assert not missing(0)
     assert missing(1) == missing(1, 1) == [cell]
     assert not missing(1, 0), "the other attacker read all"
+    assert missing(0, threat="adaptive") == [cell] and not missing(0, 0, threat="adaptive")
+
+
+def test_a_page_of_half_of_the_jobs_says_which_half(track: str, copied: Path) -> None:
+    assert run("benchmark", track, "--only-report", out=copied).status == 0
+    page = copied / "benchmark.html"
+    text = page.read_text()
+    assert "Not finished: 9 of 15 jobs are done" in text and "<h1>No defense was measured to the end" in text
+    assert "settings are not complete" in text and "not run" in text and 'class="tag private"' not in text
+    assert not (copied / "measured.json").exists(), "of the whole, which was in this folder"
 
 
 def test_a_damaged_list_of_problems_is_one_line(track: str, copied: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """A track fixes what is measured, and says in a line what it lacks."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from fl_privacy.config import compose_run, options
 from fl_privacy.config.grid import UNDEFENDED
 from fl_privacy.config.track import load_track, track_names
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.benchmark import plan_benchmark
 from tests.benchmark.tracks import TINY, write_track
 
 
@@ -37,6 +39,15 @@ def test_a_shipped_track_attacks_in_every_way(name: str) -> None:
         assert attacked.choices.attack == "auto" and attacked.threat_model.knows_defense
         assert (attacked.choices.server == "honest") == (cell.server == "")
         assert attacked.federation.plan["shares"] == ("delta" if "FedAvg" in cell.uploads else "gradient")
+
+
+@pytest.mark.parametrize("name", [name for name in track_names() if name != "smoke"])
+def test_the_jobs_of_a_shipped_track_are_composed(name: str) -> None:
+    track = load_track(name)
+    of_refiner = [point for point in track.points if "defense=refiner" in point.overrides][:1]
+    planned = plan_benchmark(replace(track, points=(*track.points[:1], *of_refiner)))
+    files = {str(job.config.defense["evaluator"]) for job in planned.points[1].trainings.values()}
+    assert set(map(str, planned.evaluators)) <= files, "Refiner looks with the networks that the track trains"
 
 
 def test_cells_are_uploads_by_states_by_servers(tmp_path: Path) -> None:

@@ -37,10 +37,10 @@ def test_trains_once_and_tells_where(tmp_path, capfd):
 
 
 def test_without_out_it_goes_into_the_cache_by_its_settings(cache):
-    for settings in ([], [], ["seed=1"], ["data.channels=3"]):
+    for settings in ([], [], ["seed=1"], ["data.channels=3"], ["split=test"]):
         assert run_command_line([*TINY, *settings]) == 0
     files = sorted(cache.glob("evaluator-mnist_mini-*.safetensors"))
-    assert len(files) == 3
+    assert len(files) == 4
     assert {load_evaluator(file)(torch.rand(1, *load_evaluator(file).input_shape)).shape for file in files} == {(1,)}
 
 
@@ -55,6 +55,7 @@ def test_another_network_is_not_overwritten_unawares(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("settings", "hint"),
     [
+        (["split=both"], "train, test"),
         (["epochs=0"], "at least 1"),
         (["epochs=many"], "whole number"),
         (["widths=[]"], "widths"),

@@ -1,5 +1,6 @@
 """The growing page on loopback: for whoever has its address, for reading alone, up to date, and gone on Ctrl-C."""
 
+import gc
 import http.client
 import json
 import os
@@ -19,7 +20,7 @@ from fl_privacy.cli.watching import LOOPBACK, WatchServer
 from fl_privacy.errors import UserError
 from fl_privacy.film import Frame
 from fl_privacy.report.live import WatchedFolder
-from fl_privacy.results import RunFolder
+from fl_privacy.results import Run, RunFolder
 from fl_privacy.results.ongoing import PICTURES, PROGRESS, Teller, read_ongoing, read_planned, write_planned
 from tests.results.runs import config, record, round_report, score
 
@@ -157,6 +158,16 @@ def test_what_an_attack_has_by_now_is_shown_and_gone_when_it_is_over(tmp_path):
         assert "<img" not in ask(server, "status")[1]
         teller.clear()
         assert not (run / PICTURES).exists() and ask(server, "status")[0] == 200
+
+
+def test_records_of_the_runs_of_a_sweep_do_not_stay_in_memory(tmp_path):
+    for label in ("a", "b", "c"):
+        record(tmp_path, label=label, finish=label != "c")
+    with serving(tmp_path) as server:
+        for page in ("", "status", "comparison.html", f"{next(tmp_path.glob('a-*')).name}/report.html"):
+            assert ask(server, page)[0] == 200
+        gc.collect()
+        assert not [one for one in gc.get_objects() if type(one) is Run]
 
 
 def test_a_plan_says_how_much_is_left(tmp_path):

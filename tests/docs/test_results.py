@@ -97,7 +97,9 @@ CASES: Sequence[tuple[Mapping[str, Any], Sequence[tuple[float | None, float | No
     ({"within": 1}, [(10, 12), (20, 19.5)], "ordering reproduced"),
     ({"within": 1}, [(10, 19), (20, 12)], "not reproduced"),
     ({"within": 1}, [(10, None), (20, None)], "not run"),
-    ({"within": 1}, [(10, 10.2), (20, None)], "reproduced"),
+    ({"within": 1}, [(10, 10.2), (20, None)], "reproduced, 1 of 2 measured"),
+    ({"within": 1}, [(10, 12), (20, 19.5), (30, None)], "ordering reproduced, 2 of 3 measured"),
+    ({"within": 1}, [(10, 12), (None, None), (20, None)], "not reproduced, 1 of 2 measured"),
     ({"within": 100}, [(10, 19), (20, 12)], "not reproduced"),
     ({"within": 1, "apart": 50}, [(10, 13), (20, 19)], "not reproduced"),
     ({"factor": 10}, [(1e-4, 5e-4), (1e-1, 2e-1)], "reproduced"),
@@ -108,6 +110,7 @@ CASES: Sequence[tuple[Mapping[str, Any], Sequence[tuple[float | None, float | No
     ({"above": [["1", "0"]]}, [(None, 1), (None, 2)], "ordering reproduced"),
     ({"above": [["0", "1"]]}, [(None, 1), (None, 2)], "not reproduced"),
     ({"above": [["0", "1"]]}, [(None, 1), (None, None)], "not run"),
+    ({"above": [["1", "0"], ["2", "0"]]}, [(None, 1), (None, 2), (None, None)], "ordering reproduced, 2 of 3 measured"),
 ]
 
 
@@ -120,7 +123,29 @@ def test_verdicts(
         verdicts.Line(name=str(n), published=theirs, ours=None if ours is None else measured(mean=ours))
         for n, (theirs, ours) in enumerate(figures)
     ]
-    assert verdicts.judge([verdicts.Column(lines=lines, rule=verdicts.rule_of(rule, ""))], "").outcome == outcome
+    assert verdicts.judge([verdicts.Column(lines=lines, rule=verdicts.rule_of(rule, ""))], "").told == outcome
+
+
+def test_what_was_measured_in_part_counts_apart(results: ModuleType, rows: Path) -> None:
+    def counts() -> tuple[Mapping[str, int], str]:
+        page = results.pages(rows)[results.PAGES["RESULTS.md"]]
+        heads = next(line for line in page.splitlines() if line.startswith("| tables and figures"))
+        last = next(line for line in page.splitlines() if line.startswith("| **all**"))
+        names, numbers = ([cell.strip() for cell in line.split("|")[2:-1]] for line in (heads, last))
+        return dict(zip(names, map(int, numbers), strict=True)), section(page, "Table 6: PSNR over iota")
+
+    whole, told = counts()
+    assert told.count("**Reproduced.**") == 1
+    path = rows / "refiner_rows" / "rows.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text(
+        "".join(f"{line}\n" for line in lines if json.loads(line)["settings"].get("defense.iterations") != 5)
+    )
+    part, told = counts()
+    assert "**Reproduced, 3 of 4 measured.**" in told
+    assert part["reproduced"] == whole["reproduced"] - 1
+    assert part["reproduced, in part measured"] == whole["reproduced, in part measured"] + 1
+    assert sum(part.values()) == sum(whole.values())
 
 
 def test_overlapping_intervals_decide_nothing(docs: Any) -> None:
@@ -159,6 +184,15 @@ def test_a_share_has_an_interval(docs: Any) -> None:
     assert found.mean == 1 and found.low == pytest.approx(0.51, abs=0.01) and found.high == 1 and found.n == 4
 
 
+def test_the_table_of_attacks_says_what_its_rows_are(docs: Any, tmp_path: Path) -> None:
+    cell = {"model": "MLP", "trained": False, "batch": 2, "victims": 7, "data": "digits", "recognizable_above": 19.5}
+    row = {**cell, "attack": "auto", "psnr": 20.0, "recognizable": 0.5, "seconds": 0.25, "failures": 0}
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "rows.jsonl").write_text(json.dumps(row))
+    told = docs("kept_rows").attacks_table("some", tmp_path)
+    assert "7 uploads" in told and "`data=digits`" in told and "19.5 dB" in told and "20.0, 50%" in told
+
+
 def test_commands_are_there_and_make_the_rows_that_are_shown() -> None:
     for path in sorted(PUBLISHED.glob("*.yaml")):
         for table in yaml.safe_load(path.read_text())["tables"]:
@@ -168,3 +202,36 @@ def test_commands_are_there_and_make_the_rows_that_are_shown() -> None:
             for grid in re.findall(r"trade-off (\S+)", commands):
                 assert (ROOT / grid).is_file() or (ROOT / "fl_privacy" / "grids" / f"{grid}.yaml").is_file(), grid
             assert f"experiments/rows/{table['rows']}" in commands, (path.name, table["name"])
+
+
+def benchmark_in(folder: Path, *, finished: int) -> Path:
+    """A folder with the page and the figures of a benchmark."""
+
+    def setting(name: str, incomplete: str | None) -> dict[str, Any]:
+        worst = {"psnr": 9.0, "psnr_at_most": 11.25, "recognizable": 1, "images": 8, "failures": 0, "by": "auto"}
+        told = {"defense": name, "strength": "rate 1", "overrides": [f"defense={name}"], "incomplete": incomplete}
+        return {**told, "accuracy_loss": 2.5, "worst": {"malicious": worst}}
+
+    places = [{"defense": name, "strength": "rate 1"} for name in ("pruning", "ats")]
+    figures = {
+        "track": {"name": "laptop", "version": 7, "sha256": "0"},
+        "jobs": {"planned": 9, "finished": finished},
+        "settings": [setting("pruning", None), setting("ats", "one image, trained")],
+        "boards": [{"threat": "malicious", "accuracy_loss": 5.0, "ranked": places, "beyond": [{"defense": "dm"}]}],
+    }
+    folder.mkdir()
+    (folder / "benchmark.html").write_text("<html>")
+    (folder / "benchmark.json").write_text(json.dumps(figures))
+    return folder
+
+
+def test_the_page_of_a_benchmark_is_kept_with_its_board(docs: Any, tmp_path: Path) -> None:
+    leaderboard, kept = docs("leaderboard"), tmp_path / "kept"
+    assert leaderboard.leaderboard("laptop", kept) == "Not run: `fl-privacy benchmark laptop --jobs 2`"
+    assert leaderboard.keep(benchmark_in(tmp_path / "run", finished=5), kept).read_text() == "<html>"
+    told = leaderboard.leaderboard("laptop", kept)
+    assert "5 of 9 jobs are done; what is not" in told and "(benchmarks/laptop.html)" in told
+    assert "| 1 | pruning (rate 1) | 11.2 | 1 of 8 | auto | 2.5 |" in told
+    assert "| | ats (rate 1), in part not run | 11.2" in told and "not measured: dm" in told
+    with pytest.raises(SystemExit, match="--only-report"):
+        leaderboard.keep(tmp_path, kept)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fl_privacy.results.ongoing import read_planned
 from tests.experiment.runs import TINY, UNATTACKED, Run, run, stamps
 
 SWEEP = ("run", "-m", *UNATTACKED, "defense=none,pruning", "seed=0,1")
@@ -20,6 +21,8 @@ def test_every_combination_is_run_and_compared(swept: Run) -> None:
     assert swept.path.name == "comparison.html"
     folders = sorted(path.name.rsplit("-", 1)[0] for path in swept.path.parent.glob("[!.]*") if path.is_dir())
     assert folders == [f"mnist_mini-lenet-fedsgd-{defense}-none" for defense in ("none", "none", "pruning", "pruning")]
+    assert {name.rsplit("-", 1)[0] for name in read_planned(swept.path.parent)} == set(folders)
+    assert all((swept.path.parent / name / "summary.json").is_file() for name in read_planned(swept.path.parent))
     page = swept.path.read_text()
     assert "pruning" in page
     assert "<svg" in page
@@ -57,7 +60,8 @@ def test_a_sweep_of_attacks(tmp_path: Path) -> None:
     both = run("attack", "-m", "attack=idlg,inverting_gradients", "attack.iterations=2", "victims=1", out=tmp_path)
     assert both.status == 0
     assert both.path.name == "comparison.html"
-    assert len([path for path in tmp_path.glob("[!.]*") if path.is_dir()]) == 2
+    assert sorted(path.name for path in tmp_path.glob("[!.]*") if path.is_dir()) == sorted(read_planned(tmp_path))
+    assert len(read_planned(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("command", ["run", "attack"])

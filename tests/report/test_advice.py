@@ -7,8 +7,10 @@ import pytest
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
-from fl_privacy.report.advice import SHIPPED, MeasuredDefense, MeasuredTable, advice_from, read_table, write_table
+from fl_privacy.report.advice import advice_from
+from fl_privacy.report.measured_tables import SHIPPED, MeasuredDefense, MeasuredTable, read_tables, write_tables
 from fl_privacy.report.recommendation import Candidate
+from fl_privacy.results import Measure
 
 
 def read(largest: float, *, upper: float | None = None, failures: int = 0) -> Candidate:
@@ -39,6 +41,9 @@ def defense(name: str, accuracy: float, plain: Candidate, adaptive: Candidate, s
     )
 
 
+TOLD = Measure(value=0.5, low=0.4, high=0.6, chance=0.01)
+"""TPR at 1 % FPR of an attack that finds half of the members."""
+
 TABLE = MeasuredTable(
     settings=("data=mnist_mini", "model=lenet"),
     attacks=("auto",),
@@ -49,7 +54,7 @@ TABLE = MeasuredTable(
         defense("weak", 0.90, read(30), read(30), 0.001),
         defense("known", 0.89, read(10), read(20), 0.001),
         defense("slow", 0.885, read(9), read(12), 0.5),
-        defense("fast", 0.88, read(11), read(13), 0.01),
+        defense("fast", 0.88, read(11), read(13), 0.02),
         defense("costly", 0.70, read(5), read(6), 0.002),
     ),
 )
@@ -96,17 +101,88 @@ def test_what_knowing_the_defense_gives_is_said() -> None:
 
 def test_a_table_comes_back_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
-    single = replace(TABLE, defenses=(*TABLE.defenses, defense("one", 0.5, read(5, upper=float("inf")), read(5), 1.0)))
-    write_table(path, single)
-    assert read_table(path) == single
-    for text in ("", "{}", '{"format": 1}'):
+    exact = replace(read(5, upper=float("inf")), largest=float("inf"), psnr=float("inf"))
+    told = replace(
+        read(5), inferred={"membership": Measure(value=0.5, low=0.4, high=0.6, chance=0.01), "attribute": None}
+    )
+    one, two = defense("one", 0.5, exact, read(5), 1.0), defense("two", 0.5, told, told, 1.0)
+    tables = (replace(TABLE, defenses=(*TABLE.defenses, one, two), unknown=("three",)), TABLE)
+    write_tables(path, tables)
+    assert read_tables(path) == tables
+    for text in ("", "{}", '{"format": 2}', '{"format": 2, "tables": []}', '{"format": 2, "tables": [{}]}'):
         path.write_text(text)
         with pytest.raises(UserError, match="advise --save"):
-            read_table(path)
+            read_tables(path)
+
+
+def test_what_was_not_measured_is_named_and_not_taken() -> None:
+    plain = {"honest": read(1)}
+    unheard = replace(defense("unheard", 0.9, read(1), read(1), 0.0), by_threat=plain)
+    table = replace(TABLE, defenses=(*TABLE.defenses, unheard), unknown=("unfinished",))
+    said = advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15)
+    assert "Not known, since not all of it was measured: unfinished, unheard." in said
+    assert any(line.startswith("Take fast") for line in said)
+    said = advice_from(table, accuracy_loss=2, threat="honest", psnr_below=15)
+    assert any(line.startswith("Take unheard") for line in said)
+    assert "Against who knows the defense it was not measured." in said
+    only = replace(TABLE, defenses=(TABLE.defenses[0], unheard))
+    with pytest.raises(UserError, match="measured, honest, but got adaptive; threat_model=adaptive"):
+        advice_from(only, accuracy_loss=2, threat="adaptive", psnr_below=15)
+
+
+def test_texts_are_judged_by_what_is_said_of_texts() -> None:
+    """An F1 of 0.9 is below 15, and no secret."""
+
+    def of_texts(largest: float) -> Candidate:
+        return replace(read(largest), judged_by="token_f1", psnr=largest, upper=largest)
+
+    told = [defense(name, 0.9, of_texts(f1), of_texts(f1), 0.1) for name, f1 in (("none", 1.0), ("a", 0.9), ("b", 0.1))]
+    said = advice_from(replace(TABLE, defenses=tuple(told)), accuracy_loss=2, threat="adaptive", psnr_below=15)
+    assert any(line.startswith("Take b") for line in said) and "texts recognizably" in " ".join(said)
+    mixed = replace(TABLE, defenses=(*TABLE.defenses, *told))
+    with pytest.raises(UserError, match="A table of images, or one of texts"):
+        advice_from(mixed, accuracy_loss=2, threat="adaptive", psnr_below=15)
+
+
+def test_a_defense_that_tells_members_is_not_taken() -> None:
+    tells = replace(read(5), inferred={"membership": TOLD})
+    table = replace(TABLE, defenses=(TABLE.defenses[0], defense("told", 0.9, tells, tells, 0.1)))
+    said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15))
+    assert "None does both" in said and "TPR at 1 % FPR 50.0 %" in said
+
+
+def test_of_what_is_not_enough_a_failed_attack_counts_as_worst() -> None:
+    failed, seen = (
+        defense("failed", 0.9, read(5), read(5, failures=3), 0.1),
+        defense("seen", 0.9, read(9), read(16), 0.1),
+    )
+    table = replace(TABLE, defenses=(TABLE.defenses[0], failed, seen))
+    said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15))
+    assert "Least is read of seen" in said
+    table = replace(table, defenses=table.defenses[:2])
+    said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15))
+    assert "while an attack failed on 3" in said
+
+
+def test_less_than_a_moment_is_no_time() -> None:
+    """Of what takes no time the smaller upload is the cheaper one, whichever was measured a millisecond sooner."""
+    small = replace(defense("small", 0.88, read(4), read(5), 0.003), upload_bytes=10.0)
+    large = defense("large", 0.88, read(4), read(5), 0.001)
+    table = replace(TABLE, defenses=(TABLE.defenses[0], large, small))
+    assert any(
+        line.startswith("Take small") for line in advice_from(table, accuracy_loss=2, threat="honest", psnr_below=15)
+    )
+
+
+def test_an_unknown_cost_is_not_the_cheapest() -> None:
+    unknown = replace(defense("unknown", 0.9, read(5), read(5), float("nan")), upload_bytes=float("nan"))
+    table = replace(TABLE, defenses=(TABLE.defenses[0], unknown, *TABLE.defenses[1:]))
+    said = advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15)
+    assert any(line.startswith("Take fast") for line in said)
 
 
 def test_of_equal_cost_the_one_that_hides_more_is_taken() -> None:
-    better = defense("better", 0.88, read(4), read(5), 0.0101)
+    better = defense("better", 0.88, read(4), read(5), 0.0201)
     said = advice_from(
         replace(TABLE, defenses=(*TABLE.defenses, better)), accuracy_loss=2, threat="adaptive", psnr_below=15
     )
@@ -114,14 +190,15 @@ def test_of_equal_cost_the_one_that_hides_more_is_taken() -> None:
 
 
 def test_the_shipped_tables_are_answered_from(capfd: pytest.CaptureFixture[str]) -> None:
-    for path in SHIPPED.glob("*.json"):
-        table = read_table(path)
-        wanted = [s for s in table.settings if s.startswith(("data=", "model="))]
+    tables = [table for path in SHIPPED.glob("*.json") for table in read_tables(path)]
+    assert tables
+    for table in tables:
         for loss in ("1", "5", "100"):
-            assert run_command_line(["advise", *wanted, f"accuracy_loss<={loss}"]) == 0
+            assert run_command_line(["advise", *table.settings, f"accuracy_loss<={loss}"]) == 0
             said = capfd.readouterr().out
             assert ("Take " in said) != ("None does both" in said)
-    assert list(SHIPPED.glob("*.json"))
+    assert run_command_line(["advise"]) == 0
+    assert capfd.readouterr().out.count("Measured on ") == len(tables)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
 """One page for people who decide: the verdict in plain words, what it rests on, and what stays open."""
 
 import html
+import math
 import re
 
 import pytest
 
-from fl_privacy.report import write_brief
+from fl_privacy.report import write_brief, write_report
 from fl_privacy.results import RunFolder
 from fl_privacy.types import Certainty
 from tests.report import kinds
-from tests.results.runs import config, defended, record, score
+from tests.results.runs import config, defended, record, round_report, score
 
 SECTIONS = ["What was attacked", "What it rests on", "What was not tested", "What risk remains", "Glossary"]
 
@@ -78,3 +79,30 @@ def test_figures_are_of_the_round_and_of_the_image_that_leaked_most(tmp_path):
 
 def test_the_page_of_an_interrupted_run_says_so(tmp_path):
     assert "This run was interrupted." in words_of(write_brief(record(tmp_path, finish=False)))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "said"),
+    [
+        (
+            1.0,
+            1e-5,
+            "bounds every attacker: epsilon 1 at delta 1e-05 by the end of the training, by which at most 73",
+        ),
+        (3.3e5, 1e-5, "No guarantee that is worth the name stands behind this: epsilon 3.3e+05"),
+        (math.inf, 1e-5, "No guarantee that is worth the name stands behind this: epsilon ∞"),
+        (1.0, 0.5, "No guarantee that is worth the name stands behind this: epsilon 1 at delta 0.5"),
+        (None, 1e-5, "No guarantee stands behind this: there is no epsilon"),
+    ],
+)
+def test_an_epsilon_that_bounds_nothing_is_no_protection(tmp_path, epsilon, delta, said):
+    with RunFolder.open_or_create(tmp_path, label="x", config=config(), config_text="") as folder:
+        folder.add_privacy(delta=delta, accountant="rdp", missing=None)
+        folder.add_round(round_report(1), epsilon=epsilon)
+        folder.add_victim(score(1, 0, noise=0.9))
+        folder.finish()
+    words = words_of(write_brief(folder.path))
+    page = write_report([folder.path]).read_text()
+    little = "that is worth the name" in said
+    assert said in words and ("bounds every attacker" in words) == (epsilon == 1.0 and not little)
+    assert ("promises little" in words) == ("promises little" in page) == little

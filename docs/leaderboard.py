@@ -1,0 +1,101 @@
+"""Keeps the page of a benchmark for the site, and its boards for a table on ``docs/benchmark.md``.
+
+    python docs/leaderboard.py runs/benchmark_laptop
+
+It goes into ``docs/benchmarks``, by the name of the track, finished or not: page and table say what was not run.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kept_rows import NOT_RUN, escaped, markdown
+
+KEPT = Path(__file__).resolve().parent / "benchmarks"
+PAGE, FIGURES = "benchmark.html", "benchmark.json"
+THREAT, LOSS = "malicious", 5.0
+"""Of the board that is shown beside the page."""
+
+READ_EXACTLY = 100.0
+"""Decibel."""
+
+Figures = Mapping[str, Any]
+
+
+def keep(folder: Path, kept: Path = KEPT) -> Path:
+    """Copy what the site shows of the benchmark in ``folder``; returns the page."""
+    if not all((folder / name).is_file() for name in (PAGE, FIGURES)):
+        raise SystemExit(
+            f"The folder of a benchmark is expected, but {folder} holds no {PAGE} with its {FIGURES}; run"
+            " `fl-privacy benchmark TRACK --only-report` first."
+        )
+    found = json.loads((folder / FIGURES).read_text())
+    name = found["track"]["name"]
+    kept.mkdir(exist_ok=True)
+    (kept / f"{name}.html").write_text((folder / PAGE).read_text())
+    board = next(b for b in found["boards"] if (b["threat"], b["accuracy_loss"]) == (THREAT, LOSS))
+    settings = {(s["defense"], s["strength"]): s for s in found["settings"]}
+    told = {
+        "track": {name: found["track"][name] for name in ("name", "version", "sha256")},
+        "jobs": found["jobs"],
+        "ranked": [_place(settings[p["defense"], p["strength"]]) for p in board["ranked"]],
+        "beyond": [p["defense"] for p in board["beyond"]],
+    }
+    (kept / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
+    return kept / f"{name}.html"
+
+
+def _place(setting: Figures) -> Figures:
+    worst = setting["worst"][THREAT]
+    figures = {name: worst[name] for name in ("psnr", "psnr_at_most", "recognizable", "images", "failures", "by")}
+    own = {name: setting[name] for name in ("defense", "strength", "overrides", "accuracy_loss")}
+    return {**own, **figures, "incomplete": bool(setting["incomplete"])}
+
+
+def leaderboard(track: str, kept: Path = KEPT) -> str:
+    """The board in Markdown, with a link to the page; the command where it was not run."""
+    path = kept / f"{track}.json"
+    if not path.is_file():
+        return f"{NOT_RUN.capitalize()}: `fl-privacy benchmark {track} --jobs 2`"
+    told = json.loads(path.read_text())
+    planned, finished = told["jobs"]["planned"], told["jobs"]["finished"]
+    rank, lines = 0, []
+    for place in told["ranked"]:
+        counts = place["overrides"] != ["defense=none"] and not place["incomplete"]
+        rank += counts
+        lines.append([str(rank) if counts else "", *_cells(place)])
+    heads = ["rank", "defense", "at most, dB", "recognizable", "worst attacker", "accuracy loss, points"]
+    parts = [
+        f"[The page of the track `{track}`](benchmarks/{track}.html), version {told['track']['version']}:"
+        f" {finished} of {planned} jobs are done"
+        + ("." if finished == planned else "; what is not is named there, and may leak more than all that is ranked.")
+        + f" Malicious servers count too, and defenses that cost at most {LOSS:g} points of accuracy; of each the"
+        " strength that leaks least.",
+        markdown(heads, lines),
+    ]
+    if told["beyond"]:
+        parts.append(f"Cost more, or were not measured: {', '.join(told['beyond'])}.")
+    return "\n\n".join(parts)
+
+
+def _cells(place: Figures) -> list[str]:
+    at_most = math.inf if place["psnr_at_most"] is None else float(place["psnr_at_most"])
+    read = f"{place['recognizable']} of {place['images']}"
+    read += f", {place['failures']} failed" if place["failures"] else ""
+    name = f"{place['defense']} ({place['strength']})" if place["strength"] else place["defense"]
+    return [
+        escaped(f"{name}, in part not run" if place["incomplete"] else name),
+        f"{at_most:.1f}" if at_most <= READ_EXACTLY else f"> {READ_EXACTLY:g}",
+        read,
+        escaped(place["by"]),
+        f"{place['accuracy_loss']:.1f}",
+    ]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python docs/leaderboard.py RUN_DIR")
+    print(keep(Path(sys.argv[1])))
