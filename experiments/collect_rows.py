@@ -11,6 +11,7 @@ other runs stay.
 
 import argparse
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def rows_of(folder: Path) -> list[Row]:
         common["distortion"] = {name: shortened(statistic) for name, statistic in distortion.items()}
     if (privacy := summary.get("privacy")) and privacy.get("epsilon") is not None:
         common["epsilon_spent"] = privacy["epsilon"]
+        common["about_epsilon"] = round(privacy["epsilon"]) if math.isfinite(privacy["epsilon"]) else "infinite"
     attacked = [
         {**common, "round": entry["round"], "attacker": who, **statistics(entry[who])}
         for entry in summary["attacked"]
