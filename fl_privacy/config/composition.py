@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from fl_privacy.config.groups import CONFIG_DIR, config_folders, options, search_path
+from fl_privacy.config.groups import CONFIG_DIR, config_folders, search_path
 from fl_privacy.errors import UserError
 
 FEW = 3
@@ -40,9 +40,10 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 
 
 def _apart(override: str) -> tuple[str, str] | None:
-    """Group and option, where the option is a section that stands by itself: no other option shows in it."""
+    """Group and option, where the option is of this package and stands by itself: no other option shows in it."""
     group, _, option = override.partition("=")
-    if not _PLAIN.fullmatch(override) or (path := options(group).get(option)) is None:
+    path = CONFIG_DIR / group / f"{option}.yaml"
+    if not _PLAIN.fullmatch(override) or not path.is_file():
         return None
     text = path.read_text()
     return None if "@package" in text or ("defaults:" in text and "_self_" not in text) else (group, option)

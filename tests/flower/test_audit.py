@@ -366,7 +366,7 @@ def test_the_example_apps_show_images_and_less_behind_a_defense(
             client,
             server,
             3 if example == "veteran" else 2,
-            {**config, "audit": str(out), "attack": "inverting_gradients attack.iterations=50"},
+            {**config, "audit": str(out), "attack": "inverting_gradients attack.iterations=100"},
         )
         attacked = run_in(out).summary.attacked
         read = {(e.round, a): leak.metrics["psnr"].mean for e in attacked for a, leak in e.by.items()}
