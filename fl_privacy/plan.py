@@ -4,6 +4,7 @@ import fnmatch
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from fl_privacy.checks import fits, in_words, number, whole
@@ -141,7 +142,12 @@ class LocalPlan:
     def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
         """The plan of ``round`` (from 1): its learning rate, which does not change any more; that of a ``probe`` has
         the batch norm of probes."""
-        drops = sum(round > last for last in self.lr_drops)
-        lr = self.lr * self.lr_decay ** max(0, round - 1) * self.lr_drop_factor**drops
-        batch_norm = self.probe_batch_norm if probe else self.batch_norm
-        return replace(self, lr=lr, lr_decay=1.0, lr_drops=(), batch_norm=batch_norm)
+        return _in_round(self, round, probe)
+
+
+@lru_cache(maxsize=64)  # the clients of a round have one plan, and its checks take as long as a small step
+def _in_round(plan: LocalPlan, round: int, probe: bool) -> LocalPlan:
+    drops = sum(round > last for last in plan.lr_drops)
+    lr = plan.lr * plan.lr_decay ** max(0, round - 1) * plan.lr_drop_factor**drops
+    batch_norm = plan.probe_batch_norm if probe else plan.batch_norm
+    return replace(plan, lr=lr, lr_decay=1.0, lr_drops=(), batch_norm=batch_norm)

@@ -37,7 +37,7 @@ from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.experiment.weights import load_weights
 from fl_privacy.federation import Audit, Client, Probe, public_state
 from fl_privacy.inference import About
-from fl_privacy.interception import load_observations
+from fl_privacy.interception import only, stored_observations
 from fl_privacy.malicious.imprint_block import BLOCK
 from fl_privacy.results import RunFolder
 from fl_privacy.types import ModelState, Observation
@@ -123,7 +123,7 @@ def attack_and_infer(
     """Run ``attack`` on what it is for among ``observations``, and ask what else they tell; both are recorded."""
     if attack is not None:
         trains = experiment.config.intercept.uploads == "update"
-        attacked = [observation for observation in observations if (observation.id.probe is None) == trains]
+        attacked = only(observations, lambda id: (id.probe is None) == trains)
         experiment.stage(attack, folder, monitor).run(attacked)
     if inference := InferenceStage.of(experiment, folder, monitor):
         for observation in observations:
@@ -228,7 +228,7 @@ def captured_updates(config: RunSettings) -> tuple[Experiment, Sequence[Observat
     federation = build_federation(config)
     colluder = config.threat_model.colluder
     inside = None if colluder is None else federation.clients[colluder].architecture()
-    observations = load_observations(captures_of(config), federation.model, inside=inside)
+    observations = stored_observations(captures_of(config), federation.model, inside=inside)
     if not observations:
         raise UserError(
             f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."

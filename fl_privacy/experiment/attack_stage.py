@@ -14,6 +14,7 @@ from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.federation import Failure
 from fl_privacy.federation.guard import attempt
 from fl_privacy.film import viewed_by
+from fl_privacy.interception import ids_of
 from fl_privacy.metrics import VictimScore
 from fl_privacy.models import has_batch_norm
 from fl_privacy.progress import counted
@@ -57,14 +58,16 @@ class AttackStage:
     def run(self, observations: Sequence[Observation]) -> None:
         """Attack ``observations``, round by round."""
         with cpu_threads(self.threads):
-            for round, of_round in groupby(observations, key=lambda o: o.id.round):
-                self._attack_round(round, [self.knowledge.of_plain(o) for o in of_round])
+            ids = ids_of(observations)
+            for round, of_round in groupby(range(len(ids)), key=lambda place: ids[place].round):
+                places = list(of_round)
+                self._attack_round(round, observations[places[0] : places[-1] + 1])
 
     def _attack_round(self, round: int, observations: Sequence[Observation]) -> None:
         scores: dict[Attacker, list[VictimScore]] = {attacker: [] for attacker in Attacker}
         for start in range(0, len(observations), VICTIMS_PER_CALL):
             chunk = [
-                replace(o, filmed=number < self.films)
+                replace(self.knowledge.of_plain(o), filmed=number < self.films)
                 for number, o in enumerate(observations[start : start + VICTIMS_PER_CALL], start)
             ]
             which = _in_words(round, start, len(chunk), len(observations))

@@ -25,6 +25,7 @@ from fl_privacy.experiment.foreign import (
 from fl_privacy.experiment.known_images import KnownImages, NamedImages
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.files import write_private
+from fl_privacy.interception import ids_of
 from fl_privacy.normalization import Normalization
 from fl_privacy.report import write_report
 from fl_privacy.report.app_audit import REHEARSED
@@ -197,11 +198,11 @@ def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:
     """A sentence on probes whose images are not where the truth should be."""
     if truth.data is None and truth.of_client is None:
         return []
-    lost = [o for o in chosen if o.id.probe is not None and truth.batch(o.id) is None]
+    lost = sum(id.probe is not None and truth.batch(id) is None for id in ids_of(chosen))
     if not lost:
         return []
     return [
-        f"The images behind {len(lost)} of {len(chosen)} attacked uploads are not in data: they are others, or changed"
+        f"The images behind {lost} of {len(chosen)} attacked uploads are not in data: they are others, or changed"
         " by a transform that draws at random. They are shown without a figure."
     ]
 
@@ -219,14 +220,15 @@ def _mean_psnr(summary: Summary) -> str:
 def _of_own_images(own: Sequence[Observation], truth: KnownImages, number: int) -> KnownImages:
     """The truth behind uploads that the server computed of the first ``number`` images."""
     images = truth.first(number)
-    return KnownImages(given={o.id: images[o.id.probe or 0] for o in own})
+    return KnownImages(given={id: images[id.probe or 0] for id in ids_of(own)})
 
 
 def _what(observations: Sequence[Observation]) -> str:
-    probes = [o for o in observations if o.id.probe is not None]
-    updates = len(observations) - len(probes)
-    rounds = sorted({o.id.round for o in observations})
-    clients = len({o.id.client for o in observations})
+    ids = ids_of(observations)
+    probes = [id for id in ids if id.probe is not None]
+    updates = len(ids) - len(probes)
+    rounds = sorted({id.round for id in ids})
+    clients = len({id.client for id in ids})
     parts = [f"{updates} training updates" if updates else "", f"{len(probes)} probes" if probes else ""]
     return (
         f"{' and '.join(filter(None, parts))} of {clients} client{'s' * (clients > 1)}"

@@ -16,7 +16,7 @@ from fl_privacy.experiment.known_images import KnownImages
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.federation import local_update
 from fl_privacy.gradients.unrolled import step_slices
-from fl_privacy.interception import describe_model
+from fl_privacy.interception import by_id, describe_model, ids_of, only
 from fl_privacy.metrics import MetricFunction
 from fl_privacy.models import has_batch_norm, normalization_of
 from fl_privacy.results import RunFolder
@@ -75,10 +75,12 @@ def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, mon
         folder=folder,
         monitor=monitor,
     )
-    stage.run(sorted(captured.observations, key=lambda o: o.id))
+    stage.run(by_id(captured.observations))
 
 
-def worth_attacking(observations: Sequence[Observation], *, every: bool = False) -> tuple[list[Observation], list[str]]:
+def worth_attacking(
+    observations: Sequence[Observation], *, every: bool = False
+) -> tuple[Sequence[Observation], list[str]]:
     """Which of ``observations`` to attack, and what is left out in sentences.
 
     Probes where clients answered any; else training updates of few images and steps. Figures over both would hide the
@@ -88,22 +90,22 @@ def worth_attacking(observations: Sequence[Observation], *, every: bool = False)
         observations: that were captured.
         every: attack all of them.
     """
-    probes = [o for o in observations if o.id.probe is not None]
-    updates = [o for o in observations if o.id.probe is None]
     if every:
-        return list(observations), []
-    small = [o for o in updates if o.upload.num_examples <= MOST_IMAGES and _steps(o) <= MOST_STEPS]
-    left = updates if probes else [o for o in updates if o not in small]
+        return observations, []
+    probes = {id for id in ids_of(observations) if id.probe is not None}
+    sizes = {o.id: (o.upload.num_examples, _steps(o)) for o in only(observations, lambda id: id.probe is None)}
+    small = {id for id, (images, steps) in sizes.items() if images <= MOST_IMAGES and steps <= MOST_STEPS}
+    left = [size for id, size in sizes.items() if probes or id not in small]
     said = []
     if left:
-        images, steps = [o.upload.num_examples for o in left], [_steps(o) for o in left]
+        images, steps = zip(*left, strict=True)
         said.append(
             f"Captured but not attacked: {len(left)} training updates, each of {_span(images)} images in"
             f" {_span(steps)} local step{'' if set(steps) == {1} else 's'}."
             " A single image is mixed with the others there; what one image in one step gives away"
             " is the worst case, which a client with few images comes to."
         )
-    return probes or small, said
+    return only(observations, (probes or small).__contains__), said
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
@@ -114,9 +116,10 @@ def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: i
         truth: whose first images are taken.
         number: of images.
     """
-    rounds = {o.id.round: o for o in observations}
+    last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
-    for round, seen in sorted(rounds.items()):
+    for round, place in sorted(last.items()):
+        seen = observations[place]
         plan = replace(seen.plan, epochs=None, steps=None, batch_size=None, momentum=0.0, nesterov=False)
         for probe, batch in enumerate(images):
             result = local_update(

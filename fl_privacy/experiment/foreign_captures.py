@@ -12,7 +12,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.captured_app import NOTE, AppReport, Note, read_note
 from fl_privacy.experiment.known_images import find_images
 from fl_privacy.experiment.network import ANY_MODEL, build_network_for
-from fl_privacy.interception import load_observations
+from fl_privacy.interception import ids_of, stored_observations
 from fl_privacy.interception.capture_files import CaptureFile
 from fl_privacy.types import Observation, VictimId
 
@@ -49,7 +49,7 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
         )
     shape, classes = _first_shape(captures)
     model = build_network_for(config, shape, classes, **_normalizing(config.model, note))
-    observations = load_observations(captures, model)
+    observations = stored_observations(captures, model)
     source = find_images(config.truth)
     app = AppReport(
         observations=observations,
@@ -83,4 +83,4 @@ def _first_shape(captures: Path) -> tuple[tuple[int, ...], int]:
 
 
 def _by_victim(told: Mapping[str, Sequence[str]], observations: Sequence[Observation]) -> dict[VictimId, Sequence[str]]:
-    return {o.id: told[str(o.id)] for o in observations if str(o.id) in told}
+    return {id: told[str(id)] for id in ids_of(observations) if str(id) in told}

@@ -1,7 +1,7 @@
 """Train, intercept, attack, evaluate, report: one configuration, one folder."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +23,13 @@ from fl_privacy.experiment.server_reading import expect_fitting, hand_over
 from fl_privacy.experiment.threat_model import Whereabouts, who_draws
 from fl_privacy.experiment.weights import MODEL, write_weights
 from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
-from fl_privacy.interception import CaptureWriter
+from fl_privacy.interception import CaptureWriter, WaitingUpdates
+from fl_privacy.interception.waiting import MOST_HELD
 from fl_privacy.results import RunFolder, find_baseline
 from fl_privacy.types import Observation
+
+WAITING = ".waiting"
+"""Likewise, of those that wait for their attack where they are many; gone when they were attacked."""
 
 SIMULATED_CLIENTS = Whereabouts()
 
@@ -132,7 +136,7 @@ class _Run:
     capture: CaptureWriter | None
     folder: RunFolder
     monitor: Monitor
-    waiting: list[Observation] = field(default_factory=list)
+    waiting: WaitingUpdates
 
     @classmethod
     def of(
@@ -144,7 +148,7 @@ class _Run:
         clients: Whereabouts,
     ) -> "_Run":
         config, experiment = federation.config, Experiment.of_federation(federation)
-        delta, accountant = config.privacy.delta, config.privacy.accountant
+        delta, accountant, saves = config.privacy.delta, config.privacy.accountant, bool(config.intercept.save)
         return cls(
             federation=federation,
             experiment=experiment,
@@ -152,9 +156,10 @@ class _Run:
             privacy=UNKNOWN if clients.own_data else privacy_of(federation, delta=delta, accountant=accountant),
             stage=experiment.stage(attack, folder, monitor) if attack else None,
             inference=InferenceStage.of(experiment, folder, monitor),
-            capture=CaptureWriter(folder.path / CAPTURES) if config.intercept.save else None,
+            capture=CaptureWriter(folder.path / CAPTURES) if saves else None,
             folder=folder,
             monitor=monitor,
+            waiting=WaitingUpdates(folder.path / (CAPTURES if saves else WAITING), most=MOST_HELD, written=saves),
         )
 
     def describe(self, prior: Sequence[str]) -> None:

@@ -152,12 +152,14 @@ def _tensor_fault(name: str, tensor: Tensor, known: Tensors) -> str | None:
 
 
 def _value_fault(name: str, tensor: Tensor, sent: Tensor) -> str | None:
-    if not torch.isfinite(tensor).all():
-        return f"{name}: not finite"
     if tensor.is_floating_point() and tensor.numel():
         widest = torch.promote_types(tensor.dtype, torch.float32)
-        if float(torch.linalg.vector_norm(tensor.double())) > math.sqrt(torch.finfo(widest).max):
+        if not float(torch.linalg.vector_norm(tensor.double())) <= math.sqrt(torch.finfo(widest).max):
+            if not torch.isfinite(tensor).all():
+                return f"{name}: not finite"
             return f"{name}: values up to {float(tensor.abs().max()):.3g} do not stay finite when squared"
+    elif not torch.isfinite(tensor).all():
+        return f"{name}: not finite"
     if name.rpartition(".")[2] in (VARIANCE, COUNT) and (tensor < 0).any():
         return f"{name}: expected at least 0, got {tensor.min().item():.3g}"
     if _counts(name, tensor) and ((tensor.double() - sent.double()).abs() > MOST_STEPS).any():

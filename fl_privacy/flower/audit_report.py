@@ -16,7 +16,7 @@ from fl_privacy.experiment.attack_by_name import attack_called
 from fl_privacy.flower.audit_records import ProbedImages
 from fl_privacy.flower.audited_model import AuditedModel
 from fl_privacy.flower.records import to_tensor
-from fl_privacy.interception import CaptureWriter, recognize_training
+from fl_privacy.interception import CaptureWriter, WaitingUpdates, changed, recognize_training
 from fl_privacy.models import normalized
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 
@@ -56,7 +56,7 @@ class AuditReport:
         self._reset()
 
     def _reset(self) -> None:
-        self._observations: list[Observation] = []
+        self._observations: WaitingUpdates | None = None
         self._found: Counter[str] = Counter()
         self._images: dict[VictimId, ProbedImages] = {}
         self._defense: Description = ()
@@ -94,13 +94,15 @@ class AuditReport:
                 f"out is expected to be a folder that can be written, but {self.out} can't ({error.strerror})."
             ) from error
         with folder:
-            self._folder, self._writer = folder, CaptureWriter(folder.path / "captures")
+            captures = folder.path / "captures"
+            self._folder, self._writer = folder, CaptureWriter(captures)
+            self._observations = WaitingUpdates(captures, written=True)
             self._note()
             yield
 
     def captured(self, observation: Observation) -> None:
         """Take an update: find out how its client trained, and write it down."""
-        assert self._writer is not None
+        assert self._writer is not None and self._observations is not None
         known, said = recognize_training(observation, self._told)
         self._found.update(said)
         self._writer.write(known)
@@ -165,8 +167,9 @@ class AuditReport:
         seen = self.model.source.normalization
         return said or ([f"The images of data are normalized by {seen.in_words()}."] if seen else [])
 
-    def _with_clients_normalization(self) -> list[Observation]:
+    def _with_clients_normalization(self) -> Sequence[Observation]:
         """The observations, by a model that normalizes as the clients say that they do."""
+        assert self._observations is not None
         chosen, own = self._normalization, self.model.normalization
         if chosen == own:
             return self._observations
@@ -174,7 +177,7 @@ class AuditReport:
         if own is not None:
             model._forward_pre_hooks.clear()
         network = model if chosen is None else normalized(model, chosen)
-        return [replace(o, model=network) for o in self._observations]
+        return changed(self._observations, lambda observation: replace(observation, model=network))
 
     def _note(self) -> None:
         """What the captures themselves don't hold, for attacks on them later."""

@@ -25,7 +25,7 @@ from fl_privacy.flower.records import (
     to_tensor,
 )
 from fl_privacy.models import TextModel
-from fl_privacy.types import ModelState
+from fl_privacy.types import ModelState, Tensors
 
 Arrays = list[np.ndarray]
 Config = dict[str, Scalar]
@@ -143,7 +143,8 @@ class PrivacyClient(NumPyClient):
                 f"{len(names)} arrays are expected for this model, but got {len(parameters)};"
                 " send the values of its state_dict in order."
             )
-        buffers, own = dict(model.named_buffers()), model.state_dict()
+        buffers = dict(model.named_buffers())
+        own: Tensors = {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
         tensors = {
             name: tensor.to(own[name].dtype) if name in own else tensor
             for name, tensor in zip(names, map(to_tensor, parameters), strict=True)

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import nn
 
 from fl_privacy.defenses import ClientState
-from fl_privacy.defenses.compression.encoding import decode, encode
+from fl_privacy.defenses.compression.encoding import decode, encode, plainly_shortest
 from fl_privacy.errors import UserError
 from fl_privacy.federation import LocalResult
 from fl_privacy.flower.arrays import array_values, plain_array
@@ -176,7 +176,7 @@ STYPE = "fl_privacy.encoded"
 def shortest(array: np.ndarray) -> Array:
     """``array`` encoded without loss if that is shorter (zeros, few levels), else as Flower serializes it."""
     plain = plain_array(array)
-    if not np.issubdtype(array.dtype, np.floating):
+    if not np.issubdtype(array.dtype, np.floating) or plainly_shortest(array):
         return plain
     data = encode({"": torch.from_numpy(np.array(array))})[""].numpy().tobytes()
     if len(data) >= array.nbytes:

@@ -7,13 +7,14 @@ the place of the example. The weights are frozen, so that no pass computes a gra
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.gradients.convolution import freeze_convolutions
+from fl_privacy.gradients.folding import fold, foldable
 from fl_privacy.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
 from fl_privacy.gradients.low_rank import pays
 from fl_privacy.gradients.normalization import separated_copy
@@ -39,8 +40,25 @@ class Layered(VictimGradients):
         self._model, self._victims = separated.model, separated.victims
         freeze_convolutions(self._model)
         parameters = dict(self._model.named_parameters())
-        names = {id(parameters[separated.names[name]]): name for name in victim_model.names}
-        self._layers = dict(_layers(self._model, names))
+        self._names = {id(parameters[separated.names[name]]): name for name in victim_model.names}
+        self._fold(())
+
+    def folded(self, inputs: Tensor) -> Self:
+        """Itself, with norms folded into convolutions where that saves work on images (V, B, ...)."""
+        self._victims.count = len(inputs)
+        self._fold(foldable(self._model, inputs.flatten(0, 1)))
+        return self
+
+    def under(self, victim_model: VictimModel) -> Self:
+        """The same way of computing, for another victim model."""
+        other = super().under(victim_model)
+        other._fold(self._pairs)
+        return other
+
+    def _fold(self, pairs: Sequence[tuple[str, str]]) -> None:
+        self._pairs = pairs
+        fold(self._model, pairs)
+        self._layers = dict(_layers(self._model, self._names))
 
     def __call__(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> Tensors:
         """Gradients by name; ``hidden`` as in :meth:`calls`."""

@@ -1,20 +1,30 @@
 """From an upload to what an attacker observes: with what else it knows, and the files of both."""
 
-from fl_privacy.interception.capture_reader import load_observations
+from fl_privacy.interception.capture_reader import StoredObservations, load_observations, stored_observations
 from fl_privacy.interception.capture_writer import CaptureWriter, save_observation
 from fl_privacy.interception.interceptor import Interceptor
+from fl_privacy.interception.lazy_observations import LazyObservations, by_id, changed, ids_of, only
 from fl_privacy.interception.recognition import describe_model, recognize_training
 from fl_privacy.interception.side_information import InsiderInformation, SideInformation, States, no_states
+from fl_privacy.interception.waiting import WaitingUpdates
 
 __all__ = [
     "CaptureWriter",
     "InsiderInformation",
     "Interceptor",
+    "LazyObservations",
     "SideInformation",
     "States",
+    "StoredObservations",
+    "WaitingUpdates",
+    "by_id",
+    "changed",
     "describe_model",
+    "ids_of",
     "load_observations",
     "no_states",
+    "only",
     "recognize_training",
     "save_observation",
+    "stored_observations",
 ]

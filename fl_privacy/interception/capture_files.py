@@ -56,6 +56,7 @@ class CaptureFile:
     Attributes:
         folder: of all observations.
         path: of the description.
+        finite: refuse other values.
 
     Raises:
         UserError: by every method, a file is missing, too large or damaged.
@@ -63,6 +64,7 @@ class CaptureFile:
 
     folder: Path
     path: Path
+    finite: bool = True
 
     def json(self) -> dict[str, Any]:
         try:
@@ -81,7 +83,7 @@ class CaptureFile:
         return value
 
     def tensors(self, digest: str, room: int) -> dict[str, Tensor]:
-        """The finite tensors of ``digest``, of which there may be ``room`` bytes beside a fixed number."""
+        """The tensors of ``digest`` in PyTorch's own memory; there may be ``room`` bytes beside a fixed number."""
         path = tensor_file(self.folder, digest)
         data = self._read(path, MOST_TENSORS + room)
         if sha256(data).hexdigest() != digest:
@@ -91,9 +93,9 @@ class CaptureFile:
         except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError, AttributeError):
             self.refuse(f"has tensors in {path.name} that are no safetensors of PyTorch's types")
         for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not tensor.isfinite().all():
+            if self.finite and tensor.is_floating_point() and not tensor.isfinite().all():
                 self.refuse(f"holds {name} with values that are not finite")
-        return tensors
+        return {name: tensor.clone() for name, tensor in tensors.items()}  # its alignment decides some products' bits
 
     def refuse(self, what: str) -> NoReturn:
         """Raise ``UserError`` that names the file and says ``what`` is wrong with it."""

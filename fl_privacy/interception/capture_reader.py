@@ -3,10 +3,10 @@
 import json
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,25 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.guard import MOST_EXAMPLES
 from fl_privacy.interception import capture_files as layout
 from fl_privacy.interception.capture_files import CaptureFile, without_prefix
+from fl_privacy.interception.lazy_observations import LazyObservations
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """What parameters and images may be of."""
 
 
 def load_observations(folder: Path, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
+    """All of ``stored_observations`` in memory; see there."""
+    return list(stored_observations(folder, model, inside=inside))
+
+
+def stored_observations(folder: Path, model: nn.Module, *, inside: nn.Module | None = None) -> "StoredObservations":
     """The observations below ``folder``, in the order of their ids (``client-2`` before ``client-10``).
+
+    Each is read when it is asked for, and checked then.
 
     Args:
         folder: what ``save_observation`` or ``CaptureWriter`` wrote to.
@@ -37,25 +48,83 @@ def load_observations(folder: Path, model: nn.Module, *, inside: nn.Module | Non
     paths = list(folder.rglob("*.json"))
     if not paths:
         raise UserError(f"Captured updates are expected in {folder}, but there are none; run with intercept.save=true.")
-    states: dict[str, ModelState] = {}
-    knowledge: dict[tuple[str, str], Knowledge] = {}
-    models = model, model if inside is None else inside
-    readers = sorted((_Reader(folder, path, *models) for path in paths), key=lambda reader: reader.id)
-    return [reader.observation(states, knowledge) for reader in readers]
+    return StoredObservations(folder, sorted(_named(folder, path) for path in paths), model, inside)
+
+
+def _named(folder: Path, path: Path) -> VictimId:
+    try:
+        return VictimId.parse(path.relative_to(folder).with_suffix("").as_posix())
+    except ValueError:
+        CaptureFile(folder, path).refuse("its name is not round-R/client-C or round-R/client-C/victim-K")
+
+
+class StoredObservations(LazyObservations):
+    """Observations in files, of which none is kept.
+
+    Args:
+        folder: of the files.
+        ids: of the observations.
+        model: architecture of what was sent.
+        inside: of what a colluding client makes of it; ``None`` is ``model``.
+    """
+
+    def __init__(self, folder: Path, ids: Sequence[VictimId], model: nn.Module, inside: nn.Module | None) -> None:
+        self.ids = list(ids)
+        self._folder, self._models = folder, (model, model if inside is None else inside)
+        self._shared = Shared()
+
+    def load(self, place: int) -> Observation:
+        """Read from its files."""
+        return read_observation(self._folder, self.ids[place], *self._models, self._shared)
+
+
+class Recent(Generic[K, V]):
+    """The last few values that were made, by key."""
+
+    MOST = 4
+
+    def __init__(self) -> None:
+        self._kept: dict[K, V] = {}
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """That of ``key``, made where it is not there."""
+        if key not in self._kept:
+            while len(self._kept) >= self.MOST:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = make()
+        return self._kept[key]
+
+
+class Shared:
+    """What observations that are read one after the other have in common, read once: models as sent, and knowledge."""
+
+    def __init__(self) -> None:
+        self.states = Recent[str, ModelState]()
+        self.knowledge = Recent[tuple[str, str], Knowledge]()
+
+
+def read_observation(
+    folder: Path, id: VictimId, model: nn.Module, inside: nn.Module, shared: Shared, *, finite: bool = True
+) -> Observation:
+    """The observation ``id`` below ``folder``; values that several share come from and go to ``shared``.
+
+    Args:
+        finite: refuse other values.
+
+    Raises:
+        UserError: a file is missing or damaged, or does not fit ``model``.
+    """
+    return _Reader(CaptureFile(folder, folder / f"{id}.json", finite), id, model, inside).observation(shared)
 
 
 class _Reader:
     """One observation's files."""
 
-    def __init__(self, folder: Path, path: Path, model: nn.Module, inside: nn.Module) -> None:
-        self.file, self.model, self.inside = CaptureFile(folder, path), model, inside
-        try:
-            self.id = VictimId.parse(path.relative_to(folder).with_suffix("").as_posix())
-        except ValueError:
-            self.file.refuse("its name is not round-R/client-C or round-R/client-C/victim-K")
+    def __init__(self, file: CaptureFile, id: VictimId, model: nn.Module, inside: nn.Module) -> None:
+        self.file, self.id, self.model, self.inside = file, id, model, inside
 
-    def observation(self, states: dict[str, ModelState], knowledge: dict[tuple[str, str], Knowledge]) -> Observation:
-        """What the files hold; values that several observations share come from and go to the mappings."""
+    def observation(self, shared: Shared) -> Observation:
+        """What the files hold; values that several observations share come from and go to ``shared``."""
         raw = self.file.json()
         if raw.get("format") != layout.FORMAT or isinstance(raw["format"], bool):
             self.file.refuse(f"has format {raw.get('format')!r} where {layout.FORMAT} is expected")
@@ -70,19 +139,16 @@ class _Reader:
         )
         if raw.get("colluder") is not None:
             self.model = self.inside
-        if known not in knowledge:
-            knowledge[known] = self._knowledge(raw)
-        if sent not in states:
-            states[sent] = self._state(sent, knowledge[known].private)
+        knowledge = shared.knowledge.get(known, lambda: self._knowledge(raw))
         return Observation(
             id=self.id,
             model=self.model,
-            sent=states[sent],
+            sent=shared.states.get(sent, lambda: self._state(sent, knowledge.private)),
             upload=self._upload(raw),
             plan=self._plan(raw.get("plan")),
             input_shape=self._shape(raw.get("input_shape")),
             num_classes=self._count(raw, "num_classes"),
-            knowledge=knowledge[known],
+            knowledge=knowledge,
         )
 
     def _state(self, digest: str, private: ModelState | None) -> ModelState:

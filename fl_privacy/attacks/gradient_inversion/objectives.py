@@ -8,8 +8,9 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.gradient_inversion.closed_forms import angular_distance
 from fl_privacy.attacks.gradient_inversion.comparison import Coefficients
-from fl_privacy.attacks.gradient_inversion.statistics import LayerStatistics, unit_distance
+from fl_privacy.attacks.gradient_inversion.statistics import LayerStatistics
 from fl_privacy.errors import UserError
 
 LayerWeights = Mapping[str, float]
@@ -152,18 +153,26 @@ class Cosine:
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         """Loss (V,) in [0, 2]."""
-        if len(statistics) == 1 and not self.by_layer and (whole := next(iter(statistics.values()))).guess is not None:
-            return unit_distance(whole.guess, whole.target.unit)
         if self.per_layer:
             terms = {name: self._of_layer(s) for name, s in statistics.items()}
             return _weighted_sum(self.layers, terms) / sum(layer_weight(self.layers, name) for name in statistics)
-        squared = _weighted_sum(self.layers, {name: s.squared for name, s in statistics.items()})
+        squared = {name: s.squared for name, s in statistics.items()}
         observed = _weighted_sum(self.layers, {name: s.target.squared for name, s in statistics.items()})
-        scales = 1 / _lengths(squared), 1 / _lengths(observed)
-        apart = _weighted_sum(self.layers, {name: s.apart(*scales) for name, s in statistics.items()})
-        tiny = torch.finfo(squared.dtype).tiny
-        missing = (squared < tiny).to(squared.dtype) + (observed < tiny).to(squared.dtype)  # no unit vector: no angle
-        return (apart + missing) / 2
+        total, tiny = _weighted_sum(self.layers, squared).detach(), torch.finfo(observed.dtype).tiny
+        absent = (total < tiny) | (observed < tiny)  # no unit vector: no angle
+        length, observed_length = (values.masked_fill(absent, 1).sqrt() for values in (total, observed))
+        formed = {n: s.guess for n, s in statistics.items() if s.guess is not None and not self.layers}
+        others = [name for name in statistics if name not in formed]
+        scales = 1 / length, 1 / observed_length
+        apart = {name: statistics[name].apart(*scales) for name in others}
+        elsewhere = _weighted_sum(self.layers, apart) if others else torch.zeros_like(length)
+        guesses, seen = list(formed.values()), [statistics[name].target.value for name in formed]
+        distance = angular_distance(guesses, seen, length, observed_length, elsewhere.detach())
+        if others:  # whose derivative is that at a fixed length, and that of the length
+            along = (distance.detach() / length.square()) * _weighted_sum(self.layers, {n: squared[n] for n in others})
+            pull = (elsewhere - along) / 2
+            distance = distance + (pull - pull.detach())
+        return torch.where(absent, 1, distance)
 
     def _of_layer(self, statistics: LayerStatistics) -> Tensor:
         length, observed = _lengths(statistics.squared), _lengths(statistics.target.squared)

@@ -45,7 +45,7 @@ class _Zero:
 
 _plain_roughness, _relative_roughness = TotalVariation(weight=1.0), TotalVariation(weight=1.0, relative=True)
 
-_SMALL = 1 << 16
+_SMALL = 1 << 13
 """Elements of a tensor that is compared together with others, since starting an operation takes the time."""
 
 

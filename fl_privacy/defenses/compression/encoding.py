@@ -19,6 +19,12 @@ _MAX_BITS = 28
 _PROBE = 256
 """So many values tell in most cases that a tensor is not on a grid."""
 
+_GLANCE = 64
+"""So many values tell it in nearly all cases."""
+
+_CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 1)])
+"""(bits, 1) the largest code of each grid."""
+
 
 def encode(tensors: Tensors) -> dict[str, Tensor]:
     """The shortest of a few exact encodings of each tensor.
@@ -61,34 +67,61 @@ def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
 
 def encoded_bytes(tensors: Tensors) -> int:
     """Bytes of ``tensors`` on the wire, each encoded if that is shorter, names not counted."""
-    return sum(
-        min(payload.numel(), tensors[name].numel() * tensors[name].element_size())
-        for name, payload in encode(tensors).items()
-    )
+    return sum(_shortest_bytes(tensor.detach().cpu()) for tensor in tensors.values())
+
+
+def _shortest_bytes(tensor: Tensor) -> int:
+    if tensor.dtype in (torch.float32, torch.float64) and plainly_shortest(tensor.numpy()):
+        return tensor.nbytes
+    return min(_HEADER + _Layout(tensor).bytes, tensor.nbytes)
+
+
+def plainly_shortest(array: NDArray[np.generic]) -> bool:
+    """Whether it shows at a glance that ``encode`` saves nothing, as for most updates; ``False`` says nothing.
+
+    A bitmap pays from one zero in so many values on as a value has bits; a grid holds all values, hence any few of
+    them.
+    """
+    if array.dtype not in (np.float32, np.float64) or not array.size:
+        return False
+    values = array.reshape(-1)
+    if 128 * (values.size - np.count_nonzero(values)) >= values.size:
+        return False
+    few = values[:: max(1, values.size // _GLANCE)]
+    few, scale = few[few != 0], np.float64(max(values.max(), -values.min()))
+    with np.errstate(invalid="ignore"):
+        held = (scale * (few / scale * _CODES).round() / _CODES).astype(few.dtype) == few
+    return bool(few.size) and not held.all(1).any()
+
+
+class _Layout:
+    """The shortest way to send a tensor, found without sending it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.flat = flat = tensor.detach().cpu().flatten()
+        self.present = _bits_of(flat) != 0  # a negative zero counts
+        n, k, raw_bits = len(flat), int(self.present.count_nonzero()), 8 * flat.element_size()
+        self.nonzero = flat if k == n else flat[self.present]
+        self.bits = bits = _grid_bits(self.nonzero, limit=raw_bits - 1)
+        self.dense_bits = max(bits, 2) if bits and k < n else bits  # a grid of one bit has no zero
+        sizes = {
+            _DENSE: _values_bytes(n, self.dense_bits, raw_bits),
+            _BITMAP: packed_bytes(n, 1) + _values_bytes(k, bits, raw_bits),
+            _INDICES: packed_bytes(k, _index_bits(n)) + _values_bytes(k, bits, raw_bits),
+        }
+        self.how = min(sizes, key=sizes.__getitem__)
+        self.bytes = sizes[self.how]
 
 
 def _encode(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().flatten()
-    present = _bits_of(flat) != 0  # a negative zero counts
-    indices = present.nonzero().squeeze(1)
-    n, k, raw_bits = len(flat), len(indices), 8 * flat.element_size()
-    nonzero = flat[indices]
-    bits = _grid_bits(nonzero, limit=raw_bits - 1)
-    dense_bits = max(bits, 2) if bits and k < n else bits  # a grid of one bit has no zero
-    sizes = {
-        _DENSE: _values_bytes(n, dense_bits, raw_bits),
-        _BITMAP: packed_bytes(n, 1) + _values_bytes(k, bits, raw_bits),
-        _INDICES: packed_bytes(k, _index_bits(n)) + _values_bytes(k, bits, raw_bits),
-    }
-    how = min(sizes, key=sizes.__getitem__)
-    positions = b""
-    if how == _BITMAP:
-        positions = np.packbits(present.numpy()).tobytes()
-    elif how == _INDICES:
-        positions = pack(indices.numpy(), _index_bits(n))
-    values, value_bits = (flat, dense_bits) if how == _DENSE else (nonzero, bits)
-    header = bytes([how, value_bits]) + len(values).to_bytes(4, "little")
-    return header + positions + _encode_values(values, value_bits)
+    layout, positions = _Layout(tensor), b""
+    if layout.how == _BITMAP:
+        positions = np.packbits(layout.present.numpy()).tobytes()
+    elif layout.how == _INDICES:
+        positions = pack(layout.present.nonzero().squeeze(1).numpy(), _index_bits(len(layout.flat)))
+    dense = layout.how == _DENSE
+    values, bits = (layout.flat, layout.dense_bits) if dense else (layout.nonzero, layout.bits)
+    return bytes([layout.how, bits]) + len(values).to_bytes(4, "little") + positions + _encode_values(values, bits)
 
 
 def _decode(payload: bytes, like: Tensor) -> Tensor:
@@ -129,20 +162,20 @@ def _decode_values(payload: bytes, k: int, bits: int, dtype: torch.dtype) -> Ten
 
 
 def _grid_bits(values: Tensor, *, limit: int) -> int:
-    """The fewest bits of a grid that holds all of ``values``, none of them 0, exactly; 0 if there is none."""
-    if len(values) == 0 or not values.isfinite().all():
+    """The fewest bits of a grid that holds all of ``values``, none of them 0, exactly; 0 if there is none or some are
+    not finite."""
+    if len(values) == 0:
         return 0
-    scale = values.abs().max()
+    scale = torch.linalg.vector_norm(values, math.inf)
     return next((bits for bits in _likely_bits(values[:_PROBE], scale, limit) if _on_grid(values, scale, bits)), 0)
 
 
 def _likely_bits(values: Tensor, scale: Tensor, limit: int) -> list[int]:
     """The bits of all grids that hold the few ``values``, found together."""
-    candidates = range(1, min(_MAX_BITS, limit) + 1)
-    codes = torch.tensor([[float(largest_code(bits))] for bits in candidates], dtype=torch.float64)
-    positions = (values.double() / scale.double() * codes).round()
-    held = (scale.double() * positions / codes).to(values.dtype) == values
-    return [bits for bits, fits in zip(candidates, held.all(1).tolist(), strict=True) if fits]
+    codes, exact = torch.from_numpy(_CODES)[: min(_MAX_BITS, limit)], scale.double()
+    positions = (values.double() / exact * codes).round_()
+    held = positions.mul_(exact).div_(codes).to(values.dtype) == values
+    return [bits for bits, fits in enumerate(held.all(1).tolist(), 1) if fits]
 
 
 def _on_grid(values: Tensor, scale: Tensor, bits: int) -> bool:

@@ -1,8 +1,9 @@
 """A simulated client: its examples, its model, its defense."""
 
+import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -172,10 +173,10 @@ class Client:
         """The upload that comes of ``work`` on the model ``sent``."""
         with self._streams(self._once(work.purpose, "torch")):
             result = local_update(
-                self.model.to(self.device),
+                _placed(self.model, self.device),
                 sent.to(self.device),
                 work.batches,
-                num_examples=work.num_examples or len(torch.cat(list(work.order)).unique()),
+                num_examples=work.num_examples or _visited(work.order),
                 plan=work.plan,
                 defense=self.defense,
                 state=state,
@@ -224,7 +225,7 @@ class Client:
         return time.perf_counter() - started
 
     def _own_model(self, state: ClientState) -> nn.Module:
-        model, rng = self.model.to(self.device), self._rng("private")
+        model, rng = _placed(self.model, self.device), self._rng("private")
         for hook in self.defense.model:
             model = hook(model, state.of_images(self.examples.input_shape), rng)
         return model
@@ -236,8 +237,10 @@ class Client:
             yield
 
     def _augmented(self, batches: list[Batch], purpose: str) -> list[Batch]:
+        if not self.plan.augments:
+            return batches
         rng = self._once(purpose, "augmentation")
-        return [augment(batch, self.plan, rng) for batch in batches] if self.plan.augments else batches
+        return [augment(batch, self.plan, rng) for batch in batches]
 
     def _own(self, state: ClientState) -> OwnExamples:
         """What the client trains on: its examples, or what its defense makes of them."""
@@ -258,6 +261,17 @@ class Client:
     def _audited(self, *names: str | int) -> torch.Generator:
         """The stream ``names`` of a choice that the auditor knows."""
         return self._rng(*names) if self.audit_seed is None else replace(self, seed=self.audit_seed)._rng(*names)
+
+
+def _placed(model: nn.Module, device: torch.device | str) -> nn.Module:
+    """``model`` on ``device``: to move one that is there costs as much as a small layer."""
+    values, wanted = itertools.chain(model.parameters(), model.buffers()), torch.device(device)
+    return model if all(value.device == wanted for value in values) else model.to(device)
+
+
+def _visited(order: Sequence[Tensor]) -> int:
+    """How many different examples the local steps take; none comes twice in a batch."""
+    return len(order[0]) if len(order) == 1 else len(torch.cat(list(order)).unique())
 
 
 ClientSource = Callable[[], Mapping[int, Client]]

@@ -26,19 +26,22 @@ def public_state(model: nn.Module, defense: Defense) -> ModelState:
 
 def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
     """The values sent plus this client's private ones: kept from an earlier round, else as ``model`` has them."""
-    own = ModelState.of(model)
-    if missing := sent.parameters.keys() - own.parameters.keys():
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    if missing := sent.parameters.keys() - parameters.keys():
         raise UserError(
             f"The client's model is expected to keep the parameter names it was sent, but lacks {sorted(missing)};"
             " a defense may add private parameters, not rename public ones."
         )
 
     def value(name: str, initial: Tensor, public: Tensors) -> Tensor:
-        return public[name] if name in public else state.tensors.get(PRIVATE + name, initial)
+        if name in public:
+            return public[name]
+        kept = state.tensors.get(PRIVATE + name)
+        return initial.detach().clone() if kept is None else kept
 
     return ModelState(
-        {name: value(name, p, sent.parameters) for name, p in own.parameters.items()},
-        {name: value(name, b, sent.buffers) for name, b in own.buffers.items()},
+        {name: value(name, p, sent.parameters) for name, p in parameters.items()},
+        {name: value(name, b, sent.buffers) for name, b in buffers.items()},
     )
 
 

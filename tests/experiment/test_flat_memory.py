@@ -1,0 +1,91 @@
+"""A run takes as much memory after many rounds as after a few, whatever is intercepted of it."""
+
+import gc
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fl_privacy.config import compose_run, to_yaml
+from fl_privacy.experiment.build import build_federation, clients_of
+from fl_privacy.experiment.protocols import plain_loop
+from fl_privacy.experiment.run import _Run
+from fl_privacy.federation import Audit, RoundReport
+from fl_privacy.flower import run_in_process
+from fl_privacy.interception import Interceptor
+from fl_privacy.types import Observation, Upload
+from tests.experiment.runs import run
+
+ROUNDS = 12
+BACKENDS: dict[str, Any] = {"loop": plain_loop, "flower": run_in_process}
+
+
+def alive(*kinds: type) -> int:
+    gc.collect()
+    return sum(issubclass(type(each), kinds) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_round_leaves_anything_behind(backend: str) -> None:
+    config = compose_run(
+        ["federation.clients=3", f"federation.rounds={ROUNDS}", "federation.plan.batch_size=2", "attack=none"]
+    )
+    federation = build_federation(config)
+    examples, held = federation.dataset.train, list[tuple[int, int]]()
+
+    def on_round(report: RoundReport) -> None:
+        held.append((alive(torch.Tensor), tracemalloc.get_traced_memory()[0]))
+
+    seen = set[str]()
+    tracemalloc.start()
+    try:
+        BACKENDS[backend](
+            federation.server,
+            lambda: clients_of(to_yaml(config)),
+            rounds=ROUNDS,
+            audit=Audit(
+                rounds=frozenset(range(1, ROUNDS + 1)), uploads="update", clients=frozenset(federation.clients)
+            ),
+            interceptor=Interceptor(
+                model=federation.model,
+                plan=federation.server.local_plan,
+                input_shape=examples.input_shape,
+                num_classes=examples.num_classes,
+                sink=lambda observation: seen.add(str(observation.id)),
+            ),
+            on_round=on_round,
+        )
+    finally:
+        tracemalloc.stop()
+    assert len(seen) == 3 * ROUNDS
+    half, end = held[ROUNDS // 2], held[-1]
+    assert end[0] == half[0], "tensors stay alive"
+    upload = sum(t.nbytes for t in federation.server.state.parameters.values())
+    assert end[1] - half[1] < upload, "less than one upload in all these rounds of three"
+
+
+def test_updates_that_wait_for_their_attack_are_on_disk_and_read_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = (
+        *("federation.clients=3", "federation.rounds=5", "federation.plan.batch_size=1", "evaluate_every=5"),
+        *("intercept.uploads=update", "intercept.rounds=all", "attack.iterations=2", "films=0"),
+    )
+    held = run("run", *settings, out=tmp_path / "held")
+    counts, files, done = list[int](), list[int](), _Run._round_done
+
+    def counting(self: _Run, report: RoundReport) -> None:
+        done(self, report)
+        counts.append(alive(Observation, Upload))
+        files.append(len(list((self.folder.path / ".waiting").rglob("*.json"))))
+
+    monkeypatch.setattr(_Run, "_round_done", counting)
+    monkeypatch.setattr("fl_privacy.experiment.run.MOST_HELD", 0)
+    waited = run("run", *settings, out=tmp_path / "waited")
+    assert files == [3, 6, 9, 12, 15]
+    assert len(set(counts[1:])) == 1
+    assert not (waited.path / ".waiting").exists()
+    assert len(held.records("image")) == 15
+    assert waited.records("image") == held.records("image")
