@@ -21,10 +21,10 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from peak import operations, peak_rate
 from row_file import Row, RowFile
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch.utils.flop_counter import FlopCounterMode
 
 from fl_privacy.attacks import Dager, ReconstructionAttack, adam_dlg, inverting_gradients, lamp, sapag, tag
 from fl_privacy.data import Dataset, Iid, TextExamples, load_text
@@ -208,11 +208,6 @@ def together(options: argparse.Namespace) -> Iterator[Job]:
         tag(iterations=iterations, compile="off")(seen, seed=0)
         return time.process_time() - began
 
-    def operations(seen: Sequence[Observation], iterations: int) -> int:
-        with FlopCounterMode(display=False) as counter:
-            attacked(seen, iterations)
-        return int(counter.get_total_flops())
-
     def measure() -> Row:
         seen, _ = observed(model, data, options, plan=LocalPlan(), defense="none")
         few, pairs = max(2, options.victims // 8), []
@@ -222,7 +217,8 @@ def together(options: argparse.Namespace) -> Iterator[Job]:
             alone = sum(attacked([one], options.iterations) for one in seen[:: options.victims // few][:few])
             pairs.append((at_once, alone / few * options.victims))
         at_once, alone = (statistics.median(pair[k] for pair in pairs) for k in (0, 1))
-        products = options.iterations * (operations(seen, 2) - operations(seen, 1)) / peak_rate()
+        counted = lambda iterations: operations(lambda: attacked(seen, iterations))  # noqa: E731
+        products = options.iterations * (counted(2) - counted(1)) / peak_rate()
         times = sorted(pair[1] / pair[0] for pair in pairs)
         return {
             "at_once": round(at_once, 2),
@@ -237,15 +233,6 @@ def together(options: argparse.Namespace) -> Iterator[Job]:
 
     key = {"attack": "TAG, all victims at once", "model": options.model, "max_length": options.max_length}
     yield {**key, "iterations": options.iterations, "victims": options.victims}, measure
-
-
-def peak_rate(size: int = 1024, times: int = 8) -> float:
-    """Operations a second of a product of two large matrices, which are faster than any here."""
-    one, other = torch.randn(2, size, size)
-    began = time.process_time()
-    for _ in range(times):
-        one @ other
-    return times * 2 * size**3 / (time.process_time() - began)
 
 
 def federation(options: argparse.Namespace) -> Iterator[Job]:
