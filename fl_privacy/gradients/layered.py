@@ -4,6 +4,7 @@ This is how per-example gradients are clipped in private training (Goodfellow 20
 the place of the example. The weights are frozen, so that no pass computes a gradient of them as such.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -82,19 +83,26 @@ class Layered(VictimGradients):
 
     def ranks(self, inputs: Tensor, labels: Tensor) -> dict[str, int]:
         """The weights whose gradient is better not formed, with the rank that it has at most."""
-        found: dict[str, int] = {}
-        called: set[str] = set()
-        for call in self.calls(inputs, labels):
-            weight = call.names.get("weight")
-            factors = weight_factors(call) if weight is not None and weight not in called else None
-            if weight is None or factors is None:
-                found.pop(weight or "", None)
+        found = {}
+        for weight, call in self._called_once(inputs, labels).items():
+            factors = weight_factors(call)
+            if factors is None:
                 continue
-            called.add(weight)
-            deltas, columns = factors
-            if deltas.shape[1] * columns.shape[1] > _SMALL and pays(deltas.shape[1], columns.shape[1], deltas.shape[2]):
-                found[weight] = deltas.shape[2]
+            outputs, columns, rank = factors[0].shape[1], factors[1].shape[1], factors[0].shape[2]
+            if outputs * columns > _SMALL and pays(outputs, columns, rank):
+                found[weight] = rank
         return found
+
+    def linear_weights(self, inputs: Tensor, labels: Tensor) -> list[str]:
+        """The weights of linear layers that are called once: their gradients have factors that are at hand."""
+        called = self._called_once(inputs, labels)
+        return [weight for weight, call in called.items() if type(call.module) is nn.Linear and weight_factors(call)]
+
+    def _called_once(self, inputs: Tensor, labels: Tensor) -> dict[str, LayerCall]:
+        """The only call that each weight has a gradient from."""
+        calls = [call for call in self.calls(inputs, labels) if "weight" in call.names]
+        times = Counter(call.names["weight"] for call in calls)
+        return {call.names["weight"]: call for call in calls if times[call.names["weight"]] == 1}
 
     def expect_right_factors(self, inputs: Tensor, labels: Tensor) -> None:
         """Raise ``NotLayeredError`` if the factors of a weight's gradient are not its own, as by a rule of a user."""

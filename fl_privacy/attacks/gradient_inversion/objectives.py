@@ -1,14 +1,15 @@
 """How far a guessed gradient is from the observed one, as a function of a few numbers per layer."""
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.closed_forms import angular_distance
+from fl_privacy.attacks.gradient_inversion.comparison import Coefficients
 from fl_privacy.attacks.gradient_inversion.statistics import LayerStatistics
 from fl_privacy.errors import UserError
 
@@ -35,6 +36,15 @@ class Objective(Protocol):
     def layers(self) -> LayerWeights: ...
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor: ...
+
+
+@runtime_checkable
+class SumOfDistances(Protocol):
+    """An objective that is a weighted sum of the squared and absolute distances of the tensors, in some settings."""
+
+    def coefficients(self, names: Sequence[str]) -> Coefficients | None:
+        """Of the tensors ``names``, in their order; ``None`` where the objective is no such sum."""
+        ...
 
 
 def layer_weight(layers: LayerWeights, name: str) -> float:
@@ -95,6 +105,10 @@ class L2:
         observed = _weighted_sum(self.layers, {name: s.target.squared for name, s in statistics.items()})
         return loss / observed.clamp_min(torch.finfo(observed.dtype).tiny)
 
+    def coefficients(self, names: Sequence[str]) -> Coefficients | None:
+        """See :class:`SumOfDistances`."""
+        return None if self.relative else {name: (layer_weight(self.layers, name), 0.0) for name in names}
+
 
 @dataclass(frozen=True, kw_only=True)
 class L1:
@@ -109,6 +123,10 @@ class L1:
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         return _weighted_sum(self.layers, {name: s.absolute for name, s in statistics.items()})
+
+    def coefficients(self, names: Sequence[str]) -> Coefficients:
+        """See :class:`SumOfDistances`."""
+        return {name: (0.0, layer_weight(self.layers, name)) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,8 +236,15 @@ class WeightedL2L1:
     by_layer: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        terms = {}
-        for position, (name, s) in enumerate(statistics.items()):
-            share = position / max(len(statistics) - 1, 1)
-            terms[name] = s.distance + self.alpha * (1 + (self.last - 1) * share) * s.absolute
-        return _weighted_sum(self.layers, terms)
+        weights = self.coefficients(list(statistics))
+        terms = [weights[name][0] * s.distance + weights[name][1] * s.absolute for name, s in statistics.items()]
+        return torch.stack(terms).sum(0)
+
+    def coefficients(self, names: Sequence[str]) -> Coefficients:
+        """See :class:`SumOfDistances`."""
+        shares = [position / max(len(names) - 1, 1) for position in range(len(names))]
+        layers = [layer_weight(self.layers, name) for name in names]
+        return {
+            name: (layer, layer * self.alpha * (1 + (self.last - 1) * share))
+            for name, layer, share in zip(names, layers, shares, strict=True)
+        }
