@@ -2,8 +2,8 @@
 
     python experiments/label_counts.py --out experiments/rows/label_counts
 
-A cell is a network, steps of training and a batch size; in each a share of labels over some batches. What a cell comes to
-is appended as it comes: a run that was stopped goes on where it was.
+A cell is a network, steps of training and a batch size; in each a share of labels over some batches. What a cell comes
+to is kept as it comes: a run that was stopped goes on where it was.
 """
 
 import argparse
