@@ -39,9 +39,10 @@ lint: $(STAMP)
 settings: $(STAMP)
 	$(BIN)/python -m fl_privacy.config.table docs/settings.md
 
-# The site, where a warning is an error; nothing is fetched.
+# The site, where a warning or a link that leads nowhere is an error; nothing is fetched.
 docs: $(STAMP)
 	PYTHONPATH=. $(BIN)/python -m mkdocs build --strict --clean
+	$(BIN)/python docs/links.py site
 
 # The papers' tables beside ours, and findings, from the rows that experiments have left in experiments/rows.
 results: $(STAMP)

@@ -6,6 +6,7 @@ It goes into ``docs/benchmarks``, by the name of the track, finished or not: pag
 """
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,13 +82,13 @@ def leaderboard(track: str, kept: Path = KEPT) -> str:
 
 
 def _cells(place: Figures) -> list[str]:
-    at_most = place["psnr_at_most"]
+    at_most = math.inf if place["psnr_at_most"] is None else float(place["psnr_at_most"])
     read = f"{place['recognizable']} of {place['images']}"
     read += f", {place['failures']} failed" if place["failures"] else ""
     name = f"{place['defense']} ({place['strength']})" if place["strength"] else place["defense"]
     return [
         escaped(f"{name}, in part not run" if place["incomplete"] else name),
-        "unknown" if at_most is None else f"{at_most:.1f}" if float(at_most) <= READ_EXACTLY else f"> {READ_EXACTLY:g}",
+        f"{at_most:.1f}" if at_most <= READ_EXACTLY else f"> {READ_EXACTLY:g}",
         read,
         escaped(place["by"]),
         f"{place['accuracy_loss']:.1f}",

@@ -99,8 +99,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Lists and formulas in the place of their marks."""
+    """Lists and formulas in the place of their marks; files outside of ``docs/`` where the site has them."""
     made = MARK.sub(lambda m: MADE[m[1]](m[2]), markdown)
+    for place, path in FROM_ROOT.items():
+        made = made.replace(f"](../{path}", f"]({place}")
     return FORMULA.sub(lambda m: formula(m[1]), made)
 
 

@@ -1,10 +1,13 @@
 """What tests of several folders share."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+gc.disable()  # while modules are imported: none of what they hold is garbage
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -15,6 +18,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.get_closest_marker("ray") is None, item.path not in slow))
     for item in items:
         item.add_marker(pytest.mark.xdist_group("ray" if item.get_closest_marker("ray") else str(item.path)))
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is looked for among what tests make, not among a million objects of modules each time."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # else libraries call what is left at the end of the process leaked
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_waiting_for_the_disk() -> Iterator[None]:
+    """Processes are killed here, machines are not: what is written need not have reached the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Hydra's compose on the shipped ``conf/``, once for each choice of options; settings are put into a copy of it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cache, lru_cache
@@ -12,6 +13,11 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from fl_privacy.config.groups import CONFIG_DIR, config_folders, search_path
 from fl_privacy.errors import UserError
 
+FEW = 3
+"""Choices that are composed as a whole; where there are more, as in a sweep, it pays to compose each section once."""
+
+_PLAIN = re.compile(r"[a-z_]+=\w+")
+
 
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
     """What the file ``base`` of ``conf`` says with the overrides ``chosen`` of options, and the option of each group.
@@ -19,11 +25,39 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
     Raises:
         HydraException, OmegaConfBaseException: they do not fit each other.
     """
-    config, choices = _composed(base, tuple(chosen), tuple(search_path()), _stamp())
+    places, stamp = tuple(search_path()), _stamp()
+    apart = dict(filter(None, map(_apart, chosen)))
+    if _composed.cache_info().misses >= FEW and len(apart) == len(chosen):
+        base_config, base_choices = _composed(base, (), places, stamp)
+        if apart.keys() <= base_config.keys():
+            config = deepcopy(base_config)
+            with open_dict(config):
+                for group, option in apart.items():
+                    config[group] = deepcopy(_section(group, option, places, stamp))
+            return config, {**base_choices, **apart}
+    config, choices = _composed(base, tuple(chosen), places, stamp)
     return deepcopy(config), choices
 
 
-@lru_cache(maxsize=128)
+def _apart(override: str) -> tuple[str, str] | None:
+    """Group and option, where the option is of this package and stands by itself: no other option shows in it."""
+    group, _, option = override.partition("=")
+    path = CONFIG_DIR / group / f"{option}.yaml"
+    if not _PLAIN.fullmatch(override) or not path.is_file():
+        return None
+    text = path.read_text()
+    return None if "@package" in text or ("defaults:" in text and "_self_" not in text) else (group, option)
+
+
+@lru_cache(maxsize=512)
+def _section(group: str, option: str, places: tuple[str, ...], stamp: int) -> DictConfig:
+    """What ``option`` says, composed without all the others."""
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        config = compose(f"{group}/{option}", overrides=[*places])
+    return config[group]
+
+
+@lru_cache(maxsize=32)
 def _composed(
     base: str, chosen: tuple[str, ...], places: tuple[str, ...], stamp: int
 ) -> tuple[DictConfig, Mapping[str, str | None]]:

@@ -118,6 +118,7 @@ KNOWN: dict[str, HubData] = {
     "celeba": HubData("flwrlabs/celeba"),
     "cifar10": HubData("uoft-cs/cifar10"),
     "cifar100": HubData("uoft-cs/cifar100"),
+    "cifar10_exact": HubData("uoft-cs/cifar10"),
     "fashion_mnist": HubData("zalando-datasets/fashion_mnist"),
     "femnist": HubData("flwrlabs/femnist"),
     "lfw": HubData("logasja/lfw", "default"),

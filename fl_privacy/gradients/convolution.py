@@ -1,6 +1,6 @@
 """Convolutions with frozen weights, and the gradient that each victim would have of them."""
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ class FrozenConv2d(nn.Conv2d):
     """
 
     @classmethod
-    def of(cls, module: nn.Conv2d) -> "FrozenConv2d":
+    def of(cls, module: nn.Conv2d) -> Self:
         """With the parameters of ``module``, which pads with zeros by numbers."""
         frozen = cls(
             module.in_channels,
@@ -35,8 +35,12 @@ class FrozenConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, O, h, w)."""
+        return self.convolved(input, self.weight, self.bias)
+
+    def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``images`` with values that need no gradient of their own."""
         settings = (self.stride, self.padding, self.dilation, self.groups)
-        output: Tensor = _Convolution.apply(input, self.weight, self.bias, settings)
+        output: Tensor = _Convolution.apply(images, weight, bias, settings)
         return output
 
 
@@ -53,8 +57,10 @@ def pads_with_zeros(module: nn.Conv2d) -> bool:
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
-def weight_gradient(module: nn.Conv2d, inputs: Tensor, deltas: Tensor) -> Tensor:
-    """(V, *weight shape) from the layer's inputs (V, B, C, H, W) and its outputs' gradient (V, B, O, h, w).
+def convolution_gradients(
+    module: nn.Conv2d, inputs: Tensor, deltas: Tensor, *, with_bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """(V, *weight shape) and, ``with_bias``, (V, O) from inputs (V, B, C, H, W) and output gradients (V, B, O, h, w).
 
     On the CPU as one convolution with a group for each victim, which is as fast as the layer itself and needs no
     unfolded images; elsewhere as one product of unfolded images and output gradients.
@@ -65,14 +71,15 @@ def weight_gradient(module: nn.Conv2d, inputs: Tensor, deltas: Tensor) -> Tensor
         padded = F.pad(inputs.flatten(0, 1), module._reversed_padding_repeated_twice, mode=mode)
         inputs, padding = padded.reshape(*inputs.shape[:2], *padded.shape[1:]), (0, 0)
     settings = (module.stride, padding, module.dilation)
-    if inputs.device.type == "cpu":
-        grouped: Tensor = _GroupedWeightGradient.apply(inputs, deltas, module.weight.shape, (*settings, module.groups))
-        return grouped.reshape(len(inputs), *module.weight.shape)
-    columns = unfolded(module, inputs, settings)
     count, _, outputs = deltas.shape[:3]
-    apart = deltas.reshape(*deltas.shape[:2], module.groups, outputs // module.groups, -1)
-    gradient = torch.einsum("vbgot,vbgdt->vgod", apart, columns)
-    return gradient.reshape(count, *module.weight.shape)
+    if inputs.device.type == "cpu":
+        shape, groups = module.weight.shape, module.groups
+        weight, bias = _GroupedGradients.apply(inputs, deltas, (shape, with_bias), (*settings, groups))
+    else:
+        columns = unfolded(module, inputs, settings)
+        apart = deltas.reshape(*deltas.shape[:2], module.groups, outputs // module.groups, -1)
+        weight, bias = torch.einsum("vbgot,vbgdt->vgod", apart, columns), deltas.sum((1, -2, -1)) if with_bias else None
+    return weight.reshape(count, *module.weight.shape), None if bias is None else bias.reshape(count, outputs)
 
 
 def unfolded(module: nn.Conv2d, inputs: Tensor, settings: tuple[Any, Any, Any]) -> Tensor:
@@ -92,25 +99,34 @@ def _apart(values: Tensor, count: int) -> Tensor:
     return values.reshape(len(values), count, -1, *values.shape[2:]).transpose(0, 1)
 
 
-class _GroupedWeightGradient(torch.autograd.Function):
-    """The weight gradient, which is bilinear in inputs and output gradients, and its derivatives."""
+class _GroupedGradients(torch.autograd.Function):
+    """The weight's gradient, which is bilinear in inputs and output gradients, the bias', and their derivatives."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, deltas: Tensor, shape: torch.Size, settings: Any) -> Tensor:
-        count = len(inputs)
+    def forward(
+        ctx: Any, inputs: Tensor, deltas: Tensor, layer: tuple[torch.Size, bool], settings: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        (shape, with_bias), count = layer, len(inputs)
         images, back = _side_by_side(inputs), _side_by_side(deltas)
+        weight = inputs.new_empty((count * shape[0], *shape[1:]))
         ctx.save_for_backward(images, back)
+        ctx.set_materialize_grads(False)
         *ctx.settings, groups = settings
         ctx.groups, ctx.count = groups * count, count
-        weight = inputs.new_empty((count * shape[0], *shape[1:]))
-        return _convolution_backward(ctx, back, images, weight, which=1)
+        found = _convolution_backward(ctx, back, images, weight, wanted=(False, True, with_bias))
+        return found[1], found[2] if with_bias else None
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, Tensor, None, None]:
         images, back = ctx.saved_tensors
-        weight = slopes[0].contiguous()
-        by_images = _convolution_backward(ctx, back, images, weight, which=0)
-        by_back = _convolution(images, weight, None, (*ctx.settings, ctx.groups))
+        by_weight, by_bias = slopes
+        if by_weight is None:
+            assert by_bias is not None
+            spread = by_bias.reshape(1, -1, 1, 1).expand(back.shape)
+            return None, _apart(spread, ctx.count), None, None
+        weight = by_weight.contiguous()
+        by_images = _convolution_backward(ctx, back, images, weight, wanted=(True, False, False))[0]
+        by_back = _convolution(images, weight, by_bias, (*ctx.settings, ctx.groups))
         return _apart(by_images, ctx.count), _apart(by_back, ctx.count), None, None
 
 
@@ -135,7 +151,7 @@ class _Transposed(torch.autograd.Function):
     def forward(ctx: Any, deltas: Tensor, weight: Tensor, shape: torch.Size, settings: Any) -> Tensor:
         ctx.save_for_backward(weight)
         *ctx.settings, ctx.groups = settings
-        return _convolution_backward(ctx, deltas, deltas.new_empty(shape), weight, which=0)
+        return _convolution_backward(ctx, deltas, deltas.new_empty(shape), weight, wanted=(True, False, False))[0]
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
@@ -159,16 +175,16 @@ def _is_little(images: Tensor, weight: Tensor, positions: int) -> bool:
     return images.device.type == "cpu" and len(images) <= 2 and weight.numel() * positions <= _LITTLE
 
 
-def _convolution_backward(ctx: Any, back: Tensor, images: Tensor, weight: Tensor, *, which: int) -> Tensor:
-    wanted = [which == 0, which == 1, False]
+def _convolution_backward(
+    ctx: Any, back: Tensor, images: Tensor, weight: Tensor, *, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor, ...]:
+    """Gradients by images, weight and bias as far as ``wanted``."""
     stride, padding, dilation = ctx.settings
+    found: tuple[Tensor, ...]
     if ctx.groups == 1 and dilation == (1, 1) and _is_little(images, weight, back[:, 0].numel()):
-        found: tuple[Tensor, ...] = torch.ops.aten._slow_conv2d_backward.output_mask(
-            back, images, weight, weight.shape[2:], stride, padding, wanted
-        )
-        return found[which]
-    result = torch.ops.aten.convolution_backward(
-        back, images, weight, None, stride, padding, dilation, False, [0, 0], ctx.groups, wanted
-    )
-    gradient: Tensor = result[which]
-    return gradient
+        size = weight.shape[2:]
+        found = torch.ops.aten._slow_conv2d_backward.output_mask(back, images, weight, size, stride, padding, wanted)
+    else:
+        arguments = (stride, padding, dilation, False, [0, 0], ctx.groups, wanted)
+        found = torch.ops.aten.convolution_backward(back, images, weight, [back.shape[1]], *arguments)
+    return found

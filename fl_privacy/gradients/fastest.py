@@ -25,10 +25,14 @@ def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) 
     reference = OneByOne(victim_model)
     expected = _with_slope(reference, inputs, labels)
     reasons = []
-    candidates: tuple[Callable[[VictimModel], VictimGradients], ...] = (Layered, Vectorized)
-    for candidate in candidates:
+    candidates: dict[str, Callable[[], VictimGradients]] = {
+        "Folded": lambda: Layered(victim_model).folded(inputs),
+        "Layered": lambda: Layered(victim_model),
+        "Vectorized": lambda: Vectorized(victim_model),
+    }
+    for name, candidate in candidates.items():
         try:
-            gradients = candidate(victim_model)
+            gradients = candidate()
             if isinstance(gradients, Layered):
                 gradients.expect_right_factors(inputs, labels)
             found = _with_slope(gradients, inputs, labels)
@@ -37,7 +41,7 @@ def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) 
             continue
         if same_gradients(found, expected):
             return gradients
-        reasons.append(f"{candidate.__name__} gives other gradients")
+        reasons.append(f"{name} gives other gradients")
     warnings.warn(
         f"{type(victim_model.model).__name__} can't be batched over victims, which are attacked one by one"
         f" ({'; '.join(reasons)}).",

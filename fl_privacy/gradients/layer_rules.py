@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from fl_privacy.gradients.convolution import FrozenConv2d, pads_with_zeros, unfolded, weight_gradient
+from fl_privacy.gradients.convolution import FrozenConv2d, convolution_gradients, pads_with_zeros, unfolded
+from fl_privacy.gradients.folding import FoldedConvolution
 from fl_privacy.gradients.normalization import Affine, FrozenNorm
 from fl_privacy.types import Tensors
 
@@ -96,7 +97,8 @@ def _linear_factors(call: LayerCall) -> tuple[Tensor, Tensor]:
 @register_layer_rule(nn.Linear, factors=_linear_factors)
 def _linear(call: LayerCall, names: Collection[str]) -> Tensors:
     deltas, inputs = call.deltas.flatten(1, -2), call.inputs.flatten(1, -2)
-    return _select(names, lambda: deltas.mT @ inputs, lambda: deltas.sum(1))
+    gradients = {"weight": deltas.mT @ inputs} if "weight" in names else {}
+    return {**gradients, "bias": deltas.sum(1)} if "bias" in names else gradients
 
 
 def _convolution_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
@@ -112,23 +114,21 @@ def _convolution_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
 def _convolution(call: LayerCall, names: Collection[str]) -> Tensors:
     module, inputs, deltas = call.module, call.inputs, call.deltas
     assert isinstance(module, nn.Conv2d)
-    return _select(names, lambda: weight_gradient(module, inputs, deltas), lambda: deltas.sum((1, -2, -1)))
+    if "weight" not in names:
+        return {"bias": deltas.sum((1, -2, -1))} if "bias" in names else {}
+    weight, bias = convolution_gradients(module, inputs, deltas, with_bias="bias" in names)
+    return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
 
-@register_layer_rule(Affine, FrozenNorm)
-def _affine(call: LayerCall, names: Collection[str]) -> Tensors:
-    assert isinstance(call.module, Affine | FrozenNorm)
+@register_layer_rule(Affine, FrozenNorm, FoldedConvolution)
+def _by_itself(call: LayerCall, names: Collection[str]) -> Tensors:
+    assert isinstance(call.module, Affine | FrozenNorm | FoldedConvolution)
     return call.module.gradients(call.inputs, call.deltas, names)
 
 
 def _merge_images(values: Tensor) -> Tensor:
     """(V, B, N, T) -> (V, N, B T)."""
     return values.squeeze(1) if values.shape[1] == 1 else values.transpose(1, 2).flatten(2)
-
-
-def _select(names: Collection[str], weight: Callable[[], Tensor], bias: Callable[[], Tensor]) -> Tensors:
-    gradients = {"weight": weight()} if "weight" in names else {}
-    return {**gradients, "bias": bias()} if "bias" in names else gradients
 
 
 def _by_vjp(call: LayerCall, names: Collection[str]) -> Tensors:

@@ -4,15 +4,17 @@ This is how per-example gradients are clipped in private training (Goodfellow 20
 the place of the example. The weights are frozen, so that no pass computes a gradient of them as such.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.gradients.convolution import freeze_convolutions
+from fl_privacy.gradients.folding import fold, foldable
 from fl_privacy.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
 from fl_privacy.gradients.low_rank import pays
 from fl_privacy.gradients.normalization import separated_copy
@@ -38,8 +40,25 @@ class Layered(VictimGradients):
         self._model, self._victims = separated.model, separated.victims
         freeze_convolutions(self._model)
         parameters = dict(self._model.named_parameters())
-        names = {id(parameters[separated.names[name]]): name for name in victim_model.names}
-        self._layers = dict(_layers(self._model, names))
+        self._names = {id(parameters[separated.names[name]]): name for name in victim_model.names}
+        self._fold(())
+
+    def folded(self, inputs: Tensor) -> Self:
+        """Itself, with norms folded into convolutions where that saves work on images (V, B, ...)."""
+        self._victims.count = len(inputs)
+        self._fold(foldable(self._model, inputs.flatten(0, 1)))
+        return self
+
+    def under(self, victim_model: VictimModel) -> Self:
+        """The same way of computing, for another victim model."""
+        other = super().under(victim_model)
+        other._fold(self._pairs)
+        return other
+
+    def _fold(self, pairs: Sequence[tuple[str, str]]) -> None:
+        self._pairs = pairs
+        fold(self._model, pairs)
+        self._layers = dict(_layers(self._model, self._names))
 
     def __call__(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> Tensors:
         """Gradients by name; ``hidden`` as in :meth:`calls`."""
@@ -64,19 +83,26 @@ class Layered(VictimGradients):
 
     def ranks(self, inputs: Tensor, labels: Tensor) -> dict[str, int]:
         """The weights whose gradient is better not formed, with the rank that it has at most."""
-        found: dict[str, int] = {}
-        called: set[str] = set()
-        for call in self.calls(inputs, labels):
-            weight = call.names.get("weight")
-            factors = weight_factors(call) if weight is not None and weight not in called else None
-            if weight is None or factors is None:
-                found.pop(weight or "", None)
+        found = {}
+        for weight, call in self._called_once(inputs, labels).items():
+            factors = weight_factors(call)
+            if factors is None:
                 continue
-            called.add(weight)
-            deltas, columns = factors
-            if deltas.shape[1] * columns.shape[1] > _SMALL and pays(deltas.shape[1], columns.shape[1], deltas.shape[2]):
-                found[weight] = deltas.shape[2]
+            outputs, columns, rank = factors[0].shape[1], factors[1].shape[1], factors[0].shape[2]
+            if outputs * columns > _SMALL and pays(outputs, columns, rank):
+                found[weight] = rank
         return found
+
+    def linear_weights(self, inputs: Tensor, labels: Tensor) -> list[str]:
+        """The weights of linear layers that are called once: their gradients have factors that are at hand."""
+        called = self._called_once(inputs, labels)
+        return [weight for weight, call in called.items() if type(call.module) is nn.Linear and weight_factors(call)]
+
+    def _called_once(self, inputs: Tensor, labels: Tensor) -> dict[str, LayerCall]:
+        """The only call that each weight has a gradient from."""
+        calls = [call for call in self.calls(inputs, labels) if "weight" in call.names]
+        times = Counter(call.names["weight"] for call in calls)
+        return {call.names["weight"]: call for call in calls if times[call.names["weight"]] == 1}
 
     def expect_right_factors(self, inputs: Tensor, labels: Tensor) -> None:
         """Raise ``NotLayeredError`` if the factors of a weight's gradient are not its own, as by a rule of a user."""

@@ -37,16 +37,12 @@ class Affine(nn.Module):
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
         """Gradients (V, *shape) of the parameters ``names`` from (V, B, ...)."""
-        dims = deltas.dim()
-        kept = set(range(dims - self.weight.dim(), dims)) if self._trailing else {2}
-        summed = [dim for dim in range(1, dims) if dim not in kept]
-        gradients = {}
-        if "weight" in names:
-            product = channel_products(inputs, deltas) if not self._trailing else (deltas * inputs).sum(summed)
-            gradients["weight"] = product
-        if "bias" in names:
-            gradients["bias"] = deltas.sum(summed)
-        return gradients
+        if not self._trailing:
+            weight, bias = channel_sums(inputs, deltas)
+        else:
+            summed = list(range(1, deltas.dim() - self.weight.dim()))
+            weight, bias = (deltas * inputs).sum(summed), deltas.sum(summed)
+        return {name: value for name, value in (("weight", weight), ("bias", bias)) if name in names}
 
 
 class _VictimBatchNorm(nn.Module):
@@ -66,37 +62,64 @@ class _VictimBatchNorm(nn.Module):
 
 
 class FrozenNorm(nn.Module):
-    """Batch normalization by given statistics with its scale and shift, in one pass over the activation."""
+    """Batch normalization by given statistics with its scale and shift, in one pass over the activation.
+
+    Attributes:
+        slope, offset: (C,) of the normalization alone.
+    """
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
         super().__init__()
         self.weight, self.bias = norm.weight, norm.bias
-        self._slope = (variance + norm.eps).rsqrt()
-        self._offset = -mean * self._slope
+        self.slope = (variance + norm.eps).rsqrt()
+        self.offset = -mean * self.slope
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(N, C, ...) -> the same shape."""
         shape = (-1, *(1 for _ in inputs.shape[2:]))
-        slope, offset = self._slope, self._offset
+        slope, offset = self.slope, self.offset
         if self.weight is not None:
             slope, offset = slope * self.weight, offset * self.weight
         if self.bias is not None:
             offset = offset + self.bias
-        return torch.addcmul(offset.view(shape), inputs, slope.view(shape))
+        return (inputs * slope.view(shape)).add_(offset.view(shape))  # addcmul is slow where it broadcasts
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
         """Gradients (V, C) of the parameters ``names``."""
-        total = deltas.transpose(1, 2).flatten(2).sum(2)
-        gradients = {}
-        if "weight" in names:
-            gradients["weight"] = self._slope * channel_products(inputs, deltas) + self._offset * total
-        return {**gradients, "bias": total} if "bias" in names else gradients
+        products, total = channel_sums(inputs, deltas)
+        weight = self.slope * products + self.offset * total
+        return {name: value for name, value in (("weight", weight), ("bias", total)) if name in names}
 
 
-def channel_products(one: Tensor, other: Tensor) -> Tensor:
-    """Sum over images and positions of the products of (V, B, C, ...): (V, C), without forming the products."""
-    rows = [values.transpose(1, 2).flatten(2).flatten(0, 1) for values in (one, other)]
-    return torch.bmm(rows[0][:, None], rows[1][..., None]).reshape(len(one), -1)
+def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums (V, C) over images and positions of the products of (V, B, C, ...), and of ``deltas`` alone."""
+    products, total = _ChannelSums.apply(inputs, deltas)
+    return products, total
+
+
+class _ChannelSums(torch.autograd.Function):
+    """On the CPU in one pass without forming the products: the gradient of a batch norm's scale and shift."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(inputs, deltas)
+        if inputs.device.type != "cpu":
+            dims = [1, *range(3, inputs.dim())]
+            return (inputs * deltas).sum(dims), deltas.sum(dims)
+        rows = inputs.shape[:3].numel()
+        flat = inputs.reshape(1, rows, -1), deltas.reshape(1, rows, -1)
+        zeros, ones = inputs.new_zeros(rows), inputs.new_ones(rows)
+        found = torch.ops.aten.native_batch_norm_backward(
+            flat[1], flat[0], None, zeros, ones, None, None, False, 0.0, [False, True, True]
+        )
+        products, total = (values.reshape(inputs.shape[:3]).sum(1) for values in found[1:])
+        return products, total
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, deltas = ctx.saved_tensors
+        by_products, by_total = (slope.reshape(len(slope), 1, -1, *(1 for _ in inputs.shape[3:])) for slope in slopes)
+        return deltas * by_products, (inputs * by_products).add_(by_total)
 
 
 @dataclass(frozen=True, eq=False)

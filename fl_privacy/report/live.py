@@ -10,7 +10,7 @@ from threading import Lock
 from fl_privacy.errors import UserError
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.gallery import ImageView, view_extremes
-from fl_privacy.report.live_run import SILENT, LiveRun, Told, changed, signature
+from fl_privacy.report.live_run import SILENT, LiveRun, Told, changed_at, signature
 from fl_privacy.report.page import render
 from fl_privacy.report.write import page_of_run
 from fl_privacy.results import read_run
@@ -77,7 +77,7 @@ class WatchedFolder:
             and os.access(path, os.X_OK)
             and (path / "run.json").is_file()
         ]
-        return sorted(found, key=lambda path: (changed(path / "run.json"), path.name))
+        return sorted(found, key=lambda path: (changed_at(path / "run.json"), path.name))
 
     def _read(self, path: Path) -> Told | UserError:
         """What the run tells, or why it can't be read: the others of its folder can."""
@@ -110,7 +110,7 @@ class WatchedFolder:
 
     def _latest(self) -> tuple[str, Sequence[ImageView]] | None:
         """Name of the run that was the last to record images, and those read best, in the middle and worst."""
-        for path in sorted(self._folders(), key=lambda path: changed(path / "metrics.jsonl"), reverse=True):
+        for path in sorted(self._folders(), key=lambda path: changed_at(path / "metrics.jsonl"), reverse=True):
             told = self._read(path)
             if isinstance(told, Told) and told.pictured:
                 if self._seen is None or self._seen[0] != (path, signature(path)):

@@ -67,7 +67,7 @@ class LiveRun:
                 verdict=Verdict("Not known", "", "open"),
             )
         doing, share, left = _doing(path, told)
-        news = max(changed(path / name) for name in (*_WATCHED, PROGRESS))
+        news = max(changed_at(path / name) for name in (*_WATCHED, PROGRESS))
         return cls(
             name=path.name,
             link=link,
@@ -152,10 +152,10 @@ def _doing(path: Path, told: Told) -> tuple[str, float | None, float | None]:
 
 def signature(path: Path) -> tuple[object, ...]:
     """Changes when the run in ``path`` has recorded something."""
-    return tuple((changed(path / name), _size(path / name)) for name in _WATCHED)
+    return tuple((changed_at(path / name), _size(path / name)) for name in _WATCHED)
 
 
-def changed(path: Path) -> float:
+def changed_at(path: Path) -> float:
     """When the file was, in seconds; 0 where there is none."""
     try:
         return path.stat().st_mtime

@@ -150,7 +150,7 @@ def _table(told: dict[str, Any], wrong: UserError) -> MeasuredTable:
     if len(defenses) < 2:
         raise wrong
     lists = {name: tuple(found) for name, found in listed.items()}
-    return MeasuredTable(defenses=defenses, **lists, **told)
+    return MeasuredTable(defenses=defenses, **lists, **told)  # type: ignore[arg-type]
 
 
 def _defense(entry: dict[str, Any]) -> MeasuredDefense:

@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from fl_privacy.config import compose_run, composition
+from fl_privacy.config import compose_run, composition, options
 from fl_privacy.errors import UserError
 
 
@@ -15,6 +16,18 @@ def test_a_setting_is_of_one_composition_alone() -> None:
     changed = compose_run([*options, "victims=77", "federation.plan.lr=3", "+model.mean=[0.5]"])
     assert (changed.victims, changed.federation.plan.lr, changed.model.mean) == (77, 3, [0.5])
     assert compose_run(options) == before
+
+
+def test_sections_composed_by_themselves_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [group for group in compose_run().choices if group != "experiment"]
+    for number in range(8):
+        chosen = [f"{group}={list(options(group))[number % len(options(group))]}" for group in groups]
+        found = []
+        for few in (0, 10**9):
+            monkeypatch.setattr(composition, "FEW", few)
+            config, choices = composition.composed("config", chosen)
+            found.append((OmegaConf.to_yaml(config), choices))
+        assert found[0] == found[1], chosen
 
 
 def test_settings_are_put_in_their_order() -> None:

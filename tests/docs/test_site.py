@@ -1,11 +1,13 @@
 """The documentation is built from the code without a warning, and fetches nothing."""
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -30,14 +32,49 @@ def test_ideas_are_of_three_sentences() -> None:
             assert len(sentences) == 3, name
 
 
-def test_the_readme_is_short_and_links_to_what_is_there() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 120
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
-    assert len(targets) > 15
-    assert [target for target in targets if not (ROOT / target).exists()] == []
-    picture = ROOT / "docs" / "assets" / "picture.png"
-    assert picture.stat().st_size < 200_000
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    assert (ROOT / "docs" / "assets" / "picture.png").stat().st_size < 200_000
+
+
+@pytest.fixture
+def links(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return importlib.import_module("links")
+
+
+def test_links_outside_of_the_site_lead_somewhere(links: Any) -> None:
+    files = links.markdown_files()
+    assert {ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "audit.md"} <= set(files)
+    assert list(links.broken_in_markdown(files)) == []
+    assert list(links.foreign_addresses()) == []
+
+
+def test_what_leads_nowhere_is_named(links: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "ROOT", tmp_path)
+    told = {
+        "other.md#the-end": "", "other.md#nowhere": "no such place in it", "gone.md": "no such file",
+        "#here": "", "https://host.org/a": "", "http://host.org": "no https address",
+        "https://host": "no https address",
+    }  # fmt: skip
+    (tmp_path / "other.md").write_text("# The `end`\n\n```\n[no link](none.md)\n```\n")
+    (tmp_path / "page.md").write_text("# Here\n\n" + "\n".join(f"[x]({target})" for target in told))
+    found = list(links.broken_in_markdown([tmp_path / "page.md", tmp_path / "other.md"]))
+    assert found == [f"page.md: {target}: {why}" for target, why in told.items() if why]
+
+
+def test_links_of_the_site_that_lead_nowhere_are_named(links: Any, tmp_path: Path) -> None:
+    base = "/" + links.site_address().rpartition("/")[2]
+    whole = f'<a href="sub/#there">a</a><a href="{base}/sub/">b</a><img src="p.png"><a href="https://host.org">c</a>'
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "index.html").write_text('<h1 id="there">There</h1>')
+    (tmp_path / "p.png").write_bytes(b"")
+    (tmp_path / "index.html").write_text(whole)
+    assert list(links.broken_in_site(tmp_path)) == []
+    (tmp_path / "index.html").write_text(whole + '<a href="sub/#gone">d</a><a href="none/">e</a><a href="/x">f</a>')
+    assert [line.partition(": ")[2] for line in links.broken_in_site(tmp_path)] == [
+        "sub/#gone: no such place in it", "none/: no such file", "/x: outside of the site",
+    ]  # fmt: skip
 
 
 class Resources(HTMLParser):
@@ -71,6 +108,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     return target
+
+
+@pytest.mark.slow
+def test_links_of_the_site_lead_somewhere(site: Path, links: Any) -> None:
+    assert list(links.broken_in_site(site)) == []
 
 
 @pytest.mark.slow

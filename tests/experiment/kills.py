@@ -52,7 +52,7 @@ class Subject:
 
 
 def sweep(out: Path) -> Sequence[str]:
-    return ("run", "-m", "defense=none,pruning,dp_noise", "baseline=false", *RUN)
+    return ("run", "-m", "defense=none,dp_noise", "baseline=false", *RUN)
 
 
 def texts(out: Path) -> Sequence[str]:

@@ -362,7 +362,12 @@ def test_the_example_apps_show_images_and_less_behind_a_defense(
         client, server = (importlib.import_module(f"{example}.{side}_app") for side in ("client", "server"))
         out = tmp_path / f"out{defended}"
         config = {"clients": 2, "num-server-rounds": 1, "local-epochs": 1, "learning-rate": 0.1, "batch-size": 32}
-        started(client, server, 3 if example == "veteran" else 2, {**config, "audit": str(out), "attack": QUICK})
+        started(
+            client,
+            server,
+            3 if example == "veteran" else 2,
+            {**config, "audit": str(out), "attack": "inverting_gradients attack.iterations=100"},
+        )
         attacked = run_in(out).summary.attacked
         read = {(e.round, a): leak.metrics["psnr"].mean for e in attacked for a, leak in e.by.items()}
         assert f"; mean PSNR {max(read.values()):.1f} dB" in capsys.readouterr().out  # whoever read most

@@ -1,14 +1,16 @@
 """How far a guessed gradient is from the observed one, as a function of a few numbers per layer."""
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.statistics import LayerStatistics, unit_distance
+from fl_privacy.attacks.gradient_inversion.closed_forms import angular_distance
+from fl_privacy.attacks.gradient_inversion.comparison import Coefficients
+from fl_privacy.attacks.gradient_inversion.statistics import LayerStatistics
 from fl_privacy.errors import UserError
 
 LayerWeights = Mapping[str, float]
@@ -34,6 +36,15 @@ class Objective(Protocol):
     def layers(self) -> LayerWeights: ...
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor: ...
+
+
+@runtime_checkable
+class SumOfDistances(Protocol):
+    """An objective that is a weighted sum of the squared and absolute distances of the tensors, in some settings."""
+
+    def coefficients(self, names: Sequence[str]) -> Coefficients | None:
+        """Of the tensors ``names``, in their order; ``None`` where the objective is no such sum."""
+        ...
 
 
 def layer_weight(layers: LayerWeights, name: str) -> float:
@@ -94,6 +105,10 @@ class L2:
         observed = _weighted_sum(self.layers, {name: s.target.squared for name, s in statistics.items()})
         return loss / observed.clamp_min(torch.finfo(observed.dtype).tiny)
 
+    def coefficients(self, names: Sequence[str]) -> Coefficients | None:
+        """See :class:`SumOfDistances`."""
+        return None if self.relative else {name: (layer_weight(self.layers, name), 0.0) for name in names}
+
 
 @dataclass(frozen=True, kw_only=True)
 class L1:
@@ -108,6 +123,10 @@ class L1:
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         return _weighted_sum(self.layers, {name: s.absolute for name, s in statistics.items()})
+
+    def coefficients(self, names: Sequence[str]) -> Coefficients:
+        """See :class:`SumOfDistances`."""
+        return {name: (0.0, layer_weight(self.layers, name)) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +153,26 @@ class Cosine:
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         """Loss (V,) in [0, 2]."""
-        if len(statistics) == 1 and not self.by_layer and (whole := next(iter(statistics.values()))).guess is not None:
-            return unit_distance(whole.guess, whole.target.unit)
         if self.per_layer:
             terms = {name: self._of_layer(s) for name, s in statistics.items()}
             return _weighted_sum(self.layers, terms) / sum(layer_weight(self.layers, name) for name in statistics)
-        squared = _weighted_sum(self.layers, {name: s.squared for name, s in statistics.items()})
+        squared = {name: s.squared for name, s in statistics.items()}
         observed = _weighted_sum(self.layers, {name: s.target.squared for name, s in statistics.items()})
-        scales = 1 / _lengths(squared), 1 / _lengths(observed)
-        apart = _weighted_sum(self.layers, {name: s.apart(*scales) for name, s in statistics.items()})
-        tiny = torch.finfo(squared.dtype).tiny
-        missing = (squared < tiny).to(squared.dtype) + (observed < tiny).to(squared.dtype)  # no unit vector: no angle
-        return (apart + missing) / 2
+        total, tiny = _weighted_sum(self.layers, squared).detach(), torch.finfo(observed.dtype).tiny
+        absent = (total < tiny) | (observed < tiny)  # no unit vector: no angle
+        length, observed_length = (values.masked_fill(absent, 1).sqrt() for values in (total, observed))
+        formed = {n: s.guess for n, s in statistics.items() if s.guess is not None and not self.layers}
+        others = [name for name in statistics if name not in formed]
+        scales = 1 / length, 1 / observed_length
+        apart = {name: statistics[name].apart(*scales) for name in others}
+        elsewhere = _weighted_sum(self.layers, apart) if others else torch.zeros_like(length)
+        guesses, seen = list(formed.values()), [statistics[name].target.value for name in formed]
+        distance = angular_distance(guesses, seen, length, observed_length, elsewhere.detach())
+        if others:  # whose derivative is that at a fixed length, and that of the length
+            along = (distance.detach() / length.square()) * _weighted_sum(self.layers, {n: squared[n] for n in others})
+            pull = (elsewhere - along) / 2
+            distance = distance + (pull - pull.detach())
+        return torch.where(absent, 1, distance)
 
     def _of_layer(self, statistics: LayerStatistics) -> Tensor:
         length, observed = _lengths(statistics.squared), _lengths(statistics.target.squared)
@@ -209,8 +236,15 @@ class WeightedL2L1:
     by_layer: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        terms = {}
-        for position, (name, s) in enumerate(statistics.items()):
-            share = position / max(len(statistics) - 1, 1)
-            terms[name] = s.distance + self.alpha * (1 + (self.last - 1) * share) * s.absolute
-        return _weighted_sum(self.layers, terms)
+        weights = self.coefficients(list(statistics))
+        terms = [weights[name][0] * s.distance + weights[name][1] * s.absolute for name, s in statistics.items()]
+        return torch.stack(terms).sum(0)
+
+    def coefficients(self, names: Sequence[str]) -> Coefficients:
+        """See :class:`SumOfDistances`."""
+        shares = [position / max(len(names) - 1, 1) for position in range(len(names))]
+        layers = [layer_weight(self.layers, name) for name in names]
+        return {
+            name: (layer, layer * self.alpha * (1 + (self.last - 1) * share))
+            for name, layer, share in zip(names, layers, shares, strict=True)
+        }

@@ -1,6 +1,6 @@
 """What is minimized: the attack's objective for V victims, and its gradient."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import Clips, Constraints
+from fl_privacy.attacks.gradient_inversion.comparison import Coefficients, weighted_distance
 from fl_privacy.attacks.gradient_inversion.initialization import Projection, project
+from fl_privacy.attacks.gradient_inversion.objectives import SumOfDistances
 from fl_privacy.attacks.gradient_inversion.priors import Guess, TotalVariation, batch_statistics
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.statistics import Explicit, LayerStatistics, Products, Target
@@ -43,7 +45,7 @@ class _Zero:
 
 _plain_roughness, _relative_roughness = TotalVariation(weight=1.0), TotalVariation(weight=1.0, relative=True)
 
-_SMALL = 1 << 16
+_SMALL = 1 << 13
 """Elements of a tensor that is compared together with others, since starting an operation takes the time."""
 
 
@@ -56,12 +58,15 @@ class Round:
         targets: observed tensors.
         factors: of the observed tensors whose gradients are not formed; with them ``gradients`` is :class:`Layered`.
         clip: what the client did to its gradient, done to the guessed one too.
+        compared: weights whose gradients are formed and compared a few victims at a time; with them ``gradients`` is
+            :class:`Layered`.
     """
 
     gradients: VictimGradients
     targets: Mapping[str, Target]
     factors: Mapping[str, Factors]
     clip: Clips | None
+    compared: Collection[str] = ()
 
     @cached_property
     def small(self) -> tuple[Sequence[str], Target] | None:
@@ -98,6 +103,12 @@ class Round:
         found |= self._explicit(gradients, joined)
         return found if joined else {name: found[name] for name in self.targets}
 
+    def compare(self, images: Tensor, labels: Tensor, hidden: Tensor | None, weights: Coefficients) -> Tensor:
+        """(V,) the weighted sum of the squared and absolute distances of all tensors; for what see ``statistics``."""
+        assert isinstance(self.gradients, Layered)
+        found = self.gradients.gradients_and_products(images, labels, self.compared, hidden)
+        return weighted_distance(*found, self.targets, weights)
+
     def _explicit(self, gradients: Tensors, joined: tuple[Sequence[str], Target] | None) -> dict[str, LayerStatistics]:
         """Statistics of the gradients that were formed."""
         names, target = joined or ((), None)
@@ -122,6 +133,7 @@ class Round:
             targets={name: target.map(change) for name, target in self.targets.items()},
             factors={name: factors.map(change) for name, factors in self.factors.items()},
             clip=None if self.clip is None else self.clip.map(change),
+            compared=self.compared,
         )
 
 
@@ -207,12 +219,16 @@ class Problem:
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
         """The objective (V,), added up over the rounds, of images as the model is to see them."""
-        objective = self.settings.objective
-        terms = [
-            objective(one.statistics(images, labels, own, by_layer=objective.by_layer))
-            for one, own in zip(self.rounds, hidden, strict=True)
-        ]
+        terms = [self._of_round(one, images, labels, own) for one, own in zip(self.rounds, hidden, strict=True)]
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
+
+    def _of_round(self, one: Round, images: Tensor, labels: Tensor, hidden: Tensor | None) -> Tensor:
+        objective = self.settings.objective
+        if one.compared and isinstance(objective, SumOfDistances):
+            weights = objective.coefficients(list(one.targets))
+            if weights is not None:
+                return one.compare(images, labels, hidden, weights)
+        return objective(one.statistics(images, labels, hidden, by_layer=objective.by_layer))
 
     def zero_loss(self) -> Tensor:
         """The objective (V,) of a gradient that is zero everywhere: what the other losses are measured by."""

@@ -39,6 +39,7 @@ class PreparedRound:
         unrolls: whether local steps are replayed.
         gradients: of the victims' losses.
         ranks: of the gradients that need not be formed.
+        compared: weights whose gradients are formed and compared a few victims at a time.
         known: the defense.
         unknowns: of a hidden gradient.
     """
@@ -48,6 +49,7 @@ class PreparedRound:
     unrolls: bool
     gradients: VictimGradients
     ranks: Mapping[str, int]
+    compared: Collection[str]
     known: KnownDefense
     unknowns: Unknowns | None
 
@@ -69,7 +71,8 @@ class PreparedRound:
             found = None if known.clip or name in known.bounds else factorize(values[name].flatten(2), rank)
             if found is not None:
                 factors[name], targets[name] = found, targets[name].without_value()
-        return Round(gradients=self.gradients, targets=targets, factors=factors, clip=known.clip)
+        compared = () if known.clip or known.bounds else self.compared
+        return Round(gradients=self.gradients, targets=targets, factors=factors, clip=known.clip, compared=compared)
 
 
 def prepare_round(settings: Settings, group: Group, *, device: torch.device, dtype: torch.dtype) -> PreparedRound:
@@ -87,7 +90,9 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
     model = frozen_copy(first.model, first.assumed(), first.plan, device=device, dtype=dtype)
     victim_model = VictimModel(model, names, first.plan)
     trial = _trial(victim_model, first)
-    gradients, ranks = _choose(victim_model, trial, unrolls=unrolls, elementwise=settings.objective.elementwise)
+    gradients, ranks, compared = _choose(
+        victim_model, trial, unrolls=unrolls, elementwise=settings.objective.elementwise
+    )
     linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     learnable = [f"{path}.weight" for path in linear if f"{path}.weight" in names]
     circumstances = _circumstances(
@@ -106,6 +111,7 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
         unrolls=unrolls,
         gradients=gradients,
         ranks=ranks,
+        compared=compared,
         known=known,
         unknowns=unknowns,
     )
@@ -138,9 +144,10 @@ def _input_of_one(first: Observation) -> tuple[int, ...]:
 
 def _choose(
     victim_model: VictimModel, trial: torch.Tensor, *, unrolls: bool, elementwise: bool
-) -> tuple[VictimGradients, Mapping[str, int]]:
+) -> tuple[VictimGradients, Mapping[str, int], Sequence[str]]:
+    """How gradients are computed, the ranks of those that are not formed, and weights that are compared by parts."""
     if unrolls:
-        return Unrolled(victim_model), {}
+        return Unrolled(victim_model), {}, ()
     of_one = trial.shape[2:3] if getattr(victim_model.model, "next_token", False) else ()
     labels = torch.zeros((*trial.shape[:2], *of_one), dtype=torch.long, device=trial.device)
     try:
@@ -148,7 +155,12 @@ def _choose(
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise NotAttackableError(f"The model can't be differentiated twice: {reason}") from error
-    return chosen, chosen.ranks(trial, labels) if isinstance(chosen, Layered) and not elementwise else {}
+    if not isinstance(chosen, Layered):
+        return chosen, {}, ()
+    if not elementwise:
+        return chosen, chosen.ranks(trial, labels), ()
+    is_text = isinstance(victim_model.model, TextModel)
+    return chosen, {}, chosen.linear_weights(trial, labels) if is_text else ()
 
 
 def _circumstances(

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from fl_privacy.attacks.gradient_inversion.closed_forms import squared_distance
 from fl_privacy.gradients.low_rank import Factors
 
 
@@ -38,12 +38,6 @@ class Target:
         flat = value.flatten(1)
         low, high = (None, None) if bounds is None else (bound.flatten(1) for bound in bounds)
         return cls(flat, flat.square().sum(1), flat.var(1, correction=0), flat.shape[1], low, high)
-
-    @cached_property
-    def unit(self) -> Tensor:
-        """(V, n) of length 1; zeros where the tensor is zero."""
-        tiny = torch.finfo(self.squared.dtype).tiny
-        return self.value / self.squared.clamp_min(tiny).sqrt()[:, None]
 
     @classmethod
     def joined(cls, targets: Sequence["Target"]) -> "Target":
@@ -106,7 +100,8 @@ class Explicit:
 
     @property
     def squared(self) -> Tensor:
-        return self._guess.square().sum(1)
+        lengths: Tensor = torch.linalg.vector_norm(self._guess, dim=1)
+        return lengths.square()
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
         """||scale g' - observed_scale g||^2 for factors (V,)."""
@@ -114,6 +109,8 @@ class Explicit:
 
     @property
     def distance(self) -> Tensor:
+        if self.target.low is None:
+            return squared_distance(self.gradient.flatten(1), self.target.value)
         return self._difference.square().sum(1)
 
     @property
@@ -194,35 +191,3 @@ def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
     """Of ``values`` (V, N, P): coordinates (V, r, P) along the orthonormal ``directions`` (V, N, r), and the rest."""
     along = directions.mT @ values
     return along, torch.baddbmm(values, directions, along, alpha=-1)
-
-
-def unit_distance(guess: Tensor, unit: Tensor) -> Tensor:
-    """Half the squared distance (V,) of the unit vectors of ``guess`` (V, n) and the observed one, ``unit`` (V, n).
-
-    It is 1 minus their cosine and keeps its digits down to zero. A vector of zeros has no angle: 1, without a slope.
-    """
-    found: Tensor = _UnitDistance.apply(guess, unit)
-    return found
-
-
-class _UnitDistance(torch.autograd.Function):
-    """In closed form: d|u - o|^2/2 = (u - o - (u, u - o) u) / |g| with u = g / |g|."""
-
-    @staticmethod
-    def forward(ctx: Any, guess: Tensor, unit: Tensor) -> Tensor:
-        tiny = torch.finfo(guess.dtype).tiny
-        length = torch.linalg.vector_norm(guess, dim=1, keepdim=True).clamp_min_(tiny**0.5)
-        direction = guess / length
-        apart = direction - unit
-        along = torch.linalg.vecdot(direction, apart)[:, None]
-        ctx.save_for_backward(apart, direction, along, length)
-        squared = apart.square().sum(1)
-        observed = torch.linalg.vecdot(unit, unit)
-        present = (length[:, 0] > tiny**0.5) & (observed > 0)
-        return torch.where(present, squared / 2, 1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
-        apart, direction, along, length = ctx.saved_tensors
-        return torch.addcmul(apart, direction, along, value=-1).mul_(slopes[0][:, None] / length), None

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.gradients.memory import freed_memory_kept
 from fl_privacy.gradients.watch import leaving, owners
 from fl_privacy.rng import cpu_threads
 
@@ -17,8 +18,11 @@ compute, and win little where they don't."""
 
 @contextmanager
 def fitting_threads(multiplications: int) -> Iterator[None]:
-    """One CPU thread within the context where a layer takes less than ``WORTHWHILE``, else as many as were set."""
-    with cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
+    """One CPU thread within the context where a layer takes less than ``WORTHWHILE``, else as many as were set.
+
+    Memory that is freed stays for the next evaluation.
+    """
+    with freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
         yield
 
 

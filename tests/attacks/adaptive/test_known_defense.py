@@ -32,13 +32,13 @@ from fl_privacy.types import Batch, LocalPlan
 from tests.attacks.defended import informed, smooth_images, victims
 from tests.attacks.victims import error
 
-BY_VALUE = GradientInversion(optimizer=LBFGS(), iterations=10, dtype="float64", labels="known", compile="off")
+BY_VALUE = GradientInversion(optimizer=LBFGS(), iterations=5, dtype="float64", labels="known", compile="off")
 BY_ANGLE = GradientInversion(
     objective=Cosine(),
     optimizer=Adam(lr=0.1, sign="hard"),
     priors=(TotalVariation(weight=1e-3),),
     projection="clamp",
-    iterations=100,
+    iterations=50,
     dtype="float64",
     labels="known",
     compile="off",

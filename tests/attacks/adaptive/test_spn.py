@@ -16,7 +16,7 @@ from fl_privacy.types import LocalPlan, VictimId
 from tests.attacks.defended import informed, protected, smooth_images, victims
 from tests.attacks.victims import error, observe, smooth_net
 
-BY_VALUE = GradientInversion(optimizer=LBFGS(), iterations=15, dtype="float64", labels="known", compile="off")
+BY_VALUE = GradientInversion(optimizer=LBFGS(), iterations=8, dtype="float64", labels="known", compile="off")
 LEARNS = "It learns what the private head sends back into the features, jointly with the image."
 DROPS = "It matches only the output layer, where the private loss has no part."
 
@@ -74,7 +74,7 @@ def test_the_factor_of_the_cross_entropy_is_known():
 def test_labels_are_optimized_beside_it():
     defense = spn(alpha2=0.3, bits=16)
     seen = victims(defense)
-    attack = dlg(iterations=30, dtype="float64", compile="off")
+    attack = dlg(iterations=15, dtype="float64", compile="off")
     found = attack(informed(seen, defense), seed=0)
     assert [r.batch.labels.item() for r in found] == smooth_images(2).labels.tolist()
     images = torch.cat([r.batch.inputs for r in found])

@@ -57,7 +57,7 @@ def test_contrast_is_read_behind_batch_norm_of_the_own_batch():
         nn.Linear(32 * 7 * 7, 64), nn.ELU(), nn.Linear(64, CLASSES),
     )  # fmt: skip
     seen = observe(model, photos, plan=LocalPlan(batch_norm="train"))
-    (found,) = AutoAttack(evaluations=2400)([seen], seed=0)
+    (found,) = AutoAttack(evaluations=1500)([seen], seed=0)
     assert found.batch is not None
     assert 0.7 < float(found.batch.inputs.std() / photos.inputs.std()) < 1.4
     assert error(found.batch, photos) < 0.01

@@ -60,7 +60,7 @@ def errors(attack: GradientInversion, batches: list[Batch], *, told: bool = Fals
 
 def test_latents_of_images_that_the_generator_makes_are_found() -> None:
     batches = made(6)
-    attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=400, restarts=3, dtype="float64")
+    attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=250, restarts=3, dtype="float64")
     found = sorted(errors(attack, batches))
     assert found[3] < 1e-3
     unconditional = generator_file(classes=0)
@@ -70,7 +70,7 @@ def test_latents_of_images_that_the_generator_makes_are_found() -> None:
 
 def test_batches_are_found_with_their_labels() -> None:
     (batch,) = made(1, size=2)
-    attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=400, restarts=6, dtype="float64")
+    attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=250, restarts=6, dtype="float64")
     assert errors(attack, [batch], told=True)[0] < 1e-3
 
 
@@ -84,8 +84,8 @@ def test_labels_can_be_optimized_with_the_latents() -> None:
 def test_evolution_finds_them_without_gradients() -> None:
     pytest.importorskip("cma", reason="the extra cma is not installed")
     batches = made(3)
-    attack = ggl(generator=generator_file(), optimizer="cma", population=24, weight=0, iterations=60, dtype="float64")
-    assert attack.iterations == 60 and ggl(generator=generator_file(), optimizer="cma").iterations == 500
+    attack = ggl(generator=generator_file(), optimizer="cma", population=24, weight=0, iterations=40, dtype="float64")
+    assert attack.iterations == 40 and ggl(generator=generator_file(), optimizer="cma").iterations == 500
     observed = victims(batches, net())
     together = attack(observed, seed=0)
     assert sorted(error(one.batch, batch) for one, batch in zip(together, batches, strict=True))[1] < 1e-3
@@ -178,7 +178,7 @@ def test_what_an_update_shows_is_taken_for_the_defense() -> None:
     assert plain.knowledge.defense[0].effect == Clipped(norm=None)
     assert isinstance(shown.knowledge.defense[0].effect, Sparse)
     assert seen_through(observed)[0].knowledge.defense is None
-    attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=300, restarts=3, dtype="float64")
+    attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=150, restarts=3, dtype="float64")
     knowing, blind = (replace(attack, evident=evident)([pruned], seed=0)[0] for evident in (True, False))
     assert "not zero" in knowing.countermeasures[0] and not blind.countermeasures
     assert not any("smooth" in said for said in knowing.countermeasures)
@@ -224,7 +224,7 @@ def test_an_untrained_network_as_the_space_of_any_attack() -> None:
     smooth = torch.nn.functional.interpolate(torch.rand(2, 3, 2, 2, generator=rng), size=8, mode="bilinear").double()
     batches = [Batch(image[None], torch.tensor([k])) for k, image in enumerate(smooth)]
     for attack in (
-        inverting_gradients(space="network", iterations=150, dtype="float64"),
+        inverting_gradients(space="network", iterations=80, dtype="float64"),
         idlg(space="network", iterations=8, dtype="float64"),
     ):
         assert isinstance(attack.source, Untrained)

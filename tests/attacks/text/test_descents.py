@@ -40,8 +40,8 @@ def share_right(found: torch.Tensor, tokens: torch.Tensor) -> float:
     [
         (tag(**OURS), 0.3),
         (inverting_gradients(**OURS), 0.5),
-        (sapag(iterations=15, compile="off"), 0.3),
-        (dlg(iterations=15, compile="off"), 0.3),
+        (sapag(iterations=8, compile="off"), 0.3),
+        (dlg(iterations=8, compile="off"), 0.3),
     ],
     ids=["tag", "inverting_gradients", "sapag", "dlg"],
 )

@@ -1,0 +1,104 @@
+"""Values whose derivatives are known in closed form, computed with few passes over what is large."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def angular_distance(
+    guesses: Sequence[Tensor], observed: Sequence[Tensor], length: Tensor, observed_length: Tensor, elsewhere: Tensor
+) -> Tensor:
+    """Half the squared distance (V,) of two unit vectors, whose parts ``guesses`` and ``observed`` lie here.
+
+    It is 1 minus their cosine and keeps its digits down to zero. The derivative by the guesses is that of the whole,
+    the change of the length included.
+
+    Args:
+        guesses, observed: (V, n) each, of any n.
+        length, observed_length: (V,) of the whole vectors.
+        elsewhere: (V,) squared distance of the unit vectors' other parts.
+    """
+    found: Tensor = _AngularDistance.apply(length, observed_length, elsewhere, len(guesses), *guesses, *observed)
+    return found
+
+
+class _AngularDistance(torch.autograd.Function):
+    """With q = g - |g| o / |o| of each part and the distance D: D = |q|^2 / 2 |g|^2, dD/dg = (q - D g) / |g|^2."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, length: Tensor, observed_length: Tensor, elsewhere: Tensor, count: int, *parts: Tensor
+    ) -> Tensor:
+        guesses, observed = parts[:count], parts[count:]
+        scale = (-length / observed_length)[:, None]
+        apart = [(o * scale).add_(g) for g, o in zip(guesses, observed, strict=True)]
+        squared = sum((_squared_length(part) for part in apart), torch.zeros_like(length))
+        distance = (squared / length.square() + elsewhere) / 2
+        ctx.save_for_backward(length, distance, *guesses, *apart)
+        return distance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        length, distance, *saved = ctx.saved_tensors
+        factor = (slopes[0] / length.square())[:, None]
+        along = -factor * distance[:, None]
+        guesses, apart = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        found = [(g * along).add_(q * factor) for g, q in zip(guesses, apart, strict=True)]
+        return None, None, None, None, *found, *(None for _ in apart)
+
+
+def squared_distance(one: Tensor, other: Tensor) -> Tensor:
+    """||one - other||^2 (V,) of (V, n), with a derivative by ``one`` alone."""
+    found: Tensor = _SquaredDistance.apply(one, other)
+    return found
+
+
+class _SquaredDistance(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, one: Tensor, other: Tensor) -> Tensor:
+        apart = one - other
+        ctx.save_for_backward(apart)
+        return _squared_length(apart)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        (apart,) = ctx.saved_tensors
+        found: Tensor = apart * (2 * slopes[0])[:, None]
+        return found, None
+
+
+def _squared_length(values: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(values, dim=1)
+    return lengths.square()
+
+
+def absolute_differences(images: Tensor) -> Tensor:
+    """Mean absolute difference (V,) of pixels that are neighbors in a row, plus that of neighbors in a column."""
+    found: Tensor = _AbsoluteDifferences.apply(images)
+    return found
+
+
+class _AbsoluteDifferences(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, images: Tensor) -> Tensor:
+        across = images[..., :, 1:] - images[..., :, :-1]
+        down = images[..., 1:, :] - images[..., :-1, :]
+        means = [torch.linalg.vector_norm(d.flatten(1), 1, dim=1) / d[0].numel() for d in (across, down)]
+        ctx.save_for_backward(across.sign_().div_(across[0].numel()), down.sign_().div_(down[0].numel()))
+        found: Tensor = means[0] + means[1]
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        across, down = ctx.saved_tensors
+        pad = torch.nn.functional.pad
+        found: Tensor = pad(across, (1, 0)) - pad(across, (0, 1))
+        found = found.add_(pad(down, (0, 0, 1, 0))).sub_(pad(down, (0, 0, 0, 1)))
+        found *= slopes[0].reshape(-1, *(1 for _ in found.shape[1:]))
+        return found

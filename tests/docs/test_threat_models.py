@@ -1,0 +1,76 @@
+"""Every letter of the threat models has a definition, a command that composes, and what is not tested."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_privacy.config import compose_run, options
+from tests.experiment.runs import run
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "threat_models.md"
+GIVEN: Mapping[str, set[str]] = {
+    "A": set(),
+    "B": {"knows_labels"},
+    "C": {"public_images"},
+    "D": {"knows_defense"},
+    "E": {"colluder"},
+    "F": {"knows_defense", "colluder", "knows_features"},
+    "G": {"server"},
+    "H": {"secure_aggregation", "server"},
+}
+"""Letter -> what differs from an honest-but-curious server that sees every update."""
+
+
+@pytest.fixture(scope="module")
+def sections() -> Mapping[str, str]:
+    """Letter -> what stands below its heading."""
+    parts = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    return {part[0]: part for part in parts if re.match(r"[A-Z]: ", part)}
+
+
+def overrides_of(section: str) -> list[str]:
+    (command,) = re.findall(r"^fl-privacy (?:run|attack) (.+)$", section, re.MULTILINE)
+    return shlex.split(command, comments=True)
+
+
+def given_by(overrides: list[str]) -> set[str]:
+    composed, least = compose_run(overrides), compose_run([])
+    threat, base = (asdict(config.threat_model) for config in (composed, least))
+    found = {name for name, value in threat.items() if value != base[name]}
+    choices: dict[str, Any] = {"server": "honest", "secure_aggregation": "none"}
+    return found | {group for group, usual in choices.items() if getattr(composed.choices, group) != usual}
+
+
+def test_every_letter_has_a_command_that_asks_for_it(sections: Mapping[str, str]) -> None:
+    assert "".join(sections) == "ABCDEFGH"
+    for letter, section in sections.items():
+        assert given_by(overrides_of(section)) == GIVEN[letter], letter
+        assert "*Not tested" in section, letter
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("letter", GIVEN)
+def test_every_command_runs(letter: str, sections: Mapping[str, str], tmp_path: Path) -> None:
+    (command,) = re.findall(r"^fl-privacy (run|attack) ", sections[letter], re.MULTILINE)
+    small = ["model=lenet_dlg", "federation.rounds=1", "federation.clients=3", "victims=1", "page=false"]
+    asked = overrides_of(sections[letter])
+    steps = "attack.evaluations=5" if "attack=auto" in asked else "attack.iterations=2"
+    done = run(command, *asked, *small, steps, "baseline=false", out=tmp_path)
+    assert done.status == 0
+
+
+def test_the_table_names_every_setting(sections: Mapping[str, str]) -> None:
+    page = PAGE.read_text()
+    rows = dict(re.findall(r"^\| ([A-H]) \| .* \| (.+) \|$", page, re.MULTILINE))
+    assert list(rows) == list(sections)
+    for letter, setting in rows.items():
+        if named := re.search(r"`(threat_model=\w+)`", setting):
+            assert given_by([named[1]]) == GIVEN[letter]
+    assert set(re.findall(r"threat_model=(\w+)", page)) == set(options("threat_model"))
+    shown = set(re.findall(r"`(\w+)`", sections["G"])) | set(re.findall(r"server=(\w+)", page))
+    assert set(options("server")) - {"honest"} <= shown
