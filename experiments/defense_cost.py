@@ -8,19 +8,25 @@ compared are those to its cheapest defense, GQ.
 """
 
 import argparse
+import copy
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from row_file import RowFile, takes_rows
 from torch import nn
 
 from fl_privacy.defenses import (
     ClientState,
     Defense,
+    LocalStep,
     dp_noise,
     dp_sgd,
     none,
@@ -31,17 +37,38 @@ from fl_privacy.defenses import (
     soteria,
     soteria_mixing,
 )
+from fl_privacy.defenses.representation.features import find_head, representation
+from fl_privacy.defenses.representation.masking import feature_scores
 from fl_privacy.evaluator import EvaluationNetwork, save_evaluator
 from fl_privacy.federation.client.training import local_update
 from fl_privacy.models import ConvNet, LeNet, ResNet10, ResNet18
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
+Clock = Callable[[], float]
+
+
+class Linears(nn.Module):
+    """The linear layers of MiniLM-L6, 384 and 1536 wide, on 8 tokens that an image is cut into."""
+
+    def __init__(self, *, in_channels: int, image_size: int, num_classes: int) -> None:
+        super().__init__()
+        layers = [layer for _ in range(6) for layer in (nn.Linear(384, 1536), nn.GELU(), nn.Linear(1536, 384))]
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(384, num_classes)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.body(inputs.reshape(len(inputs), -1, 384)).mean(1))
+        return logits
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "lenet": LeNet,
-    "convnet": ConvNet,
+    "convnet": partial(ConvNet, width=8),
     "resnet10": ResNet10,
     "resnet18": ResNet18,
+    "linear": Linears,
 }
+STEPPED = ["lenet", "convnet", "resnet18", "linear"]
+"""On which per-sample clipping is compared with a plain step."""
 
 FILES = tempfile.TemporaryDirectory()
 
@@ -87,10 +114,10 @@ TABLE_4 = {
 """Refiner, Table 4: seconds per client and round at batch 128; its Soteria is the exact one."""
 
 
-def seconds(model: nn.Module, defense: Defense, batch: Batch) -> float:
+def seconds(model: nn.Module, defense: Defense, batch: Batch, clock: Clock = time.perf_counter) -> float:
     """Of one defended step."""
     synchronize(batch.inputs.device)
-    started = time.perf_counter()
+    started = clock()
     local_update(
         model,
         ModelState.of(model),
@@ -103,13 +130,83 @@ def seconds(model: nn.Module, defense: Defense, batch: Batch) -> float:
         private_rng=torch.Generator().manual_seed(1),
     )
     synchronize(batch.inputs.device)
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def measured(model: nn.Module, defense: Defense, batch: Batch, *, repeats: int) -> tuple[float, float]:
     """Median seconds of a step, and median ratio to an undefended one right before it; the first pair warms up."""
     pairs = [(seconds(model, none(), batch), seconds(model, defense, batch)) for _ in range(repeats + 1)][1:]
     return statistics.median(d for _, d in pairs), statistics.median(d / base for base, d in pairs)
+
+
+def pairs(name: str, label: str, batch_size: int, repeats: int, clock: Clock) -> list[tuple[float, float]]:
+    """Seconds of a step defended by ``label``, or of Opacus' fast gradient clipping, and of a plain one next to it."""
+    torch.manual_seed(0)
+    model, batch = MODELS[name](in_channels=3, image_size=32, num_classes=10), random_batch(batch_size)
+    step = (
+        OpacusStep(model, batch, clock) if label == "opacus" else lambda: seconds(model, DEFENSES[label], batch, clock)
+    )
+    return [(step(), seconds(model, none(), batch, clock)) for _ in range(repeats + 1)][1:]
+
+
+class OpacusStep:
+    """Ghost clipping by Opacus: gradients are those of a reweighted loss, norms are had by hooks."""
+
+    def __init__(self, model: nn.Module, batch: Batch, clock: Clock) -> None:
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.requires_grad_(False).eval()
+        self._module = GradSampleModuleFastGradientClipping(copy.deepcopy(model), max_grad_norm=1.0, strict=False)
+        plain = torch.optim.SGD((p for p in self._module.parameters() if p.requires_grad), lr=0.01)
+        sizes = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": len(batch)}
+        self._optimizer = DPOptimizerFastGradientClipping(plain, **sizes)
+        criterion = DPLossFastGradientClipping(self._module, self._optimizer, nn.CrossEntropyLoss())
+        self._criterion, self._batch, self._clock = criterion, batch, clock
+        self._module.train()
+        for module in self._module.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+
+    def __call__(self) -> float:
+        """Seconds of a step."""
+        started = self._clock()
+        self._optimizer.zero_grad()
+        self._criterion(self._module(self._batch.inputs), self._batch.labels).backward()
+        self._optimizer.step()
+        return self._clock() - started
+
+
+def soteria_pairs(name: str, label: str, repeats: int, clock: Clock) -> list[tuple[float, float]]:
+    """Seconds of Soteria's scores of a batch of 8, and of a backward pass for each feature of each example."""
+    torch.manual_seed(0)
+    model, batch = MODELS[name](in_channels=3, image_size=32, num_classes=10), random_batch(8)
+    sent = ModelState.of(model)
+    step = LocalStep(model, sent, batch, LocalPlan(batch_norm="eval"), ClientState(), torch.Generator().manual_seed(0))
+    head = find_head(model, sent, batch.inputs[:1])
+
+    def ours() -> float:
+        started = clock()
+        feature_scores(step, head, directions=32 if label == "soteria" else None)
+        return clock() - started
+
+    def loop() -> float:
+        started = clock()
+        for image in batch.inputs[:_LOOPED]:
+            x = image.unsqueeze(0).requires_grad_()
+            for feature in representation(model, sent, x, head)[0]:
+                torch.autograd.grad(feature, x, retain_graph=True)[0].norm()
+        return (clock() - started) * len(batch) / _LOOPED
+
+    return [(ours(), loop()) for _ in range(repeats + 1)][1:]
+
+
+_LOOPED = 2
+"""Examples of a batch that the loop scores, each of which takes it as long."""
+
+
+def random_batch(size: int) -> Batch:
+    images = torch.rand(size, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    return Batch(images, torch.arange(size) % 10)
 
 
 def synchronize(device: torch.device) -> None:
@@ -135,8 +232,7 @@ def main() -> None:
     print(f"Batch size {options.batch_size}, {where}, median of {options.repeats}\n")
     print("| model | defense | seconds | to undefended | to GQ | Refiner's, to GQ |")
     print("|---|---|---|---|---|---|")
-    images = torch.rand(options.batch_size, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    batch = Batch(images.to(device), (torch.arange(options.batch_size) % 10).to(device))
+    batch = random_batch(options.batch_size).to(device)
     for name in options.models:
         torch.manual_seed(0)
         model = MODELS[name](in_channels=3, image_size=32, num_classes=10).to(device)
