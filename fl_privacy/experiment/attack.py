@@ -31,7 +31,7 @@ from fl_privacy.experiment.inference_judge import Spending
 from fl_privacy.experiment.inference_stage import InferenceStage
 from fl_privacy.experiment.inferences import build_inferences
 from fl_privacy.experiment.protocols import Monitor
-from fl_privacy.experiment.run_folder import finished_before, open_folder, write_page
+from fl_privacy.experiment.run_folder import finished_before, name_of, open_folder, write_page
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.experiment.weights import load_weights
@@ -73,7 +73,8 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         experiment, observations = captured_updates(config)
         threats = experiment.threat_model()
     else:
-        monitor.say(f"Preparing data {config.choices.data}, model {config.choices.model} and {config.victims} victims")
+        data, model = (name_of(config, part) for part in ("data", "model"))
+        monitor.say(f"Preparing data {data}, model {model} and {config.victims} victims")
         experiment, sent = untrained_clients(config)
         made = f"The victims' upload with defense={config.choices.defense} and server={config.choices.server}"
         with blamed_on(made), monitor.working("Making the victims' uploads"):

@@ -18,7 +18,7 @@ from fl_privacy.experiment.inference_judge import Spending
 from fl_privacy.experiment.inference_stage import InferenceStage
 from fl_privacy.experiment.privacy import UNKNOWN, Privacy, privacy_of
 from fl_privacy.experiment.protocols import Backend, Monitor
-from fl_privacy.experiment.run_folder import finished_before, identified, open_folder, write_page
+from fl_privacy.experiment.run_folder import finished_before, identified, name_of, open_folder, write_page
 from fl_privacy.experiment.server_reading import expect_fitting, hand_over
 from fl_privacy.experiment.threat_model import Whereabouts, who_draws
 from fl_privacy.experiment.weights import MODEL, write_weights
@@ -56,7 +56,8 @@ def run_experiment(
     if (done := finished_before(config, "run", monitor)) is not None:
         return done
     monitor.say(
-        f"Preparing data {config.choices.data}, model {config.choices.model} and {config.federation.clients} clients"
+        f"Preparing data {name_of(config, 'data')}, model {name_of(config, 'model')} and {config.federation.clients}"
+        " clients"
     )
     federation, attack = build_federation(config), attack_of_run(config)
     expect_fitting(config, federation.server_attack)

@@ -61,9 +61,14 @@ def open_folder(config: RunSettings, command: Command) -> RunFolder:
         ) from error
 
 
+def name_of(config: RunSettings, part: str) -> str:
+    """Of the option that ``config`` chooses for ``part``, or of what a user wrote in its place."""
+    return called(config.choices[part], getattr(config, part))
+
+
 def _label(config: RunSettings, command: Command) -> str:
     parts = ("data", "model", "federation", "defense", "attack")
-    chosen = [called(config.choices[part], getattr(config, part)) for part in parts]
+    chosen = [name_of(config, part) for part in parts]
     front = [str(config.name)] if config.name is not None else [] if command == "run" else [command]
     if (server := config.choices.get("server", "honest")) != "honest":
         chosen.insert(-1, server)

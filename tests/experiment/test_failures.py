@@ -21,7 +21,7 @@ def test_an_option_that_the_users_model_does_not_take(tmp_path, capfd) -> None:
     assert "did you mean width?" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("group", ["model", "attack", "defense"])
+@pytest.mark.parametrize("group", ["data", "model", "attack", "defense"])
 def test_custom_parts_have_to_be_named(group: str, tmp_path, capfd) -> None:
     settings = [s for s in TINY if not s.startswith("attack")]
     assert run("run", *settings, f"{group}=custom", out=tmp_path).status == 2

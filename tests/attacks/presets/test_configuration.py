@@ -1,7 +1,7 @@
 """Every configuration of an attack builds the preset that it names, with the preset's own defaults."""
 
 import inspect
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 
 import hydra.utils
@@ -42,15 +42,7 @@ def test_configurations_are_complete(name: str) -> None:
     preset = hydra.utils.get_object(settings._target_)
     assert settings.keys() - {"_target_", "shards"} == inspect.signature(preset).parameters.keys()
     built = build_attack(config)
-    assert isinstance(
-        built,
-        attacks.GradientInversion
-        | attacks.AnalyticInversion
-        | attacks.AutoAttack
-        | attacks.Dager
-        | attacks.ExactInversion
-        | attacks.ModelInversion,
-    )
+    assert is_dataclass(built) and callable(built)
     if not name.startswith("ats") and name not in VARIANTS:
         assert built == (preset(device="cpu") if "device" in settings else preset())
 
