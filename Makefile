@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 # Compiled modules are kept, whatever the shell says: else each process compiles all that it imports, for seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-deploy fuzz kill lint settings docs results gallery picture smoke wheel clean
+.PHONY: demo test test-cluster test-deploy test-gpu fuzz kill lint settings docs results gallery picture smoke wheel clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
@@ -24,6 +24,14 @@ kill: $(STAMP)
 # A SuperLink and SuperNodes as processes on loopback: keys, certificates, a node that is killed, what is on the wire.
 test-deploy: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/deploy -m deploy --durations=0
+
+# What a GPU computes beside what the CPU does; skipped where PyTorch sees none.
+test-gpu: $(STAMP)
+	$(BIN)/pytest tests/gpu -m gpu --durations=0 -rs
+
+# Two Ray machines on loopback, of which one is lost in the middle of an attack and of a training.
+test-cluster: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/parallel -m cluster --durations=0
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -118,6 +118,13 @@ def method_page(kind: str, name: str, told: dict[str, Any]) -> str:
         )
     if rows := told.get("rows"):
         parts += ["## Beside the others\n", attacks_table(rows)]
+    if tried := told.get("tried"):
+        parts += [
+            "## Tried, and left out\n",
+            tried["about"],
+            rows_table(tried["rows"]),
+            f"```sh\n{tried['command']}\n```",
+        ]
     parts.append("## Settings\n")
     for option in told["options"]:
         parts += [f"### `{kind}={option}`\n", describe_option(kind, option), settings_of(kind, option)]

@@ -42,6 +42,8 @@ class LocalStep:
         state: of the client.
         rng: of the defense.
         changes: of the loss, which a defense that computes the gradient anew has to make as well.
+        held: names of parameters that are not trained: nothing is uploaded of them.
+        losses: for a defense that computes the gradient anew to put the mean loss of the batch into.
     """
 
     model: nn.Module
@@ -51,6 +53,8 @@ class LocalStep:
     state: ClientState
     rng: torch.Generator
     changes: Sequence[LossChange] = ()
+    held: frozenset[str] = frozenset()
+    losses: list[Tensor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +106,7 @@ class Defense:
         loss: changes of the local loss, such as extra terms, on the forward pass that the loss has anyway.
         gradient: (Tensors, LocalStep) -> Tensors, on the gradient of every local step by the parameters that were
             sent. Private ones take the gradient that they have, unless the result has another for them.
+        anew: those of ``gradient`` that compute the gradients of all parameters themselves, and read nothing of theirs.
         upload: (Tensors, ClientState, rng) -> Tensors, on what is uploaded (gradient or delta);
             names that it drops are withheld.
         private: (Module) -> names of parameters and buffers of the model that stay with each client: they are neither
@@ -122,6 +127,7 @@ class Defense:
     data: tuple[DataHook, ...] = ()
     loss: tuple[LossChange, ...] = ()
     gradient: tuple[GradientHook, ...] = ()
+    anew: tuple[GradientHook, ...] = ()
     upload: tuple[UploadHook, ...] = ()
     private: tuple[PrivateHook, ...] = ()
     private_passes: int = 0
@@ -137,6 +143,11 @@ class Defense:
     def name(self) -> str:
         """Names of its parts."""
         return "+".join(part.name for part in self.parts) or "none"
+
+    @property
+    def computes_gradient(self) -> bool:
+        """Whether the gradient of the mean loss is of no use."""
+        return bool(self.gradient) and self.gradient[0] in self.anew
 
     @property
     def changes_images(self) -> bool:

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +24,10 @@ from fl_privacy.progress import counted
 
 _STARTING = 600.0
 """Seconds that a process may take to start and to make its clients, beside those of its first message."""
+
+
+LOSSES = 2
+"""So many times a message is handed to another actor, where its machine is gone."""
 
 
 class ClientProcess:
@@ -59,15 +63,21 @@ class RayGrid(LocalGrid):
     Args:
         clients: partitions, one node each.
         start: starts an actor.
-        actors: how many; one that dies is replaced, and the message it had gets an error reply.
+        capacity: how many fit into the cluster as it is.
+        actors: how many; one that dies is replaced while they fit. The message it had gets an error reply, unless its
+            machine is gone: then it goes to another actor, and what it did to the client's memory is gone with it.
         timeout: seconds for one message, after which its actor is ended and replaced; they are counted from where the
             actor has started and made its clients.
     """
 
-    def __init__(self, clients: Sequence[int], start: Callable[[], Any], actors: int, *, timeout: float) -> None:
+    def __init__(
+        self, clients: Sequence[int], start: Callable[[], Any], capacity: Callable[[], int], actors: int, timeout: float
+    ) -> None:
         super().__init__(clients)
-        self._start = start
+        self._start, self._capacity = start, capacity
         self._timeout = timeout
+        self._actors, self._machines = 0, _machines()
+        self._asked_again = Counter[str]()
         self._preparing = dict[Any, Any]()
         self._idle = deque[Any]()
         for _ in range(actors):
@@ -75,6 +85,7 @@ class RayGrid(LocalGrid):
 
     def _add_actor(self) -> None:
         actor = self._start()
+        self._actors += 1
         self._preparing[actor.prepare.remote()] = actor
         self._idle.append(actor)
 
@@ -84,20 +95,33 @@ class RayGrid(LocalGrid):
         progress = counted("reply of a client", messages)
         next(progress, None)
         while waiting or working:
-            while waiting and self._idle:
-                errand = self._hand_over(self._idle.popleft(), waiting.popleft())
+            while waiting and (actor := self._next_idle(working)) is not None:
+                errand = self._hand_over(actor, waiting.popleft())
                 working[errand.answer] = errand
             over, done = self._wait(working)
             if over is not None:
                 del working[over.answer]
-                replies.append(self._reply(over, done=done))
+                if (reply := self._reply(over, done=done)) is None:
+                    waiting.appendleft(over.message)
+                    continue
+                replies.append(reply)
                 next(progress, None)
         return replies
+
+    def _next_idle(self, working: Mapping[Any, "_Errand"]) -> Any:
+        """An actor that has nothing to do; one that is starting only while all are, since its machine may be gone."""
+        starting = list(self._preparing.values())
+        started = [actor for actor in self._idle if actor not in starting]
+        busy = any(errand.actor not in starting for errand in working.values())
+        chosen = next(iter(started or ([] if busy else self._idle)), None)
+        if chosen is not None:
+            self._idle.remove(chosen)
+        return chosen
 
     def _hand_over(self, actor: Any, message: Message) -> "_Errand":
         limit = self._timeout + (_STARTING if actor in self._preparing.values() else 0.0)
         answer = actor.answer.remote(message, self.contexts[message.metadata.dst_node_id])
-        return _Errand(actor, message, answer, time.monotonic() + limit)
+        return _Errand(actor, message, answer, time.monotonic() + limit, self._machines)
 
     def _wait(self, working: Mapping[Any, "_Errand"]) -> tuple["_Errand | None", bool]:
         """An errand that is over, with whether it was answered; ``None`` after an actor that has just become ready."""
@@ -105,18 +129,19 @@ class RayGrid(LocalGrid):
 
         oldest = min(working.values(), key=lambda errand: errand.deadline)
         busy = {errand.actor: errand for errand in working.values()}
-        starting = [ref for ref, actor in self._preparing.items() if actor in busy]
         left = max(0.0, oldest.deadline - time.monotonic())
-        ready, _ = ray.wait([*starting, *working], timeout=left)
+        ready, _ = ray.wait([*self._preparing, *working], timeout=left)
         if not ready:
             return oldest, False
         actor = self._preparing.pop(ready[0], None)
         if actor is None:
             return working[ready[0]], True
-        busy[actor].deadline = time.monotonic() + self._timeout
+        if actor in busy:
+            busy[actor].deadline = time.monotonic() + self._timeout
         return None, False
 
-    def _reply(self, errand: "_Errand", *, done: bool) -> Message:
+    def _reply(self, errand: "_Errand", *, done: bool) -> Message | None:
+        """That of the client, or what went wrong; ``None`` where it is to be asked again."""
         import ray  # noqa: PLC0415
 
         message = errand.message
@@ -129,24 +154,40 @@ class RayGrid(LocalGrid):
         except ray.exceptions.RayError as error:
             reply = error_reply(message, Failure(one_line(error)))
             if isinstance(error, ray.exceptions.RayActorError):
-                self._replace(errand.actor)
-                return reply
+                return None if self._lost(errand, error) else reply
         self._idle.append(errand.actor)
         return reply
 
+    def _lost(self, errand: "_Errand", error: Exception) -> bool:
+        """Whether the machine of an actor that is gone is gone too, and its message to be handed to another."""
+        import ray  # noqa: PLC0415
+
+        silent = isinstance(error, ray.exceptions.ActorUnavailableError)
+        if silent:
+            ray.kill(errand.actor)
+        self._machines = _machines()
+        self._replace(errand.actor)
+        number = errand.message.metadata.message_id
+        lost = silent or bool(errand.machines - self._machines)
+        self._asked_again[number] += lost
+        return lost and self._asked_again[number] <= LOSSES
+
     def _replace(self, actor: Any) -> None:
         self._preparing = {ref: other for ref, other in self._preparing.items() if other is not actor}
-        self._add_actor()
+        self._actors -= 1
+        if self._actors < self._capacity():
+            self._add_actor()
 
 
 @dataclass(eq=False)
 class _Errand:
-    """A message that an actor has, until when it is waited for."""
+    """A message that an actor has, until when it is waited for, and which machines there were when it got it."""
 
     actor: Any
     message: Message
     answer: Any
     deadline: float
+    machines: frozenset[str]
 
 
 @contextmanager
@@ -165,9 +206,10 @@ def ray_grid(
     with ray_cluster():
         import ray  # noqa: PLC0415
 
-        fitting = min(_capacity(num_cpus, num_gpus), len(clients), actors or len(clients))
+        capacity = partial(_capacity, num_cpus, num_gpus)
+        fitting = min(capacity(), len(clients), actors or len(clients))
         process = ray.remote(ClientProcess).options(num_cpus=num_cpus, num_gpus=num_gpus)
-        yield RayGrid(clients, partial(process.remote, [ray.put(source)]), fitting, timeout=timeout)
+        yield RayGrid(clients, partial(process.remote, [ray.put(source)]), capacity, fitting, timeout)
 
 
 def _check_request(num_cpus: float, num_gpus: float, actors: int | None) -> None:
@@ -179,6 +221,13 @@ def _check_request(num_cpus: float, num_gpus: float, actors: int | None) -> None
     if not joins_cluster() and min(cpus / num_cpus, gpus / num_gpus if num_gpus else 1) < 1:
         raise _does_not_fit(num_cpus, num_gpus, cpus, gpus)
     expect_ray("backend=ray")
+
+
+def _machines() -> frozenset[str]:
+    """Those of the cluster that are alive, by id."""
+    import ray  # noqa: PLC0415
+
+    return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
 def _capacity(num_cpus: float, num_gpus: float) -> int:

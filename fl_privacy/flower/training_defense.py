@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from fl_privacy.data.own_examples import IMAGE_KEYS, LABEL_KEYS
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.errors import UserError
+from fl_privacy.federation.client.plain_pass import PlainPass
 from fl_privacy.federation.client.private_part import join_private, private_names, public_state, store_private
 from fl_privacy.flower.node_secrets import node_secret
 from fl_privacy.flower.records import PARTITION, load_state, save_state
-from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import normalized
 from fl_privacy.normalization import Normalization
 from fl_privacy.rng import Secret, derive_generator
@@ -140,7 +140,6 @@ class DefendedTraining:
         values = ModelState(
             {**self._private.parameters, **public.parameters}, {**self._private.buffers, **public.buffers}
         )
-        result = loss_gradients(model, values, batch, batch_norm=plan.batch_norm, changes=self.defense.loss)
         step = LocalStep(
             model=model,
             sent=values,
@@ -149,11 +148,13 @@ class DefendedTraining:
             state=self._state,
             rng=self._rng,
             changes=self.defense.loss,
+            held=frozenset(name for name, p in self.net.named_parameters() if not p.requires_grad),
         )
-        shared: Tensors = {name: g for name, g in result.gradients.items() if name in public.parameters}
-        private: Tensors = {name: g for name, g in result.gradients.items() if name not in public.parameters}
+        plain = PlainPass(step, self.defense, loss_scale=1.0)
+        shared = plain.only(frozenset(public.parameters))
         for hook in self.defense.gradient:
             shared = hook(shared, step)
+        private: Tensors = {n: plain[n] for n in plain if n not in public.parameters and n not in shared}
         gradients = {**private, **shared}
         for name, parameter in self.net.named_parameters():
             parameter.grad = gradients[name].to(parameter) if name in shared else None
@@ -161,8 +162,8 @@ class DefendedTraining:
         with torch.no_grad():
             for name, buffer in self.net.named_buffers():
                 if name not in self._kept:
-                    buffer.copy_(result.buffers[name])
-        return result.loss
+                    buffer.copy_(plain.buffers[name])
+        return plain.loss
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -6,13 +6,13 @@ where it does not (a loss that a defense changes, dropout, layers that are used 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import grad_and_value, vmap
 
 from fl_privacy.errors import UserError
 from fl_privacy.gradients.batch import LossChange, batch_loss
@@ -43,10 +43,11 @@ def example_gradients(
         plan: of the client; its batch-norm mode and loss scale hold.
         changes: of the loss.
     """
-    layered = _layered(model, state, batch, plan, changes)
+    names = list(state.parameters)
+    layered = _layered(model, state, batch, plan, changes, names=names)
     if layered is not None:
         return layered(batch.inputs.unsqueeze(1), batch.labels.unsqueeze(1))
-    return _one_by_one(model, state, batch, plan, changes)
+    return _one_by_one(model, state, batch, plan, changes, names=names)[0]
 
 
 @torch.no_grad()
@@ -58,8 +59,11 @@ def clipped_sum(
     *,
     plan: LocalPlan,
     changes: Sequence[LossChange] = (),
-) -> Tensors:
-    """Sum over the batch of each example's gradient scaled by min(1, clip_norm / its l2 norm).
+    held: Collection[str] = (),
+) -> tuple[Tensors, Tensor]:
+    """Sum over the batch of each example's gradient scaled by min(1, clip_norm / its l2 norm), and the mean loss.
+
+    Norms are of what is trained: parameters that are ``held`` have no part in them, and no gradient.
 
     Layer by layer no example's gradient is formed where its norm can be had from inner products (ghost clipping, Li et
     al. 2022, Sec. 4); the sum is then one product per layer. Elsewhere the gradients of as many examples as fit into
@@ -69,18 +73,23 @@ def clipped_sum(
         UserError: the model has batch-norm layers in training mode: there, no example has a gradient of its own.
     """
     _expect_own_gradients(model, plan)
-    layered = _layered(model, state, batch, plan, changes)
-    total = {name: torch.zeros_like(p) for name, p in state.parameters.items()}
+    trained = {name: p for name, p in state.parameters.items() if name not in held}
+    layered = _layered(model, state, batch, plan, changes, names=list(trained))
+    total = {name: torch.zeros_like(p) for name, p in trained.items()}
+    loss = torch.zeros((), device=batch.inputs.device)
     if layered is not None:
         for some in _chunks(batch, _formed_elements(layered, batch)):
-            add_up(total, {name: name for name in total}, _ghost_clipped_sum(layered, some, clip_norm))
-        return total
-    for some in _chunks(batch, sum(p.numel() for p in state.parameters.values())):
-        gradients = _one_by_one(model, state, some, plan, changes)
+            found, losses = _ghost_clipped_sum(layered, some, clip_norm)
+            add_up(total, {name: name for name in total}, found)
+            loss = loss + losses
+        return total, loss / len(batch)
+    for some in _chunks(batch, sum(p.numel() for p in trained.values())):
+        gradients, losses = _one_by_one(model, state, some, plan, changes, names=list(trained))
+        loss = loss + losses.sum()
         factors = _factors([g.flatten(1).square().sum(1) for g in gradients.values()], clip_norm)
         for name, g in gradients.items():
             total[name] += torch.tensordot(factors.to(g.dtype), g, dims=1)
-    return total
+    return total, loss / len(batch)
 
 
 def _expect_own_gradients(model: nn.Module, plan: LocalPlan) -> None:
@@ -93,20 +102,35 @@ def _expect_own_gradients(model: nn.Module, plan: LocalPlan) -> None:
 
 
 def _one_by_one(
-    model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan, changes: Sequence[LossChange]
-) -> Tensors:
+    model: nn.Module,
+    state: ModelState,
+    batch: Batch,
+    plan: LocalPlan,
+    changes: Sequence[LossChange],
+    *,
+    names: Sequence[str],
+) -> tuple[Tensors, Tensor]:
+    """Gradients (B, *shape) by ``names``, and losses (B,)."""
+    rest = {name: p.detach() for name, p in state.parameters.items() if name not in names}
+
     def loss(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
-        one, at = Batch(image.unsqueeze(0), label.unsqueeze(0)), ModelState(values, state.buffers)
+        one, at = Batch(image.unsqueeze(0), label.unsqueeze(0)), ModelState({**rest, **values}, state.buffers)
         return batch_loss(model, at, one, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale, changes=changes)[0]
 
-    values = {name: p.detach() for name, p in state.parameters.items()}
-    per_example = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
-    gradients: Tensors = per_example(values, batch.inputs, batch.labels)
-    return gradients
+    values = {name: state.parameters[name].detach() for name in names}
+    per_example = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
+    found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
+    return found
 
 
 def _layered(
-    model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan, changes: Sequence[LossChange]
+    model: nn.Module,
+    state: ModelState,
+    batch: Batch,
+    plan: LocalPlan,
+    changes: Sequence[LossChange],
+    *,
+    names: Sequence[str],
 ) -> Layered | None:
     """Set up at ``state``; ``None`` where it would not give the gradients of this model's examples.
 
@@ -120,13 +144,13 @@ def _layered(
     detached = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
     frozen = frozen_copy(model, detached, plan, device=value.device, dtype=value.dtype)
     try:
-        layered = Layered(VictimModel(frozen, list(state.parameters), plan))
+        layered = Layered(VictimModel(frozen, names, plan))
         if model not in _tried:
             few = Batch(batch.inputs[:2].detach(), batch.labels[:2])
             with torch.no_grad():
                 layered.expect_right_factors(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
                 found = layered(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
-            _tried[model] = same_gradients(found, _one_by_one(model, detached, few, plan, ()))
+            _tried[model] = same_gradients(found, _one_by_one(model, detached, few, plan, (), names=names)[0])
     except RuntimeError:
         _tried[model] = False
     return layered if _tried[model] else None
@@ -147,8 +171,9 @@ def _formed_elements(layered: Layered, batch: Batch) -> int:
     return sum(size for name, size in formed.items() if name not in ghosts)
 
 
-def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> Tensors:
-    calls = layered.calls(batch.inputs.unsqueeze(1), batch.labels.unsqueeze(1))
+def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> tuple[Tensors, Tensor]:
+    """The clipped sum, and the sum of the losses."""
+    loss, calls = layered.passed(batch.inputs.unsqueeze(1), batch.labels.unsqueeze(1))
     uses = Counter(name for call in calls for name in call.names.values())
     formed: dict[str, Tensor] = {}
     squares: list[Tensor] = []
@@ -164,7 +189,7 @@ def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> Tens
     total = {name: torch.tensordot(factors.to(gradient), gradient, dims=1) for name, gradient in formed.items()}
     for call in summed:
         add_up(total, call.names, {"weight": parameter_gradients(call.weighted_sum(factors), ["weight"])["weight"][0]})
-    return total
+    return total, loss
 
 
 def _ghost_norms(call: LayerCall) -> Tensor | None:

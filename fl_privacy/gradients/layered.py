@@ -120,7 +120,11 @@ class Layered(VictimGradients):
                 raise NotLayeredError(f"the factors of {call.names['weight']} do not give its gradient")
 
     def calls(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> list[LayerCall]:
-        """Inputs of each call of a layer and the loss's gradient by its outputs, (V, B, ...) each.
+        """Inputs of each call of a layer and the loss's gradient by its outputs, (V, B, ...); see :meth:`passed`."""
+        return self.passed(inputs, labels, hidden)[1]
+
+    def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
+        """The sum of the victims' losses, and of each call of a layer its inputs and the gradient by its outputs.
 
         They can be differentiated unless gradients are switched off. With ``hidden`` (V, B, F), another loss sends
         them back into what enters the layer ``victim_model.hidden``.
@@ -142,7 +146,7 @@ class Layered(VictimGradients):
                 loss, [call.output for call in tape], create_graph=create_graph, materialize_grads=True
             )
         apart = (count, size)
-        return [
+        return loss.detach(), [
             LayerCall(
                 call.module,
                 self._layers[call.name].names,

@@ -99,6 +99,14 @@ def ray_cluster() -> Iterator[None]:
             ray.shutdown()
 
 
+def on_this_node() -> Any:
+    """Where a task runs that must not be lost while this process lives."""
+    import ray  # noqa: PLC0415
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
 def cause_of(error: Exception) -> BaseException:
     """What went wrong behind Ray's own exception."""
     return getattr(error, "cause", None) or error

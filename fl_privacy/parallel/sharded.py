@@ -14,13 +14,16 @@ from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.attack import trained_on
 from fl_privacy.errors import UserError
 from fl_privacy.generator import Provenance
-from fl_privacy.parallel.cluster import cause_of, expect_answer, expect_ray, one_line, ray_cluster
+from fl_privacy.parallel.cluster import cause_of, expect_answer, expect_ray, on_this_node, one_line, ray_cluster
 from fl_privacy.parallel.tally import Tally
 from fl_privacy.types import Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY = 0.5
+
+LOSSES = 2
+"""So many times a part is begun anew, where its process or its machine is gone."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +32,8 @@ class ShardedAttack:
 
     Each victim draws from its own random stream, so that its result is that of the attack in one process, up to the
     last bits of sums that other batch sizes take in another order.
-    The victims of a task that fails are failures; the others go on.
+    A task whose machine is gone is begun anew on another one, and gives the same; what others have finished is here
+    already. The victims of a task that fails are failures; the others go on.
 
     Attributes:
         attack: what each task runs; can be pickled.
@@ -74,8 +78,8 @@ class ShardedAttack:
     ) -> dict[int, Reconstruction]:
         import ray  # noqa: PLC0415
 
-        tally = ray.remote(Tally).options(num_cpus=0).remote()
-        options = {"max_retries": 1, "scheduling_strategy": "SPREAD", **self._share(len(parts))}
+        tally = ray.remote(Tally).options(num_cpus=0, scheduling_strategy=on_this_node()).remote()
+        options = {"max_retries": LOSSES, "scheduling_strategy": "SPREAD", **self._share(len(parts))}
         start = ray.remote(_attack_shard).options(**options)
         attack = ray.put(self.attack)
         tasks = {

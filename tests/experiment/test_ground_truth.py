@@ -11,7 +11,7 @@ from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.ground_truth import GroundTruth, sees_other_images
 from fl_privacy.experiment.judge import update_distortion
 from fl_privacy.federation import Audit, Probe
-from fl_privacy.federation.client import training
+from fl_privacy.federation.client import plain_pass
 from tests.experiment.runs import TINY, run
 from tests.experiment.test_update_distortion import observations
 
@@ -122,8 +122,8 @@ def test_known_labels_are_those_of_the_mixture(tmp_path):
 def test_a_victim_trains_once_defended_and_once_undefended(defense, tmp_path, monkeypatch):
     """However many ask what the model saw: for the labels, the scores of both attackers, the update's distortion."""
     gradients = []
-    real = training.loss_gradients
-    monkeypatch.setattr(training, "loss_gradients", lambda *a, **k: gradients.append(a) or real(*a, **k))
+    real = plain_pass.loss_gradients
+    monkeypatch.setattr(plain_pass, "loss_gradients", lambda *a, **k: gradients.append(a) or real(*a, **k))
     told = ("threat_model.knows_labels=true", "threat_model.knows_defense=true")
     settings = ("attack", f"defense={defense}", "model=lenet", "attack=idlg", "attack.iterations=1", "victims=3", *told)
     assert run(*settings, out=tmp_path).status == 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
-from fl_privacy.federation.client import training
+from fl_privacy.federation.client import plain_pass
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness
 
@@ -29,8 +29,8 @@ DEFENSE = Defense(data=(harness.brightened,), gradient=(noisy,), upload=(harness
 def gradients(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """An entry for each gradient that a client takes."""
     taken: list[Any] = []
-    real = training.loss_gradients
-    monkeypatch.setattr(training, "loss_gradients", lambda *a, **k: taken.append(a) or real(*a, **k))
+    real = plain_pass.loss_gradients
+    monkeypatch.setattr(plain_pass, "loss_gradients", lambda *a, **k: taken.append(a) or real(*a, **k))
     return taken
 
 

@@ -65,7 +65,7 @@ def test_arguments_may_be_given_by_name():
     assert [call.name for call in entered] == [call.name for call in left] == ["layer", "last"]
     assert all(torch.equal(call.inputs, images.flatten(1)) for call in (entered[0], left[0]))
     state, batch = ModelState.of(net), Batch(images, torch.tensor([0, 1, 0]))
-    clipped = clipped_sum(net, state, batch, 1e6, plan=LocalPlan())
+    clipped, _ = clipped_sum(net, state, batch, 1e6, plan=LocalPlan())
     expected = loss_gradients(net, state, batch).gradients
     for name, value in expected.items():
         torch.testing.assert_close(clipped[name] / 3, value)

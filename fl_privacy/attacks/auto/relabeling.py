@@ -25,8 +25,9 @@ def other_labels(prepared: Prepared, observation: Observation, number: int) -> l
         return []
     like = next(prepared.observer.parameters())
     rng = derive_generator(prepared.seed, "attack", str(observation.id), "labels")
-    outputs = usual_outputs(prepared.observer, observation.input_shape, layer[0], rng)
-    expected = expected_counts(_gradient_of(observation, layer, like), layer, size, *outputs)
+    gradient = _gradient_of(observation, layer, like)
+    outputs = usual_outputs(prepared.observer, observation.input_shape, layer, rng, gradient)
+    expected = expected_counts(gradient, layer, size, *outputs)
     return [] if expected is None else nearest_counts(expected, size, number + 1)[1:]
 
 

@@ -44,7 +44,7 @@ def choose_labels(
         raise NotAttackableError("The model has no linear output layer to infer labels from; use labels=optimize.")
     gradient = {n: g.to(like) / loss_scale for n, g in as_gradient(observation).items() if n in layer}
     generator = derive_generator(seed, "attack", str(observation.id), "labels")
-    outputs = usual_outputs(model, observation.input_shape, layer[0], generator)
+    outputs = usual_outputs(model, observation.input_shape, layer, generator, gradient)
     found = infer_labels(gradient, layer, observation.upload.num_examples, *outputs)
     if found is None:
         raise NotAttackableError(

@@ -104,7 +104,10 @@ def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
     checks.number("defense.noise_multiplier", noise_multiplier, at_least=0, example=1.0)
 
     def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
-        total = clipped_sum(step.model, step.sent, step.batch, clip_norm, plan=step.plan, changes=step.changes)
+        total, loss = clipped_sum(
+            step.model, step.sent, step.batch, clip_norm, plan=step.plan, changes=step.changes, held=step.held
+        )
+        step.losses.append(loss)
         std = noise_multiplier * clip_norm
         return {
             name: (total[name] + sample_noise(total[name], "gaussian", std, step.rng)) / len(step.batch)
@@ -121,4 +124,5 @@ def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
             ),
         ),
         gradient=(on_gradient,),
+        anew=(on_gradient,),
     )

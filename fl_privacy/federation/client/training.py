@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
+from fl_privacy.federation.client.plain_pass import PlainPass
 from fl_privacy.federation.client.private_part import join_private, private_values, store_private
-from fl_privacy.gradients import loss_gradients
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 
@@ -169,21 +169,21 @@ def take_steps(
         for data_hook in defense.data:
             batch = timed(data_hook, batch, state, rng)  # noqa: PLW2901
         current = ModelState(parameters, buffers)
-        result = loss_gradients(
-            model, current, batch, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale, changes=defense.loss
+        step = LocalStep(
+            model=model, sent=current, batch=batch, plan=plan, state=state, rng=rng, changes=defense.loss, held=held
         )
-        step = LocalStep(model=model, sent=current, batch=batch, plan=plan, state=state, rng=rng, changes=defense.loss)
-        shared: Tensors = {name: g for name, g in result.gradients.items() if name in public and name not in held}
-        private = {name: g for name, g in result.gradients.items() if name not in public}
+        plain = PlainPass(step, defense, loss_scale=plan.loss_scale)
+        shared = plain.only(frozenset(public) - held)
         for gradient_hook in defense.gradient:
             shared = timed(gradient_hook, shared, step)
+        private = {name: plain[name] for name in plain if name not in public and name not in shared}
         gradients = {**private, **shared}
         for name, parameter in parameters.items():
             parameter.grad = gradients.get(name)
         if optimizer is not None:
             optimizer.step()
-        buffers = result.buffers
-        losses.append(result.loss)
+        buffers = plain.buffers
+        losses.append(plain.loss)
     moved = {name: p.detach() for name, p in parameters.items()}
     return Steps(values=ModelState(moved, buffers), gradients=gradients, losses=losses)
 

@@ -70,7 +70,7 @@ def _usual(weight: float, bias: float) -> torch.Tensor:
         model[1].weight.copy_(weight * torch.randn(CLASSES, 48))
         model[1].weight.sub_(model[1].weight.mean(1, keepdim=True))
         model[1].bias.copy_(bias * torch.arange(CLASSES))
-    found, features = usual_outputs(model, (3, 4, 4), "1.weight", torch.Generator().manual_seed(0))
+    found, features = usual_outputs(model, (3, 4, 4), ("1.weight", "1.bias"), torch.Generator().manual_seed(0))
     assert float(found.sum()) == pytest.approx(1) and features.shape == (48,)
     return found
 
@@ -81,3 +81,43 @@ def test_answers_that_are_the_same_for_all_images_are_those_of_a_client() -> Non
 
 def test_answers_that_hang_on_the_image_say_nothing_of_how_often_a_class_is() -> None:
     assert float((_usual(30.0, 0.5) - 1 / CLASSES).abs().max()) < 0.05
+
+
+def _own_answers(spread: float, *, constant: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What is expected of a client without and with its update, and what its examples are answered, where these differ
+    by ``spread`` and have features in common that noise has not."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, CLASSES))
+    with torch.no_grad():
+        model[1].weight.copy_(0.3 * torch.randn(CLASSES, 48))
+        model[1].bias.copy_(constant * torch.linspace(0, 1, CLASSES))
+    images = (torch.rand(3, 4, 4) + spread * torch.randn(32, 3, 4, 4)).clamp(0, 1)
+    batch = Batch(images, torch.arange(32) % CLASSES)
+    gradient = loss_gradients(model, ModelState.of(model), batch).gradients
+    layer = ("1.weight", "1.bias")
+    asked = [usual_outputs(model, (3, 4, 4), layer, torch.Generator().manual_seed(0), g)[0] for g in (None, gradient)]
+    with torch.no_grad():
+        return asked[0], asked[1], model(images).softmax(1).mean(0)
+
+
+def test_the_update_tells_what_a_clients_examples_have_in_common() -> None:
+    blind, seeing, true = _own_answers(0.02)
+    assert float(seeing.sum()) == pytest.approx(1)
+    assert float((seeing - true).norm()) < 0.75 * float((blind - true).norm())
+
+
+def test_examples_that_have_nothing_in_common_change_nothing() -> None:
+    """The features that a few unlike examples seem to share are none of any of them."""
+    blind, seeing, true = _own_answers(3.0)
+    assert float((seeing - true).norm()) < 1.1 * float((blind - true).norm())
+
+
+def test_a_layer_that_was_withheld_in_part_is_no_evidence() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, CLASSES))
+    layer = ("1.weight", "1.bias")
+    gradients = ({}, {"1.bias": torch.ones(CLASSES)}, None)
+    found = [usual_outputs(model, (3, 4, 4), layer, torch.Generator().manual_seed(0), g)[0] for g in gradients]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    zero = {"1.weight": torch.zeros(CLASSES, 48), "1.bias": torch.zeros(CLASSES)}
+    assert usual_outputs(model, (3, 4, 4), layer, torch.Generator().manual_seed(0), zero)[0].isfinite().all()

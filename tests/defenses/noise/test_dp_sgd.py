@@ -9,6 +9,8 @@ from torch import nn
 
 from fl_privacy.defenses import dp_sgd
 from fl_privacy.errors import UserError
+from fl_privacy.federation.client import plain_pass
+from fl_privacy.federation.client.training import local_update
 from fl_privacy.gradients import clipped_sum, examples
 from fl_privacy.types import Batch, LocalPlan
 
@@ -18,7 +20,7 @@ CLIP = 0.4
 
 
 def clipped(step, clip_norm):
-    return clipped_sum(step.model, step.sent, step.batch, clip_norm, plan=step.plan, changes=step.changes)
+    return clipped_sum(step.model, step.sent, step.batch, clip_norm, plan=step.plan, changes=step.changes)[0]
 
 
 def opacus_gradient(step, clip_norm):
@@ -77,3 +79,39 @@ def test_batch_norm_is_refused_in_training_mode_and_right_in_evaluation_mode():
     step = replace(step, plan=LocalPlan(batch_norm="eval"))
     total = flat(clipped(step, 1e6)) / 4
     torch.testing.assert_close(total, flat(clean_gradient(step)), rtol=1e-4, atol=1e-6)
+
+
+def test_held_parameters_have_no_part_in_the_clipping():
+    step = local_step(examples=5)
+    head = frozenset({"5.weight", "5.bias"})
+    held = frozenset(step.sent.parameters) - head
+    clean = {name: g for name, g in clean_gradient(step).items() if name in head}
+    defense = dp_sgd(clip_norm=0.3, noise_multiplier=0)
+    found = run(defense, clean, replace(step, held=held))
+    assert set(found) == head
+    expected = torch.zeros(725)
+    for image, label in zip(step.batch.inputs, step.batch.labels, strict=True):
+        one = clean_gradient(replace(step, batch=Batch(image[None], label[None])))
+        gradient = flat({name: one[name] for name in found})
+        expected += gradient * min(1.0, 0.3 / float(gradient.norm()))
+    torch.testing.assert_close(flat(found) * 5, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_is_one_pass_with_its_loss(monkeypatch):
+    """The gradient of the mean loss, which the defense does not look at, is not computed."""
+    step = local_step(examples=6)
+    mean = torch.nn.functional.cross_entropy(step.model(step.batch.inputs), step.batch.labels)
+    monkeypatch.setattr(plain_pass, "loss_gradients", None)
+    result = local_update(
+        step.model,
+        step.sent,
+        [step.batch],
+        num_examples=6,
+        plan=LocalPlan(),
+        defense=dp_sgd(),
+        state=step.state,
+        rng=step.rng,
+        private_rng=step.rng,
+    )
+    assert result.train_loss == pytest.approx(float(mean.detach()), rel=1e-5)
+    assert set(result.upload.tensors) == set(step.sent.parameters)
