@@ -1,5 +1,7 @@
 """Many shadow models at once beside one after the other: CPU time, both sides in turn, and wall-clock time.
 
+Beside them the share of either that the products and convolutions would take at the rate of two large matrices.
+
 python experiments/shadow_speed.py --models 64 --batch-sizes 1 4 16 32 --threads 1
 """
 
@@ -10,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 from inference_runs import head, show
+from peak import operations, peak_rate
 from row_file import RowFile, takes_rows
 
 from fl_privacy.gradients import ManyModels, local_orders, loss_gradients
@@ -52,7 +55,18 @@ def main() -> None:
     torch.manual_seed(0)
     model = LeNet(in_channels=3, image_size=32, num_classes=10, activation="tanh", mean=[0.5], std=[0.25])
     pool = Batch(torch.rand(1000, 3, 32, 32), torch.randint(10, (1000,)))
-    head(["batch", "models", "at once, CPU s", "one by one, CPU s", "ratio, CPU", "ratio, wall"])
+    head(
+        [
+            "batch",
+            "models",
+            "at once, CPU s",
+            "one by one, CPU s",
+            "ratio, CPU",
+            "ratio, wall",
+            "products, %",
+            "one by one, %",
+        ]
+    )
     for size in options.batch_sizes:
         plan, rng = LocalPlan(shares="delta", lr=0.01, steps=options.steps, batch_size=size), derive_generator(size)
         subsets = torch.stack([torch.randperm(1000, generator=rng)[: 8 * size] for _ in range(options.models)])
@@ -69,11 +83,23 @@ def main() -> None:
         ]
         cpu = [statistics.median(side[k][0] for side in pairs) for k in (0, 1)]
         ratios = [statistics.median(p[1][k] / p[0][k] for p in pairs) for k in (0, 1)]
+        done = operations(lambda: one_by_one(model, pool, order, plan, 1)) * options.models / peak_rate()  # noqa: B023
         kept.add(
             {"batch": size, "models": options.models, "steps": options.steps},
-            {"at_once": cpu[0], "one_by_one": cpu[1], "ratio": ratios[0], "pairs": options.pairs},
+            {"at_once": cpu[0], "one_by_one": cpu[1], "ratio": ratios[0], "pairs": options.pairs}
+            | {"products_at_once": done / cpu[0], "products_one_by_one": done / cpu[1]},
         )
-        show([size, options.models, f"{cpu[0]:.2f}", f"{cpu[1]:.2f}", f"{ratios[0]:.1f}", f"{ratios[1]:.1f}"])
+        show(
+            [
+                size,
+                options.models,
+                f"{cpu[0]:.2f}",
+                f"{cpu[1]:.2f}",
+                f"{ratios[0]:.1f}",
+                f"{ratios[1]:.1f}",
+                *(f"{100 * done / k:.0f}" for k in cpu),
+            ]
+        )
 
 
 if __name__ == "__main__":

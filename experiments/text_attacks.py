@@ -5,7 +5,7 @@
     python experiments/text_attacks.py federation --rounds 20
     python experiments/text_attacks.py descents --model minilm --frozen --victims 32
     python experiments/text_attacks.py sapag --victims 20
-    python experiments/text_attacks.py together --model bert_tiny --victims 32
+    python experiments/text_attacks.py together --model bert_tiny --victims 32 --max-length 24 --iterations 100
 
 One line of ``--out``/rows.jsonl for each cell, as it comes; ``--minutes`` ends before the next one, and the
 same command goes on. ``federation`` keeps its weights in a file after each round, ``descents`` attacks these where
@@ -13,6 +13,7 @@ there are some. Texts are those of the test split; only seconds depend on the ma
 """
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from peak import operations, peak_rate
 from row_file import Row, RowFile
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -197,21 +199,37 @@ def language_model(options: argparse.Namespace) -> Iterator[Job]:
 
 
 def together(options: argparse.Namespace) -> Iterator[Job]:
-    """CPU seconds of TAG on so many victims at once, and on some of them one after the other."""
+    """CPU seconds of TAG on so many victims at once, and on some of them one after the other, in turn; beside both the
+    share that their products of matrices alone would take at the rate of two large matrices."""
     data, model = loaded(options.model, options)
-    attack = tag(iterations=options.iterations, compile="off")
+
+    def attacked(seen: Sequence[Observation], iterations: int) -> float:
+        began = time.process_time()
+        tag(iterations=iterations, compile="off")(seen, seed=0)
+        return time.process_time() - began
 
     def measure() -> Row:
         seen, _ = observed(model, data, options, plan=LocalPlan(), defense="none")
-        few, alone = max(2, options.victims // 8), 0.0
-        began = time.process_time()
-        attack(seen, seed=0)
-        at_once = time.process_time() - began
-        for one in seen[:: options.victims // few][:few]:
-            began = time.process_time()
-            attack([one], seed=0)
-            alone += (time.process_time() - began) / few * options.victims
-        return {"at_once": round(at_once, 2), "one_by_one": round(alone, 2), "times": round(alone / at_once, 2)}
+        few, pairs = max(2, options.victims // 8), []
+        attacked(seen[:1], 1)
+        for _ in range(options.pairs):
+            at_once = attacked(seen, options.iterations)
+            alone = sum(attacked([one], options.iterations) for one in seen[:: options.victims // few][:few])
+            pairs.append((at_once, alone / few * options.victims))
+        at_once, alone = (statistics.median(pair[k] for pair in pairs) for k in (0, 1))
+        counted = lambda iterations: operations(lambda: attacked(seen, iterations))  # noqa: E731
+        products = options.iterations * (counted(2) - counted(1)) / peak_rate()
+        times = sorted(pair[1] / pair[0] for pair in pairs)
+        return {
+            "at_once": round(at_once, 2),
+            "one_by_one": round(alone, 2),
+            "times": round(statistics.median(times), 2),
+            "least": round(times[0], 2),
+            "most": round(times[-1], 2),
+            "pairs": options.pairs,
+            "products_at_once": round(products / at_once, 2),
+            "products_one_by_one": round(products / alone, 2),
+        }
 
     key = {"attack": "TAG, all victims at once", "model": options.model, "max_length": options.max_length}
     yield {**key, "iterations": options.iterations, "victims": options.victims}, measure
@@ -284,6 +302,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="of the federation")
     parser.add_argument("--public", type=int, default=200, help="texts that LAMP learns a language model from")
     parser.add_argument("--iterations", type=int, default=1000)
+    parser.add_argument("--pairs", type=int, default=3, help="of measurements in turn")
     parser.add_argument("--max-length", type=int, default=64)
     parser.add_argument("--width", type=int, default=5000, help="of SAPAG's language model")
     parser.add_argument("--seed", type=int, default=0)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fl_privacy.gradients.batch import set_mode
+from fl_privacy.gradients.many_convolutions import for_many
 from fl_privacy.gradients.unrolled import step_direction, step_slices
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
@@ -57,12 +58,13 @@ class ManyModels:
             order: of each step (M, B) indices into ``pool``.
             plan: learning rate, optimizer, batch-norm mode and loss scale of the steps.
         """
-        step = vmap(_loss_gradient(self.model, plan), randomness="different")
+        set_mode(self.model, plan.batch_norm)
+        model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model
+        step = vmap(_loss_gradient(model, plan), randomness="different")
         parameters: Tensors = self.values.parameters
         buffers: Tensors = self.values.buffers
         moments: list[Tensors] = [{}, {}]
         held = plan.held(parameters)
-        set_mode(self.model, plan.batch_norm)
         for number, rows in enumerate(order, start=1):
             gradients, buffers = step(parameters, buffers, pool.inputs[rows], pool.labels[rows])
             if plan.weight_decay and plan.optimizer != "adamw":

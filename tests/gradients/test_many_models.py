@@ -1,12 +1,14 @@
 """Many models trained at once are those trained one after the other."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.federation import local_update
-from fl_privacy.gradients import ManyModels, local_orders, models_at_once
+from fl_privacy.gradients import ManyModels, local_orders, many_convolutions, models_at_once
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
@@ -24,6 +26,7 @@ def network(norm: bool) -> nn.Module:
     )
 
 
+@pytest.mark.parametrize("alone_from", [0, math.inf], ids=["large", "small"])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize(
     "plan",
@@ -34,7 +37,8 @@ def network(norm: bool) -> nn.Module:
     ],
     ids=["momentum", "adam", "gradient"],
 )
-def test_many_are_one_by_one(plan: LocalPlan, norm: bool) -> None:
+def test_many_are_one_by_one(plan: LocalPlan, norm: bool, alone_from: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_convolutions, "_FILLS", alone_from)
     model, subsets = network(norm), torch.stack([torch.randperm(40)[:12] for _ in range(3)])
     sent = ModelState.of(model)
     order = local_orders(subsets, plan, derive_generator(1))
