@@ -89,7 +89,6 @@ def measurements(options: argparse.Namespace) -> dict[tuple[str, str], Callable[
             found[item, model] = lambda m=model, v=victims: attacked(options, m, v, "inverting_gradients", "off")
     lenets = min(MANY["lenet"], options.most_victims)
     found["L-BFGS", "lenet"] = lambda: attacked(options, "lenet", lenets, "lbfgs", "off")
-    found["compiled", "lenet"] = lambda: attacked(options, "lenet", lenets, "inverting_gradients", "on")
     for label in ("dp_sgd", "opacus"):
         for model in options.trained:
             found[label, model] = lambda m=model, d=label: compared(
@@ -101,6 +100,7 @@ def measurements(options: argparse.Namespace) -> dict[tuple[str, str], Callable[
     found["ATS search", "resnet20"] = lambda: compared(searched(options))
     found["start-up", "import"] = lambda: compared(started(options, ["-c", "import fl_privacy"]))
     found["start-up", "list"] = lambda: compared(started(options, ["-m", "fl_privacy", "list"]))
+    found["compiled", "lenet"] = lambda: attacked(options, "lenet", lenets, "inverting_gradients", "on")
     return found
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vmap
+from torch.func import functional_call, jvp
 
 from fl_privacy.errors import UserError
 from fl_privacy.gradients.watch import Call, entering, leaving
@@ -67,12 +68,17 @@ def _forward(model: nn.Module, state: ModelState, inputs: Tensor) -> Tensor:
 Features = Callable[[Tensor], Tensor]
 """(B, ...) -> (B, D), each example by itself."""
 
-_CHUNK_ELEMENTS = 1 << 20
+_CHUNK_ELEMENTS = 1 << 18
 """Input elements of the products computed together: what bounds the memory."""
+
+_BACKWARD_SHARE = 4
+"""Of these, a backward product takes a share: it goes through all that the forward pass has kept, best in the cache."""
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms ||d r_i / d x|| of every feature of every example, by vectorized backward products.
+    """Norms ||d r_i / d x|| of every feature of every example, by backward products.
+
+    One forward pass of several copies of the examples serves all products: in each, a copy takes a feature.
 
     Args:
         features: r, differentiable.
@@ -81,16 +87,17 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
     Returns:
         (B, D) the norms and (B, D) the features.
     """
-    x = inputs.detach().requires_grad_()
+    copies, size = max(1, _chunk(inputs) // _BACKWARD_SHARE), len(inputs)
+    x = _copied(inputs.detach(), copies).requires_grad_()
     with torch.enable_grad():
         r = features(x)
     rows = torch.eye(r.shape[1], dtype=r.dtype, device=r.device)
     norms = []
-    for chunk in counted("sensitivity of features", torch.split(rows, _chunk(inputs))):
-        cotangents = chunk.unsqueeze(1).expand(-1, len(r), -1)
-        (products,) = torch.autograd.grad(r, x, cotangents, retain_graph=True, is_grads_batched=True)
-        norms.append(products.flatten(2).norm(dim=2))
-    return torch.cat(norms).T, r.detach()
+    for chunk in counted("sensitivity of features", torch.split(rows, copies)):
+        cotangents = F.pad(chunk, (0, 0, 0, copies - len(chunk))).repeat_interleave(size, 0)
+        (products,) = torch.autograd.grad(r, x, cotangents, retain_graph=True)
+        norms.append(products.flatten(1).norm(dim=1).view(copies, size)[: len(chunk)])
+    return torch.cat(norms).T, r[:size].detach()
 
 
 def estimated_row_norms(
@@ -116,9 +123,16 @@ def estimated_row_norms(
         for start in counted("sensitivity of features", range(0, directions, _chunk(inputs))):
             size = (min(_chunk(inputs), directions - start), *x.shape)
             signs = torch.randint(0, 2, size, generator=rng, device=rng.device).to(x) * 2 - 1
-            squares += vmap(lambda v: jvp(features, (x,), (v,))[1])(signs).square().sum(0)
+            tangents = jvp(features, (_copied(x, size[0]),), (signs.flatten(0, 1),))[1]
+            squares += tangents.view(size[0], *r.shape).square().sum(0)
     return (squares / directions).sqrt(), r
 
 
+def _copied(inputs: Tensor, copies: int) -> Tensor:
+    """(copies B, ...)."""
+    return inputs.repeat(copies, *(1 for _ in inputs.shape[1:]))
+
+
 def _chunk(inputs: Tensor) -> int:
+    """How many copies."""
     return max(1, _CHUNK_ELEMENTS // inputs.numel())
