@@ -31,10 +31,10 @@ LARGE = {"in_channels": 3, "image_size": 224, "num_classes": 1000}
 VIT_S = {"patch_size": 16, "depth": 12, "token_width": 384, "heads": 6, "mlp_width": 1536}
 
 
-def resnet50() -> nn.Module:
-    from torchvision.models import resnet50 as of_torchvision  # noqa: PLC0415
+def of_torchvision(name: str) -> nn.Module:
+    import torchvision  # noqa: PLC0415
 
-    return of_torchvision()
+    return getattr(torchvision.models, name)()
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
@@ -42,8 +42,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "ConvNet": (lambda: ConvNet(**SMALL, width=8), 32),
     "ResNet-20": (lambda: ResNet20(**SMALL, width=16), 32),
     "ResNet-18": (lambda: ResNet18(**SMALL), 32),
-    "ResNet-18, 224": (lambda: ResNet18(**LARGE), 224),
-    "ResNet-50, 224": (resnet50, 224),
+    "ResNet-18, 224": (lambda: of_torchvision("resnet18"), 224),
+    "ResNet-50, 224": (lambda: of_torchvision("resnet50"), 224),
     "ViT-S/16, 224": (lambda: ViT(**LARGE, **VIT_S), 224),
 }
 ITERATIONS = 4800

@@ -50,13 +50,14 @@ def undrawn_charts() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """One cluster for all tests; a run that finds Ray running joins it."""
+    """One cluster for all tests, whatever else runs on the machine; a run that finds Ray running joins it."""
     ray = pytest.importorskip("ray")
     from fl_privacy.parallel.cluster import SWITCHED_OFF  # noqa: PLC0415
 
     os.environ.update(dict.fromkeys(SWITCHED_OFF, "0"))
     os.environ.update({"RAY_worker_niceness": "0"})  # at 15 they hardly get on beside the other tests
     ray.init(
+        address="local",
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,

@@ -10,7 +10,9 @@ from fl_privacy.config import compose_run, composition, options
 from fl_privacy.errors import UserError
 
 
-def test_a_setting_is_of_one_composition_alone() -> None:
+@pytest.mark.parametrize("few", [0, 10**9])
+def test_a_setting_is_of_one_composition_alone(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composition, "FEW", few)
     options = ["model=lenet", "federation=fedavg"]
     before = compose_run(options)
     changed = compose_run([*options, "victims=77", "federation.plan.lr=3", "+model.mean=[0.5]"])

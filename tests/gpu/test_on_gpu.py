@@ -31,10 +31,12 @@ def test_an_attack_reads_the_same(compile: Compile) -> None:
         torch.testing.assert_close(there, here, rtol=1e-6, atol=1e-6)
 
 
-def test_second_order_reads_the_images() -> None:
+def test_second_order_moves_alike() -> None:
     victims = observations(smooth_net(), 3)
-    for one in idlg(iterations=60, dtype="float64", device="cuda")(victims, seed=0):
-        assert one.batch is not None and one.loss is not None and one.loss < 1e-8
+    here, there = (idlg(iterations=2, dtype="float64", device=device)(victims, seed=0) for device in ("cpu", "cuda"))
+    for one, other in zip(here, there, strict=True):
+        assert one.batch is not None and other.batch is not None
+        torch.testing.assert_close(other.batch.inputs, one.batch.inputs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.ray

@@ -1,6 +1,7 @@
 """Texts of an encoder: of the tokens at each position, those that together become what the second block has seen."""
 
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ _SWEEPS = 8
 _NARROWINGS, _TRIED, _SPARE = 4, 6, 2
 _STARTS = 3
 _RANDOM = 64
+_STUCK, _PAIRS = 3, 1 << 14
+"""Texts of a search that two tokens at once are exchanged of."""
 _DECIDABLE = 1e-6
 """Distances below this are rounding in single precision."""
 
@@ -95,6 +98,26 @@ class Assembly:
             for text, residual, other in zip(texts, best.tolist(), least.tolist(), strict=True)
         ]
 
+    def exchanged(self, texts: Tensor) -> Tensor:
+        """Each of ``texts`` (n, L) with the best tokens at any two positions: out of where no single one leads out.
+
+        As they are where there are too many pairs to try.
+        """
+        found, sizes = [], [len(at) for at in self.candidates.tokens[: texts.shape[1]]]
+        if sum(one * other for one, other in combinations(sizes, 2)) > _PAIRS:
+            return texts
+        for text in texts:
+            tried = [text[None]]
+            for one, other in combinations(range(len(text)), 2):
+                pairs = torch.cartesian_prod(self.candidates.tokens[one], self.candidates.tokens[other])
+                changed = (pairs[:, 0] != text[one]) & (pairs[:, 1] != text[other])
+                several = text.repeat(int(changed.sum()), 1)
+                several[:, [one, other]] = pairs[changed]
+                tried.append(several)
+            choices = torch.cat(tried)
+            found.append(choices[self.residuals(choices).argmin()])
+        return torch.stack(found)
+
 
 def narrowed(assembly: Assembly, lengths: list[int], rng: torch.Generator) -> Assembly:
     """With fewer candidates at each position: those that come nearest to the span among random others.
@@ -149,7 +172,11 @@ def assemble(
             likely = _likely(candidates, length, explained)
             position = max(range(length), key=lambda p: len(likely[p]))
             starts = torch.stack([_start(likely, position, t, rng) for t in likely[position] for _ in range(each)])
-            for text in assembly.descend(starts, position):
+            descended = assembly.descend(starts, position)
+            stuck = [text.tokens for text in sorted(descended, key=lambda text: text.residual)[:_STUCK]]
+            if each > 1 and all(text.residual >= tolerance / CLEAR for text in descended):
+                descended += assembly.descend(assembly.exchanged(torch.stack(stuck)), position)
+            for text in descended:
                 key = tuple(text.tokens.tolist())
                 if key not in found or text.residual < found[key].residual:
                     found[key] = text

@@ -41,8 +41,8 @@ class Dager:
     The inputs of the first attention layer span the rows of its gradient, so that a token was at a position if and only
     if its embedding lies in that span. Which of these make a text, the span of the second block's inputs says: prefix
     by prefix in a decoder; in an encoder, where what a token becomes depends on all others, by exchanging one token
-    after the other until all are in the span. Where the gradient of the embeddings was uploaded as well, only the
-    tokens of its rows that are not zero are looked at.
+    after the other, or two where that leads no further, until all are in the span. Where the gradient of the embeddings
+    was uploaded as well, only the tokens of its rows that are not zero are looked at.
 
     A reconstruction is ``proven`` if the whole update is reproduced and there is no second choice: of a single text
     every token is in the span and every other one at least ten times farther; of several, every other choice of a token
