@@ -2,6 +2,8 @@
 
     python experiments/speed.py --out experiments/rows/speed
 
+    python experiments/speed.py --out experiments/rows/speed --items compiled
+
 Rows that are there already are kept, so that it goes on where it was stopped; ``--items`` chooses some. A row has how
 many times as fast ours is, and how many times as long it takes, the medians over the pairs with their quartiles, and
 the machine, the clock and the threads.
@@ -29,6 +31,9 @@ Pairs = Sequence[tuple[float, float]]
 
 MANY = {"lenet": 128, "convnet": 32, "convnet_3": 32, "resnet20": 16, "resnet18": 8}
 """Victims at once."""
+
+SLOW = {"compiled"}
+"""Items that take minutes: the compiler runs for each pair."""
 
 
 def compared(pairs: Pairs) -> dict[str, float]:
@@ -114,7 +119,7 @@ def machine() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder in which rows.jsonl keeps the figures")
-    parser.add_argument("--items", nargs="+", help="such as 'many victims' or dp_sgd; all by default")
+    parser.add_argument("--items", nargs="+", help="such as dp_sgd; all but compiled by default")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clock", choices=attack_speed.CLOCKS, default="wall")
     parser.add_argument("--repeats", type=int, default=5, help="pairs of each row, at least 2")
@@ -126,7 +131,7 @@ def main() -> None:
     where = {"machine": machine(), "clock": options.clock, "threads": options.threads}
     print(f"{where['machine']}; {options.clock} clock, {options.threads} threads", flush=True)
     for (item, of), measure in measurements(options).items():
-        if options.items and item not in options.items:
+        if item not in (options.items or {each for each, _ in measurements(options)} - SLOW):
             continue
         key = {"item": item, "of": of, **where}
         torch.set_num_threads(options.threads)
