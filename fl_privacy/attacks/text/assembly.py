@@ -15,7 +15,7 @@ _SWEEPS = 8
 _NARROWINGS, _TRIED, _SPARE = 4, 6, 2
 _STARTS = 3
 _RANDOM = 64
-_STUCK, _PAIRS = 3, 1 << 14
+_STUCK, _PAIRS = 3, 1 << 12
 """Texts of a search that two tokens at once are exchanged of."""
 _DECIDABLE = 1e-6
 """Distances below this are rounding in single precision."""
