@@ -7,7 +7,7 @@ from pathlib import Path
 from fl_privacy.errors import UserError
 
 WAITING = ".waiting"
-"""Folder within a run's, of intercepted updates that wait for their attack where they are many; gone with the attack."""
+"""Folder within a run's, of updates that wait for their attack where they are many; gone with the attack."""
 
 
 def is_finished(path: Path) -> bool:
