@@ -11,7 +11,7 @@ from fl_privacy.checks import number, one_of
 from fl_privacy.errors import UserError
 
 if TYPE_CHECKING:
-    from fl_privacy.report.advice import MeasuredTable
+    from fl_privacy.report.measured_tables import MeasuredTable, Threat
 
 ACCURACY_LOSS, THREAT, PSNR_BELOW = "accuracy_loss", "threat", "psnr_below"
 ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: "15"}
@@ -52,13 +52,26 @@ def advise(
     threat = next(known for known in KNOWN if known == bounds[THREAT])
     told = {key: _number(key, bounds[key]) for key in (ACCURACY_LOSS, PSNR_BELOW)}
     tables = _in_file(table, settings) if table else [_of_grid(grid, settings)] if grid else _shipped(settings)
-    from fl_privacy.report.advice import advice_from  # noqa: PLC0415
-
     if save is not None:
         from fl_privacy.report.measured_tables import write_tables  # noqa: PLC0415
 
         write_tables(save, tables)
-    print("\n\n".join("\n".join(advice_from(one, threat=threat, **told)) for one in tables))
+    print("\n\n".join(_answers(tables, threat=threat, **told)))
+
+
+def _answers(tables: "Sequence[MeasuredTable]", *, threat: "Threat", **told: float) -> list[str]:
+    """One for each table; of those that have none why, unless no table has any."""
+    from fl_privacy.report.advice import advice_from  # noqa: PLC0415
+
+    found, refused = list[str](), list[UserError]()
+    for table in tables:
+        try:
+            found.append("\n".join(advice_from(table, threat=threat, **told)))
+        except UserError as error:
+            refused.append(UserError(f"Not answered from {' '.join(table.settings)}: {error}"))
+    if not found:
+        raise refused[0]
+    return [*found, *map(str, refused)]
 
 
 def _asked(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,8 @@ def run_jobs(
         return
     from fl_privacy.experiment.trade_off import write_plan  # noqa: PLC0415
 
-    write_plan(command, configs)
+    with suppress(*STOPPING):  # what keeps a job from beginning is told when it is its turn
+        write_plan(command, configs)
     folders, failed = [], []
     for number, (job, config) in enumerate(zip(jobs, configs, strict=True), 1):
         console.rule(f"{number}/{len(jobs)} {escape(' '.join(job))}", style="dim")

@@ -26,10 +26,8 @@ from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
 from fl_privacy.interception import CaptureWriter, WaitingUpdates
 from fl_privacy.interception.waiting import MOST_HELD
 from fl_privacy.results import RunFolder, find_baseline
+from fl_privacy.results.ended import WAITING
 from fl_privacy.types import Observation
-
-WAITING = ".waiting"
-"""Likewise, of those that wait for their attack where they are many; gone when they were attacked."""
 
 SIMULATED_CLIENTS = Whereabouts()
 
@@ -69,7 +67,10 @@ def run_experiment(
         else:
             run = _Run.of(federation, attack, folder, monitor, clients)
             run.describe(prior)
-            run.train(backend)
+            try:
+                run.train(backend)
+            finally:
+                run.waiting.clear()
             folder.finish(undefended_accuracy=undefended_accuracy(config) if _wants_baseline(config) else None)
         write_page(config, folder.path)
     return folder.path

@@ -77,6 +77,7 @@ class RayGrid(LocalGrid):
         self._start, self._capacity = start, capacity
         self._timeout = timeout
         self._actors, self._machines = 0, _machines()
+        self._heard = dict[Any, frozenset[str]]()
         self._asked_again = Counter[str]()
         self._preparing = dict[Any, Any]()
         self._idle = deque[Any]()
@@ -86,6 +87,7 @@ class RayGrid(LocalGrid):
     def _add_actor(self) -> None:
         actor = self._start()
         self._actors += 1
+        self._heard[actor] = self._machines
         self._preparing[actor.prepare.remote()] = actor
         self._idle.append(actor)
 
@@ -121,7 +123,7 @@ class RayGrid(LocalGrid):
     def _hand_over(self, actor: Any, message: Message) -> "_Errand":
         limit = self._timeout + (_STARTING if actor in self._preparing.values() else 0.0)
         answer = actor.answer.remote(message, self.contexts[message.metadata.dst_node_id])
-        return _Errand(actor, message, answer, time.monotonic() + limit, self._machines)
+        return _Errand(actor, message, answer, time.monotonic() + limit)
 
     def _wait(self, working: Mapping[Any, "_Errand"]) -> tuple["_Errand | None", bool]:
         """An errand that is over, with whether it was answered; ``None`` after an actor that has just become ready."""
@@ -153,27 +155,32 @@ class RayGrid(LocalGrid):
             reply, self.contexts[message.metadata.dst_node_id] = ray.get(errand.answer)
         except ray.exceptions.RayError as error:
             reply = error_reply(message, Failure(one_line(error)))
-            if isinstance(error, ray.exceptions.RayActorError):
+            if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.ObjectLostError):
                 return None if self._lost(errand, error) else reply
+        self._heard[errand.actor] = self._machines
         self._idle.append(errand.actor)
         return reply
 
     def _lost(self, errand: "_Errand", error: Exception) -> bool:
-        """Whether the machine of an actor that is gone is gone too, and its message to be handed to another."""
+        """Whether the machine of an actor that is gone is gone too, and its message to be handed to another.
+
+        An actor that had nothing to do may have gone with a machine that has been missed since.
+        """
         import ray  # noqa: PLC0415
 
-        silent = isinstance(error, ray.exceptions.ActorUnavailableError)
+        silent = isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.ObjectLostError)
         if silent:
             ray.kill(errand.actor)
-        self._machines = _machines()
+        before, self._machines = self._machines, _machines()
+        lost = bool(self._heard[errand.actor] - self._machines)
         self._replace(errand.actor)
         number = errand.message.metadata.message_id
-        lost = silent or bool(errand.machines - self._machines)
-        self._asked_again[number] += lost
-        return lost and self._asked_again[number] <= LOSSES
+        self._asked_again[number] += silent or bool(before - self._machines)
+        return (silent or lost) and self._asked_again[number] <= LOSSES
 
     def _replace(self, actor: Any) -> None:
         self._preparing = {ref: other for ref, other in self._preparing.items() if other is not actor}
+        del self._heard[actor]
         self._actors -= 1
         if self._actors < self._capacity():
             self._add_actor()
@@ -181,13 +188,12 @@ class RayGrid(LocalGrid):
 
 @dataclass(eq=False)
 class _Errand:
-    """A message that an actor has, until when it is waited for, and which machines there were when it got it."""
+    """A message that an actor has, and until when it is waited for."""
 
     actor: Any
     message: Message
     answer: Any
     deadline: float
-    machines: frozenset[str]
 
 
 @contextmanager

@@ -120,7 +120,10 @@ def _read(found: Candidate) -> str:
 
 def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threat) -> list[str]:
     found, lines = defense.by_threat[threat], []
-    little = defense.epsilon is not None and promises_little(epsilon=defense.epsilon, delta=0.0)
+    little = defense.epsilon is not None and promises_little(
+        epsilon=defense.epsilon, delta=1.0 if defense.delta is None else defense.delta
+    )
+    delta = "an unknown delta" if defense.delta is None else f"delta {defense.delta:.3g}"
     if found.groups < FEW:
         lines.append(f"It rests on {found.groups} independent uploads, too few to rely on.")
     if threat == "honest":
@@ -134,7 +137,8 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     lines.append(
         "It gives no guarantee of differential privacy."
         if defense.epsilon is None
-        else f"Its guarantee is an epsilon of {defense.epsilon:.3g} in the end{', which promises little' * little}."
+        else f"Its guarantee is an epsilon of {defense.epsilon:.3g} at {delta} in the end"
+        f"{', which promises little' * little}."
     )
     other = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
     server = "other malicious servers" if threat == "malicious" else "malicious servers"

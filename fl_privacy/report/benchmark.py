@@ -99,6 +99,11 @@ class DefenseStanding:
         known = [epsilon for epsilon in spent if epsilon is not None]
         return max(known) if known and len(known) == len(spent) else None
 
+    @property
+    def delta(self) -> float | None:
+        """At which epsilon is told: the largest of any training; ``None`` where nothing was trained."""
+        return max((s.privacy.delta for s in self.trainings.values() if s.privacy), default=None)
+
     def heard(self, threat: Threat, uploads: str | None = None) -> list[Reading]:
         """What attackers up to ``threat`` read, of all ``uploads`` or of those of one name."""
         return [
@@ -257,6 +262,7 @@ def measured_of(standing: DefenseStanding) -> MeasuredDefense | None:
         seconds=standing.seconds,
         upload_bytes=standing.upload_bytes,
         epsilon=standing.epsilon,
+        delta=standing.delta,
     )
 
 

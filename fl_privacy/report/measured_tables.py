@@ -41,6 +41,7 @@ class MeasuredDefense:
         seconds: that the defense takes one client in one round; NaN where that is unknown.
         upload_bytes: of one client's update, likewise.
         epsilon: spent in the end; ``None`` where there is no guarantee.
+        delta: of the epsilon; ``None`` where that is unknown, which promises little.
     """
 
     name: str
@@ -50,6 +51,7 @@ class MeasuredDefense:
     seconds: float
     upload_bytes: float
     epsilon: float | None
+    delta: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,7 @@ def _measured_row(row: DefenseRow, overrides: Sequence[str], asked: set[str]) ->
         seconds=upload["defense_seconds"].mean if "defense_seconds" in upload else math.nan,
         upload_bytes=upload["upload_bytes"].mean if "upload_bytes" in upload else math.nan,
         epsilon=privacy.epsilon if privacy else None,
+        delta=privacy.delta if privacy else None,
     )
 
 

@@ -68,7 +68,7 @@ class RunFolder:
 
         A finished run is opened as it is. What an interrupted run of the same configuration left behind is moved
         aside (``...-interrupted-1``), as is a finished run with ``overwrite`` (``...-previous-1``); nothing is
-        deleted.
+        deleted but intercepted updates that were not to be kept.
 
         Args:
             out: folder of many runs; created if need be.

@@ -50,6 +50,16 @@ def test_the_jobs_of_a_shipped_track_are_composed(name: str) -> None:
     assert set(map(str, planned.evaluators)) <= files, "Refiner looks with the networks that the track trains"
 
 
+@pytest.mark.parametrize("name", [name for name in track_names() if load_track(name).evaluators])
+def test_networks_that_a_defense_looks_with_have_not_seen_the_victims(name: str) -> None:
+    track = load_track(name)
+    for training, recipe in track.evaluators.items():
+        made = dict(override.split("=", 1) for override in recipe)
+        for cell in (cell for cell in track.cells if track.uploads[cell.uploads].training == training):
+            attacked = compose_run(track.attacking(track.points[0], cell))
+            assert (attacked.choices.data, attacked.split) != (made["data"], made.get("split", "train"))
+
+
 def test_cells_are_uploads_by_states_by_servers(tmp_path: Path) -> None:
     track = load_track(write_track(tmp_path), ["device=cpu", "attack.shards=2"])
     assert [cell.title for cell in track.cells] == [

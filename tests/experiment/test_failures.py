@@ -1,7 +1,10 @@
 """What goes wrong in a part does not take the rest along."""
 
+from pathlib import Path
+
 import pytest
 
+from fl_privacy.config import RunSettings
 from fl_privacy.report import write_report
 from fl_privacy.results import read_run
 from tests.experiment.runs import TINY, UNATTACKED, run
@@ -77,3 +80,14 @@ def test_code_that_ends_the_program_is_an_error(tmp_path, capfd) -> None:
     error = capfd.readouterr().err
     assert error.startswith("error: ")
     assert "SystemExit" in error
+
+
+def test_a_job_that_can_not_be_planned_keeps_no_other_from_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unplanned(config: RunSettings) -> RunSettings:
+        raise OSError("no data for the first of them")
+
+    monkeypatch.setattr("fl_privacy.experiment.trade_off.calibrated", unplanned)
+    swept = run("run", "-m", "seed=0", *UNATTACKED, out=tmp_path)
+    assert swept.status == 0 and len(list(tmp_path.glob("*/summary.json"))) == 1

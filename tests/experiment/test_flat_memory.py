@@ -15,8 +15,9 @@ from fl_privacy.experiment.run import _Run
 from fl_privacy.federation import Audit, RoundReport
 from fl_privacy.flower import run_in_process
 from fl_privacy.interception import Interceptor
+from fl_privacy.results.ended import move_aside
 from fl_privacy.types import Observation, Upload
-from tests.experiment.runs import run
+from tests.experiment.runs import TINY, run
 
 ROUNDS = 12
 BACKENDS: dict[str, Any] = {"loop": plain_loop, "flower": run_in_process}
@@ -89,3 +90,22 @@ def test_updates_that_wait_for_their_attack_are_on_disk_and_read_as_they_were(
     assert not (waited.path / ".waiting").exists()
     assert len(held.records("image")) == 15
     assert waited.records("image") == held.records("image")
+
+
+def test_updates_that_waited_do_not_outlive_a_run_that_is_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, done = list[Path](), _Run._round_done
+
+    def breaking_off(self: _Run, report: RoundReport) -> None:
+        done(self, report)
+        there.extend((self.folder.path / ".waiting").rglob("*.json"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Run, "_round_done", breaking_off)
+    monkeypatch.setattr("fl_privacy.experiment.run.MOST_HELD", 0)
+    run("run", *TINY, "intercept.uploads=update", "intercept.rounds=all", out=tmp_path)
+    assert there and not list(tmp_path.rglob(".waiting"))
+    (killed := tmp_path / "killed" / ".waiting").mkdir(parents=True)
+    move_aside(killed.parent, "interrupted")
+    assert not list(tmp_path.rglob(".waiting"))

@@ -144,6 +144,32 @@ def test_texts_are_judged_by_what_is_said_of_texts() -> None:
         advice_from(mixed, accuracy_loss=2, threat="adaptive", psnr_below=15)
 
 
+def test_a_large_delta_promises_little() -> None:
+    guaranteed = replace(TABLE.defenses[4], epsilon=0.5, delta=1e-5)
+    for delta, little in ((1e-5, False), (0.5, True)):
+        table = replace(TABLE, defenses=(TABLE.defenses[0], replace(guaranteed, delta=delta)))
+        said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15))
+        assert f"an epsilon of 0.5 at delta {delta:g} in the end" in said
+        assert ("promises little" in said) == little
+    table = replace(TABLE, defenses=(TABLE.defenses[0], replace(guaranteed, delta=None)))
+    said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15))
+    assert "an epsilon of 0.5 at an unknown delta in the end, which promises little" in said
+
+
+def test_tables_without_the_threat_leave_the_others_their_answer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    known = [replace(one, by_threat={**one.by_threat, "malicious": read(10)}) for one in TABLE.defenses]
+    path = tmp_path / "tables.json"
+    write_tables(path, [TABLE, replace(TABLE, settings=("data=other",), defenses=tuple(known))])
+    assert run_command_line(["advise", "--table", str(path), "threat=malicious"]) == 0
+    said = capfd.readouterr().out
+    assert said.startswith("Measured on data=other") and said.count("Measured on") == 1
+    assert "Not answered from data=mnist_mini model=lenet: threat is expected to be one that was measured" in said
+    write_tables(path, [TABLE])
+    assert run_command_line(["advise", "--table", str(path), "threat=malicious"]) == 2
+
+
 def test_a_defense_that_tells_members_is_not_taken() -> None:
     tells = replace(read(5), inferred={"membership": TOLD})
     table = replace(TABLE, defenses=(TABLE.defenses[0], defense("told", 0.9, tells, tells, 0.1)))
