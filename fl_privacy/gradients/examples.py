@@ -139,22 +139,25 @@ def _layered(
     if changes or any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)
-    if not tried.get(wanted, True):
+    right = tried.get(wanted)
+    if right is False:
         return None
     value = next(iter(state.parameters.values()))
     detached = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
     frozen = frozen_copy(model, detached, plan, device=value.device, dtype=value.dtype)
     try:
         layered = Layered(VictimModel(frozen, names, plan))
-        if wanted not in tried:
+        if right is None:
             few = Batch(batch.inputs[:2].detach(), batch.labels[:2])
             with torch.no_grad():
                 layered.expect_right_factors(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
                 found = layered(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
-            tried[wanted] = same_gradients(found, _one_by_one(model, detached, few, plan, (), names=names)[0])
+            right = same_gradients(found, _one_by_one(model, detached, few, plan, (), names=names)[0])
     except RuntimeError:
-        tried[wanted] = False
-    return layered if tried[wanted] else None
+        right = False
+    if len(batch) > 1 or not right:  # a single example does not tell whether examples are mixed
+        tried[wanted] = right
+    return layered if right else None
 
 
 def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:
