@@ -154,7 +154,8 @@ class DefendedTraining:
         shared = plain.only(frozenset(public.parameters))
         for hook in self.defense.gradient:
             shared = hook(shared, step)
-        private: Tensors = {n: plain[n] for n in plain if n not in public.parameters and n not in shared}
+        moved = step.sent.parameters.keys() - public.parameters.keys() - step.held
+        private: Tensors = {n: plain[n] for n in plain if n in moved and n not in shared}
         gradients = {**private, **shared}
         for name, parameter in self.net.named_parameters():
             parameter.grad = gradients[name].to(parameter) if name in shared else None

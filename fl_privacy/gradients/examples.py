@@ -27,8 +27,8 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 _CHUNK_ELEMENTS = 1 << 26
 """Elements of per-example gradients held at a time (256 MB of float32)."""
 
-_tried: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
-"""Whether a model's gradients were right layer by layer."""
+_tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDictionary()
+"""Whether a model's gradients of these parameters were right layer by layer: others may be used elsewhere, too."""
 
 
 def example_gradients(
@@ -134,26 +134,30 @@ def _layered(
 ) -> Layered | None:
     """Set up at ``state``; ``None`` where it would not give the gradients of this model's examples.
 
-    Whether it does is tried once a model.
+    Whether it does is tried once a model and set of ``names``.
     """
     if changes or any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()):
         return None
-    if not _tried.get(model, True):
+    tried, wanted = _tried.setdefault(model, {}), frozenset(names)
+    right = tried.get(wanted)
+    if right is False:
         return None
     value = next(iter(state.parameters.values()))
     detached = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
     frozen = frozen_copy(model, detached, plan, device=value.device, dtype=value.dtype)
     try:
         layered = Layered(VictimModel(frozen, names, plan))
-        if model not in _tried:
+        if right is None:
             few = Batch(batch.inputs[:2].detach(), batch.labels[:2])
             with torch.no_grad():
                 layered.expect_right_factors(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
                 found = layered(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
-            _tried[model] = same_gradients(found, _one_by_one(model, detached, few, plan, (), names=names)[0])
+            right = same_gradients(found, _one_by_one(model, detached, few, plan, (), names=names)[0])
     except RuntimeError:
-        _tried[model] = False
-    return layered if _tried[model] else None
+        right = False
+    if len(batch) > 1 or not right:  # a single example does not tell whether examples are mixed
+        tried[wanted] = right
+    return layered if right else None
 
 
 def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:

@@ -167,6 +167,18 @@ def test_private_parts_are_trained_along_and_stay_on_the_node() -> None:
         assert not torch.equal(*values)
 
 
+def test_private_parts_that_are_frozen_stay_as_they_are() -> None:
+    """Without noise they would learn what shapes the uploads to come."""
+    images, labels = batch()
+    for defense in (split_fed(start="shared"), compose(split_fed(start="shared"), dp_sgd())):
+        net, place = fresh().eval(), context()
+        net.conv.requires_grad_(False)
+        with train_step(defense, net, place, lr=0.5, seed=0) as step:
+            step(images, labels)
+        assert torch.equal(load_state(place.state).tensors["private/conv.weight"], net.conv.weight)
+        assert net.fc.weight.grad is not None and net.fc.weight.grad.any()
+
+
 def test_batches_are_changed_for_a_training_that_stays_as_it_is() -> None:
     images, labels = batch()
     loaders: list[Any] = [[(images, labels)], [{"img": images, "label": labels}]]

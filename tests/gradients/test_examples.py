@@ -82,6 +82,34 @@ def test_they_are_those_of_each_example_alone(monkeypatch, name, chunk):
         torch.testing.assert_close(total[key], torch.tensordot(factors, value, dims=1), rtol=1e-3, atol=1e-5)
 
 
+def test_layers_that_were_held_are_tried_when_they_train():
+    torch.manual_seed(0)
+    model, some = SharedTwice(hidden=True), batch(size=8)
+    state = ModelState.of(model)
+    body = [name for name in state.parameters if not name.startswith("last")]
+    assert set(clipped_sum(model, state, some, 1e6, plan=PLAN, held=body)[0]) == {"last.weight", "last.bias"}
+    total, _ = clipped_sum(model, state, some, 1e6, plan=PLAN)
+    for key, value in alone(model, state, some).items():
+        torch.testing.assert_close(total[key], value.sum(0), rtol=1e-3, atol=1e-5)
+
+
+class Centered(nn.Module):
+    """Normalizes by the batch, by no layer of PyTorch's."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features - 0.5 * features.mean(0)
+
+
+def test_a_single_example_does_not_tell_whether_examples_are_mixed():
+    torch.manual_seed(0)
+    model, some = nn.Sequential(nn.Flatten(), nn.Linear(192, 12), Centered(), nn.Linear(12, 5)), batch(size=8)
+    state = ModelState.of(model)
+    clipped_sum(model, state, Batch(some.inputs[:1], some.labels[:1]), 0.1, plan=PLAN)
+    total, _ = clipped_sum(model, state, some, 1e6, plan=PLAN)
+    for key, value in alone(model, state, some).items():
+        torch.testing.assert_close(total[key], value.sum(0), rtol=1e-3, atol=1e-5)
+
+
 def test_wide_layers_are_clipped_without_forming_their_gradients(monkeypatch):
     layers = [nn.Linear(192, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 5)]
     model = nn.Sequential(nn.Flatten(), *layers)

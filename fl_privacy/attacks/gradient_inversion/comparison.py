@@ -118,4 +118,4 @@ def _products(
 
 def _spread(weights: Sequence[float], sizes: Sequence[int], like: Tensor) -> Tensor:
     """(n,) each as often as its tensor has elements."""
-    return like.new_tensor(weights).repeat_interleave(torch.tensor(sizes, device=like.device))
+    return torch.cat([like.new_full((size,), weight) for weight, size in zip(weights, sizes, strict=True)])

@@ -173,7 +173,8 @@ def assemble(
             position = max(range(length), key=lambda p: len(likely[p]))
             starts = torch.stack([_start(likely, position, t, rng) for t in likely[position] for _ in range(each)])
             descended = assembly.descend(starts, position)
-            stuck = [text.tokens for text in sorted(descended, key=lambda text: text.residual)[:_STUCK]]
+            nearest = sorted(descended, key=lambda text: text.residual)
+            stuck = list({tuple(text.tokens.tolist()): text.tokens for text in nearest}.values())[:_STUCK]
             if each > 1 and all(text.residual >= tolerance / CLEAR for text in descended):
                 descended += assembly.descend(assembly.exchanged(torch.stack(stuck)), position)
             for text in descended:

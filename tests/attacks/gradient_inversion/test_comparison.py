@@ -43,3 +43,11 @@ def test_a_few_victims_at_a_time_are_compared_as_all_at_once(objective: SumOfDis
 
 def test_a_relative_distance_is_no_such_sum() -> None:
     assert L2(relative=True).coefficients(["weight"]) is None
+
+
+def test_shapes_follow_without_values() -> None:
+    """No size hangs on a value, which on a GPU every evaluation would wait for."""
+    formed = {name: torch.empty(VICTIMS, *SHAPES[name], device="meta") for name in ("wide.bias", "narrow.bias")}
+    targets = {name: Target.of(gradient) for name, gradient in formed.items()}
+    found = weighted_distance(formed, {}, targets, dict.fromkeys(formed, (1.0, 0.5)))
+    assert found.shape == (VICTIMS,)

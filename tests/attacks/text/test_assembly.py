@@ -1,9 +1,10 @@
 """Texts that are put together out of the tokens at each position."""
 
+import pytest
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.text.assembly import Assembly
+from fl_privacy.attacks.text.assembly import Assembly, assemble
 from fl_privacy.attacks.text.candidates import Candidates
 
 TRUTH = torch.tensor([1, 1, 1, 0])
@@ -24,3 +25,27 @@ def test_two_tokens_at_once_lead_out_of_where_single_ones_do_not() -> None:
     start = torch.tensor([[0, 0, 1, 0]])
     assert assembly.descend(start, fixed=3)[0].tokens.tolist() == start[0].tolist()
     assert assembly.exchanged(start)[0].tolist() == TRUTH.tolist()
+
+
+class OftenStuck(Assembly):
+    """Descents end in all ones, mostly, or in two of them, which are two tokens away from the truth: none."""
+
+    def residuals(self, texts: Tensor) -> Tensor:
+        ones = texts[:, 1:].float()
+        near, far = (ones - TWO).abs().sum(1), (1 - ones).sum(1)
+        found = 1 + torch.minimum(near, far)
+        found[near == 0], found[far == 0], found[ones.sum(1) == 0] = 0.8, 0.7, 0.0
+        return found
+
+
+TWO = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_texts_that_many_descents_end_in_leave_room_for_others(seed: int) -> None:
+    tokens = [torch.tensor([0, 1]) for _ in range(10)]
+    candidates = Candidates(tokens, [torch.zeros(2) for _ in tokens], clear=True)
+    assembly = OftenStuck(model=None, span=None, classified=0, candidates=candidates)  # type: ignore[arg-type]
+    rng = torch.Generator().manual_seed(seed)
+    (found,) = assemble(assembly, lengths=[10], tolerance=0.05, rng=rng, rounds=2)
+    assert found.tokens[1:].sum() == 0
