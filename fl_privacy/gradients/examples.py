@@ -70,9 +70,12 @@ def clipped_sum(
     256 MB are held at a time.
 
     Raises:
-        UserError: the model has batch-norm layers in training mode: there, no example has a gradient of its own.
+        UserError: the model has batch-norm layers in training mode: there, no example has a gradient of its own; or
+            nothing is trained.
     """
     _expect_own_gradients(model, plan)
+    if set(state.parameters) <= set(held):
+        raise UserError("Per-sample clipping expects at least one parameter that is trained, but all are frozen.")
     trained = {name: p for name, p in state.parameters.items() if name not in held}
     layered = _layered(model, state, batch, plan, changes, names=list(trained))
     total = {name: torch.zeros_like(p) for name, p in trained.items()}

@@ -166,7 +166,7 @@ def _grid_bits(values: Tensor, *, limit: int) -> int:
     not finite."""
     if len(values) == 0:
         return 0
-    scale = torch.linalg.vector_norm(values, math.inf)
+    scale = values.abs().amax()
     return next((bits for bits in _likely_bits(values[:_PROBE], scale, limit) if _on_grid(values, scale, bits)), 0)
 
 

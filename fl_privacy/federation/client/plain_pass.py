@@ -6,6 +6,7 @@ from functools import cached_property
 from torch import Tensor
 
 from fl_privacy.defenses import Defense, LocalStep
+from fl_privacy.errors import UserError
 from fl_privacy.gradients import GradientResult, loss_gradients
 from fl_privacy.types import Tensors
 
@@ -20,11 +21,16 @@ class PlainPass(Mapping[str, Tensor]):
     """
 
     def __init__(self, step: LocalStep, defense: Defense, *, loss_scale: float) -> None:
-        self._step, self._scale = step, loss_scale
+        self._step, self._scale, self._hidden = step, loss_scale, defense.computes_gradient
         if not defense.computes_gradient:
             _ = self._result
 
     def __getitem__(self, name: str) -> Tensor:
+        if self._hidden:
+            raise UserError(
+                f"A defense that computes the gradient itself is expected to give that of {name}, too, but it does not:"
+                " a gradient hook behind it takes it away."
+            )
         return self._result.gradients[name]
 
     def __iter__(self) -> Iterator[str]:

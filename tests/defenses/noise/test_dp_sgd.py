@@ -115,3 +115,15 @@ def test_a_step_is_one_pass_with_its_loss(monkeypatch):
     )
     assert result.train_loss == pytest.approx(float(mean.detach()), rel=1e-5)
     assert set(result.upload.tensors) == set(step.sent.parameters)
+
+
+def test_nobody_looks_at_gradients_that_are_not_clipped():
+    step = local_step()
+    with pytest.raises(UserError, match="gradient hook behind it"):
+        plain_pass.PlainPass(step, dp_sgd(), loss_scale=1.0)["5.weight"]
+
+
+def test_a_network_that_is_frozen_as_a_whole_is_one_line():
+    step = local_step()
+    with pytest.raises(UserError, match="all are frozen"):
+        run(dp_sgd(), {}, replace(step, held=frozenset(step.sent.parameters)))
