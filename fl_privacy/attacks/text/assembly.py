@@ -73,7 +73,17 @@ class Assembly:
         farthest = float(self.residuals(torch.stack(picked, 1)).max())
         return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
-    def descend(self, texts: Tensor, fixed: int) -> list[Assembled]:
+    def weighed(self, text: Tensor) -> Assembled:
+        """``text`` (L,) beside all that differ from it in one token."""
+        others = []
+        for position, choices in enumerate(self.candidates.tokens[: len(text)]):
+            tried = text.repeat(int((choices != text[position]).sum()), 1)
+            tried[:, position] = choices[choices != text[position]]
+            others.append(tried)
+        residual, least = (self.residuals(some).tolist() for some in (text[None], torch.cat(others)))
+        return Assembled(text, residual[0], min(least, default=float("inf")) > CLEAR * residual[0])
+
+    def descend(self, texts: Tensor, fixed: int | None = None) -> list[Assembled]:
         """From each of ``texts`` (n, L) by the best token at one position after the other but ``fixed``."""
         texts = texts.clone()
         best = self.residuals(texts)

@@ -11,9 +11,10 @@ from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_a
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import failed, read_each, without_labels
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.text.assembly import Assembly, assemble
+from fl_privacy.attacks.text.assembly import Assembled, Assembly, assemble
 from fl_privacy.attacks.text.candidates import CLEAR, Candidates, find_candidates, rows_of_words
 from fl_privacy.attacks.text.heads import last_tokens, next_tokens
+from fl_privacy.attacks.text.peeling import Peeling
 from fl_privacy.attacks.text.prefixes import grow_prefixes
 from fl_privacy.attacks.text.spans import readable_model, span_of
 from fl_privacy.checks import number, whole
@@ -76,7 +77,7 @@ class Dager:
     ) -> Reconstruction:
         """By ``searched``, in the precision of the values sent, and seen to be right by ``model``, in double."""
         gradient = {name: value.to(model.words.weight.device) for name, value in as_gradient(observation).items()}
-        read = self._read(observation, searched, gradient, rng)
+        read = self._read(observation, (searched, model), gradient, rng)
         if not read.texts:
             return failed(observation, "No token lies in the span of the gradient: there are too many, or it is noise.")
         tokens = torch.nn.utils.rnn.pad_sequence(list(read.texts), batch_first=True, padding_value=-1)
@@ -101,7 +102,10 @@ class Dager:
             certainty=certainty,
         )
 
-    def _read(self, observation: Observation, model: TextModel, gradient: Tensors, rng: torch.Generator) -> _Read:
+    def _read(
+        self, observation: Observation, models: tuple[TextModel, TextModel], gradient: Tensors, rng: torch.Generator
+    ) -> _Read:
+        model = models[0]
         count, span = observation.upload.num_examples, span_of(model, gradient, 0)
         if span.rank == span.width:
             raise NotAttackableError(
@@ -124,12 +128,12 @@ class Dager:
             worst = max(float(d[0]) for d in candidates.distances[: candidates.length] if len(d))
             texts = [torch.stack([at[0] for at in candidates.tokens[: candidates.length] if len(at)])]
             return _Read(texts, worst, candidates.clear)
-        return self._together(observation, model, gradient, candidates, rank=span.rank, rng=rng)
+        return self._together(observation, models, gradient, candidates, rank=span.rank, rng=rng)
 
     def _together(
         self,
         observation: Observation,
-        model: TextModel,
+        models: tuple[TextModel, TextModel],
         gradient: Tensors,
         candidates: Candidates,
         *,
@@ -137,6 +141,7 @@ class Dager:
         rng: torch.Generator,
     ) -> _Read:
         """The texts of a batch, of which ``candidates`` are the tokens."""
+        model = models[0]
         count, told = observation.upload.num_examples, _in_spans(observation, model)
         if len(model.attention_weights) < 2:
             raise NotAttackableError(
@@ -147,17 +152,28 @@ class Dager:
         if model.causal and full:
             grown = grow_prefixes(model, second, candidates, tolerance=self.tolerance, texts=count)
             return _Read(grown.texts, grown.apart, grown.clear)
-        classified = None
+        lengths = _lengths(candidates, count) if told is None else sorted(told.tolist())
+        classified, peeled = None, None
         if not full:
             second = span_of(model, gradient, 1, queries=True)
             classified = -1 if model.causal else 0
-        found = assemble(
-            Assembly(model, second, classified, candidates),
-            lengths=_lengths(candidates, count) if told is None else sorted(told.tolist()),
-            tolerance=self.tolerance,
-            rng=rng,
-            rounds=self.rounds,
-        )
+        elif not model.causal:
+            peeling = Peeling(
+                model=models[1],
+                searched=model,
+                loss_scale=observation.plan.loss_scale,
+                tolerance=self.tolerance,
+                rng=rng,
+            )
+            peeled = peeling.peel(gradient, lengths)
+        assembly = Assembly(model, second, classified, candidates)
+        texts: list[Assembled] = []
+        if peeled is not None and peeled.texts:
+            whole = assembly.in_units(rng)
+            texts = [whole.weighed(text) for text in peeled.texts]
+            lengths = list(peeled.lengths)
+            assembly = Assembly(model, peeling.second(peeled), classified, peeling.candidates(peeled)) if lengths else assembly
+        found = texts + (assemble(assembly, lengths=lengths, tolerance=self.tolerance, rng=rng, rounds=self.rounds) if lengths else [])
         worst = max((text.residual for text in found), default=float("nan"))
         clear = len(found) == count and all(text.clear for text in found) and worst < self.tolerance / CLEAR
         return _Read([text.tokens for text in found], worst, clear)
