@@ -45,8 +45,9 @@ class Dager:
     was uploaded as well, only the tokens of its rows that are not zero are looked at.
 
     A reconstruction is ``proven`` if the whole update is reproduced and there is no second choice: of a single text
-    every token is in the span and every other one at least ten times farther; of several, every other choice of a token
-    at any position, or of a token that goes on with a prefix, is at least ten times farther from the second span.
+    every token is in the span and every other one at least ten times farther; of several, so is every one
+    outside the span, and of those in it every other choice at any position, or of one that goes on with a prefix, is at
+    least ten times farther from the second span.
 
     Attributes:
         tolerance: distance from a span up to which a vector lies in it, as a share of that of a random one.
@@ -146,7 +147,7 @@ class Dager:
         full = second.rank >= _FULL * rank and second.rank < second.width
         if model.causal and full:
             grown = grow_prefixes(model, second, candidates, tolerance=self.tolerance, texts=count)
-            return _Read(grown.texts, grown.apart, grown.clear)
+            return _Read(grown.texts, grown.apart, grown.clear and candidates.hold(grown.texts))
         classified = None
         if not full:
             second = span_of(model, gradient, 1, queries=True)
@@ -159,8 +160,9 @@ class Dager:
             rounds=self.rounds,
         )
         worst = max((text.residual for text in found), default=float("nan"))
+        tokens = [text.tokens for text in found]
         clear = len(found) == count and all(text.clear for text in found) and worst < self.tolerance / CLEAR
-        return _Read([text.tokens for text in found], worst, clear)
+        return _Read(tokens, worst, clear and candidates.hold(tokens))
 
 
 def _in_spans(observation: Observation, model: TextModel) -> Tensor | None:
