@@ -21,11 +21,11 @@ from fl_privacy.types import Tensors
 
 _STEPS = 400
 """Of the search for the shares of positions."""
-_OFTEN = 0.6
-"""Share of a word's part that one position has where it stood there alone, mostly; the parts of others are in the way."""
-_LEAST = 0.02
-"""Share below which a word is not thought of as having stood at a position."""
+_ALONE, _LEAST = 0.6, 0.02
+"""Share of a word's part above which it is thought of as having stood at one position only, and below which as not
+having stood there."""
 _PASSES, _NOISE = 25, 1e-6
+"""Of expectation maximization, and the variance of its noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: S
         return None
     shares = shares_of(parts)
     most, where = shares.max(1)
-    alone = (most > _OFTEN).nonzero().flatten()
+    alone = (most > _ALONE).nonzero().flatten()
     if len(alone) < len(lengths):
         return None
     positions = where[alone]
@@ -94,7 +94,7 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: S
         text[positions[group]] = words[alone[group]]
         texts.append(text[:length])
         held.append(torch.isin(torch.arange(length, device=text.device), positions[group]))
-    possible[most <= _OFTEN] = True
+    possible[most <= _ALONE] = True
     return Guess([words[at] for at in possible.T], texts, held)
 
 
@@ -141,7 +141,8 @@ def shares_of(parts: Parts) -> Tensor:
     atoms = parts.words / lengths
     gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
     rate = 1 / float(torch.linalg.eigvalsh(gram)[-1])
-    found = ahead = _on_simplex(torch.zeros_like(aim), lengths)
+    found: Tensor = _on_simplex(torch.zeros_like(aim), lengths)
+    ahead = found
     momentum = 1.0
     for _ in range(_STEPS):
         moved = _on_simplex(ahead - rate * (gram @ ahead - aim), lengths)
@@ -201,8 +202,9 @@ def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
         positions: (T,) of them; no two of one group have the same.
         number: of groups.
     """
-    affinity = support / support.sum(1, keepdim=True).clamp_min(1e-300)
-    affinity = (affinity + affinity.T).masked_fill(positions[:, None] == positions, 0)
+    affinity = support.masked_fill(positions[:, None] == positions, 0)
+    affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)
+    affinity = affinity + affinity.T
     degree = affinity.sum(1).clamp_min(1e-12).rsqrt()
     leading = torch.linalg.eigh(degree[:, None] * affinity * degree)[1][:, -number:]
     left, picked = leading.clone(), []
@@ -211,4 +213,5 @@ def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
         direction = nn.functional.normalize(left[picked[-1]], dim=0)
         left = left - (left @ direction)[:, None] * direction
     u, _, v = torch.linalg.svd(leading[picked].T)
-    return (leading @ (u @ v)).abs().argmax(1)
+    groups: Tensor = (leading @ (u @ v)).abs().argmax(1)
+    return groups

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.text.assembly import Assembled, Assembly
+from fl_privacy.attacks.text.assembly import Assembled, Assembly, assemble
 from fl_privacy.attacks.text.candidates import CLEAR, Candidates, find_candidates, rows_of_words
 from fl_privacy.attacks.text.disaggregation import Guess, disaggregated, parts_of
 from fl_privacy.attacks.text.spans import Span, span_of
@@ -51,7 +51,8 @@ class Peeling:
         searched: the same in the precision of the values sent.
         loss_scale: of the client's loss.
         tolerance: distance up to which a vector is in a span, as a share of that of a random one.
-        rng: draws texts to compare with.
+        rng: draws texts to compare with, and where searches begin.
+        rounds: of searches for the texts that can't be taken off.
     """
 
     model: TextModel
@@ -59,13 +60,32 @@ class Peeling:
     loss_scale: float
     tolerance: float
     rng: torch.Generator
+    rounds: int
+
+    def texts(self, gradient: Tensors, lengths: Sequence[int], whole: Assembly) -> list[Assembled]:
+        """The texts of a batch: those that can be taken off ``gradient``, and what searches find of the others.
+
+        Args:
+            gradient: by name.
+            lengths: of the texts.
+            whole: the search for all of them.
+        """
+        left, whole = self.peel(gradient, lengths), whole.in_units(self.rng)
+        apart = [float(whole.residuals(text[None])) for text in left.texts]
+        known = [whole.judged(Assembled(*pair, clear=False)) for pair in zip(left.texts, apart, strict=True)]
+        if not left.lengths:
+            return known
+        rest = Assembly(self.searched, self.second(left), None, self.candidates(left))
+        return known + assemble(
+            rest, lengths=list(left.lengths), tolerance=self.tolerance, rng=self.rng, rounds=self.rounds
+        )
 
     def peel(self, gradient: Tensors, lengths: Sequence[int]) -> Peeled:
         """All that can be taken off ``gradient`` of texts of ``lengths``."""
         rows = rows_of_words(self.searched, gradient)
         words = torch.arange(self.searched.words.num_embeddings, device=self._device) if rows is None else rows
         entries = [
-            torch.cat([gradient[name].flatten() for name in names if name in gradient])
+            sum(float(gradient[name].norm()) for name in names if name in gradient)
             for names in self.searched.attention_weights[:2]
         ]
         left = Peeled(
@@ -73,7 +93,7 @@ class Peeling:
             gradient={name: value.double() for name, value in gradient.items()},
             lengths=sorted(lengths),
             words=words,
-            rounding=(_ROUNDING * float(entries[0].norm()), _ROUNDING * float(entries[1].norm())),
+            rounding=(_ROUNDING * entries[0], _ROUNDING * entries[1]),
         )
         while left.lengths:
             candidates = self.candidates(left)
@@ -124,12 +144,13 @@ class Peeling:
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
         for attempt in range(_ATTEMPTS):
-            starts = guess.texts if attempt == 0 else [self._refilled(guess, number) for number in range(len(guess.texts))]
+            again = [self._refilled(guess, number) for number in range(len(guess.texts))]
+            starts = again if attempt else guess.texts
             for length in sorted({len(text) for text in starts}):
                 found += few.descend(torch.stack([text for text in starts if len(text) == length]))
-            sure = [text for text in found if self._sure(text)]
+            sure = {tuple(text.tokens.tolist()): text for text in found if self._sure(text)}
             if sure:
-                return sure
+                return list(sure.values())
         for text in sorted(found, key=lambda text: text.residual)[:_NEAREST]:
             nearer = assembly.descend(text.tokens[None])
             if self._sure(nearer[0]):

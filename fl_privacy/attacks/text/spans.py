@@ -53,9 +53,7 @@ class Span:
         return apart
 
 
-def span_of(
-    model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0
-) -> Span:
+def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0) -> Span:
     """Of what enters the attention of ``block``, by the gradients of its layers one below the other.
 
     What is below the level of the smallest singular values is noise: of rounding, or of a defense. Of a layer with an
