@@ -45,8 +45,8 @@ class Dager:
     every position. There the gradient of the first block tells where a word stood that was at one position only, and by
     the derivative of attention which of them stood together (:mod:`fl_privacy.attacks.text.disaggregation`, ours);
     tokens are exchanged from there until all are in the span, and the gradient of a text that is known is taken off, so
-    that an easier batch is left. Where that does not lead on, tokens are exchanged from texts at random. Where the gradient of the embeddings
-    was uploaded as well, only the tokens of its rows that are not zero are looked at.
+    that an easier batch is left. Where that does not lead on, tokens are exchanged from texts at random. Where the
+    gradient of the embeddings was uploaded as well, only the tokens of its rows that are not zero are looked at.
 
     A reconstruction is ``proven`` if the whole update is reproduced and there is no second choice: of a single text
     every token is in the span and every other one at least ten times farther; of several, so is every one

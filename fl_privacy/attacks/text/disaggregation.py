@@ -44,7 +44,7 @@ class Parts:
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class GuessedTexts:
     """Texts that are mostly right.
 
     Attributes:
@@ -58,7 +58,7 @@ class Guess:
     held: Sequence[Tensor]
 
 
-def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Sequence[int]) -> Guess | None:
+def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Sequence[int]) -> GuessedTexts | None:
     """What the first block says of the texts.
 
     Args:
@@ -95,7 +95,7 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: S
         texts.append(text[:length])
         held.append(torch.isin(torch.arange(length, device=text.device), positions[group]))
     possible[most <= _ALONE] = True
-    return Guess([words[at] for at in possible.T], texts, held)
+    return GuessedTexts([words[at] for at in possible.T], texts, held)
 
 
 @torch.no_grad()
@@ -149,7 +149,8 @@ def shares_of(parts: Parts) -> Tensor:
         following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         ahead = moved + (momentum - 1) / following * (moved - found)
         found, momentum = moved, following
-    return found / lengths
+    shares: Tensor = found / lengths
+    return shares
 
 
 def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:

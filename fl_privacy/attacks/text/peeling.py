@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl_privacy.attacks.text.assembly import Assembled, Assembly, assemble
 from fl_privacy.attacks.text.candidates import CLEAR, Candidates, find_candidates, rows_of_words
-from fl_privacy.attacks.text.disaggregation import Guess, disaggregated, parts_of
+from fl_privacy.attacks.text.disaggregation import GuessedTexts, disaggregated, parts_of
 from fl_privacy.attacks.text.spans import Span, span_of
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import TextModel
@@ -138,7 +138,7 @@ class Peeling:
     def _sure(self, text: Assembled) -> bool:
         return text.residual < self.tolerance / CLEAR
 
-    def _mended(self, assembly: Assembly, guess: Guess) -> list[Assembled]:
+    def _mended(self, assembly: Assembly, guess: GuessedTexts) -> list[Assembled]:
         """What descents from the texts of ``guess`` end in: by its tokens, with others at random where a text was not
         held, and where none is sure by all candidates from the nearest."""
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
@@ -157,7 +157,7 @@ class Peeling:
                 return nearer
         return []
 
-    def _refilled(self, guess: Guess, number: int) -> Tensor:
+    def _refilled(self, guess: GuessedTexts, number: int) -> Tensor:
         """A text of ``guess`` with others of its tokens, at random, where none is held."""
         text = guess.texts[number].clone()
         for position in (~guess.held[number]).nonzero().flatten().tolist():
