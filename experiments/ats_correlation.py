@@ -80,18 +80,17 @@ class Attacked:
     def __init__(self, arguments: argparse.Namespace) -> None:
         config = OmegaConf.load(arguments.search / "config.yaml")
         assert isinstance(config, DictConfig)
-        dataset = build_dataset(config)
+        dataset = build_dataset(config.data)
         self._table: Table = config.table
-        self._model = build_network(config, dataset)
+        self._model = build_network(config.model, dataset, seed=config.seed)
         weights = arguments.weights or arguments.search / SEMI_TRAINED
         self._sent = load_weights(weights, ModelState.of(self._model))
         self._batch = images_of_all_classes(dataset.test, arguments.victims)
         self._classes = dataset.test.num_classes
         settings = {"iterations": arguments.iterations, "restarts": arguments.restarts}
         given = [f"attack.{key}={value}" for key, value in settings.items() if value is not None]
-        self._attack = build_attack(
-            compose_run([f"attack={arguments.attack}", "attack.compile=off", "device=cpu", *given])
-        )
+        own = compose_run([f"attack={arguments.attack}", "attack.compile=off", *given])
+        self._attack = build_attack(own.attack, device="cpu")
 
     def __call__(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """A record of each policy in ``names``, attacked together."""

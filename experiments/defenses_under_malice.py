@@ -120,7 +120,7 @@ def measured(data: Dataset, server: str, name: str, evaluator: Path | None) -> R
             settings.append(f"defense.evaluator={evaluator.absolute()}")
         if chosen == "spn" and server in ("imprint", "loki"):  # whose layers come last in the model
             settings.append("defense.layer=classifier")
-        defense = build_defense(compose_run(settings))
+        defense = build_defense(compose_run(settings).defense)
         prepare_defense(defense, data, torch.nn.Identity())  # a model matters to texts alone
         return SERVERS[server](data, defense)
 

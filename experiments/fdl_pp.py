@@ -344,7 +344,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/fdl_pp"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    victims = build_dataset(compose_run([f"data={options.attacked or options.data}"])).test
+    victims = build_dataset(compose_run([f"data={options.attacked or options.data}"]).data).test
     options.out.mkdir(parents=True, exist_ok=True)
     for method in options.methods:
         row, pictures = measure(method, options, victims)

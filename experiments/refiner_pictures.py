@@ -54,8 +54,8 @@ def configured(options: argparse.Namespace, *more: str) -> RunSettings:
 
 def client_steps(config: RunSettings, victims: int) -> list[LocalStep]:
     """The first test images, each the only one of a client with the fresh network."""
-    dataset = build_dataset(config)
-    model, examples = build_network(config, dataset), dataset.test
+    dataset = build_dataset(config.data)
+    model, examples = build_network(config.model, dataset, seed=config.seed), dataset.test
     sent, plan = ModelState.of(model), LocalPlan(batch_norm="eval")
     return [
         LocalStep(
@@ -71,7 +71,7 @@ def client_steps(config: RunSettings, victims: int) -> list[LocalStep]:
 
 
 def attack_of(config: RunSettings) -> ReconstructionAttack:
-    attack = build_attack(config)
+    attack = build_attack(config.attack, device=config.device, threads=config.attack_threads)
     assert attack is not None
     return attack
 

@@ -56,9 +56,9 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
             f"secure_aggregation={name} is expected to run in this process, but got backend={config.backend.name};"
             " use backend=loop."
         )
-    attack = build_server_attack(config)
+    attack = build_server_attack(config.server)
     reads_sum = name == "secagg" and attack is not None and attack.reads_sum
-    if not reads_sum and ("_target_" in config.attack or config.intercept.save or build_inferences(config)):
+    if not reads_sum and ("_target_" in config.attack or config.intercept.save or build_inferences(config.inference)):
         raise UserError(
             f"With secure_aggregation={name} the server sees no single update that could be attacked;"
             " use attack=none, inference=none and intercept.save=false, or server=loki or inconsistent with"

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_privacy.checks import one_of, whole
 from fl_privacy.config import compose_file
@@ -60,10 +59,15 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     for name, annotation in (("out", str | None), ("overwrite", bool), ("images", int | None), ("seed", int)):
         expect_type(name, settings[name], annotation)
     whole("seed", settings["seed"], at_least=0, example=1)
-    dataset = build_dataset(config)
+    dataset = build_dataset(config.data)
     texts = isinstance(dataset.train, TextExamples)
     plan, device = _plan(settings, TEXTS if texts else EvaluatorPlan()), resolve_device(config.device)
-    work = _words(config, dataset, plan) if texts else _images(config, dataset, plan)
+    splits, seed = _public_first(config.split, dataset), config.seed
+    if texts:
+        model = build_network(config.model, dataset, seed=seed)
+        work = _words(*splits, config.images, plan, seed=seed, model=model)
+    else:
+        work = _images(*splits, config.images, plan, seed=seed)
     file = _target(settings["out"], dataset.name, work.key)
     if not settings["overwrite"] and file.exists():
         if read_about(file).get("key") != work.key:
@@ -99,30 +103,38 @@ def _plan(settings: Mapping[str, Any], usual: EvaluatorPlan) -> EvaluatorPlan:
     return replace(usual, **chosen)
 
 
-def _images(config: DictConfig, dataset: Dataset, plan: EvaluatorPlan) -> _Work:
-    ours, others = (expect_images(split, "train-evaluator") for split in _public_first(config, dataset))
-    public = ours.images[_thinned(len(ours), config.images)]
-    shown = others.images[_thinned(len(others), SHOWN)]
+def _images(
+    ours: LabelledExamples, others: LabelledExamples, number: int | None, plan: EvaluatorPlan, *, seed: int
+) -> _Work:
+    """Trained on ``number`` of ``ours``, shown on ``others``."""
+    public = expect_images(ours, "train-evaluator").images[_thinned(len(ours), number)]
+    shown = expect_images(others, "train-evaluator").images[_thinned(len(others), SHOWN)]
 
     def curve(network: Evaluator) -> Tensor:
         assert isinstance(network, EvaluationNetwork)
         return noise_curve(network, shown, RATIOS)
 
     return _Work(
-        key=_key(plan, config.seed, public),
+        key=_key(plan, seed, public),
         about={},
-        train=lambda device, progress: train_evaluator(
-            public, plan, seed=config.seed, device=device, progress=progress
-        ),
+        train=lambda device, progress: train_evaluator(public, plan, seed=seed, device=device, progress=progress),
         curve=curve,
     )
 
 
-def _words(config: DictConfig, dataset: Dataset, plan: EvaluatorPlan) -> _Work:
-    (ours, others), model = _public_first(config, dataset), build_network(config, dataset)
+def _words(
+    ours: LabelledExamples,
+    others: LabelledExamples,
+    number: int | None,
+    plan: EvaluatorPlan,
+    *,
+    seed: int,
+    model: nn.Module,
+) -> _Work:
+    """Likewise, by the embeddings of ``model``."""
     assert isinstance(ours, TextExamples) and isinstance(others, TextExamples) and isinstance(model, TextModel)
     table = model.words.weight.detach()
-    public = ours.tokens[_thinned(len(ours), config.images)]
+    public = ours.tokens[_thinned(len(ours), number)]
     shown = others.tokens[_thinned(len(others), SHOWN)]
 
     def curve(network: Evaluator) -> Tensor:
@@ -130,19 +142,19 @@ def _words(config: DictConfig, dataset: Dataset, plan: EvaluatorPlan) -> _Work:
         return random_word_curve(network, shown, table, RATIOS)
 
     return _Work(
-        key=_key(plan, config.seed, public, name_of_words(table)),
+        key=_key(plan, seed, public, name_of_words(table)),
         about={"words": name_of_words(table)},
         train=lambda device, progress: train_word_evaluator(
-            public, table, plan, seed=config.seed, device=device, progress=progress
+            public, table, plan, seed=seed, device=device, progress=progress
         ),
         curve=curve,
     )
 
 
-def _public_first(config: DictConfig, dataset: Dataset) -> tuple[LabelledExamples, LabelledExamples]:
+def _public_first(split: str, dataset: Dataset) -> tuple[LabelledExamples, LabelledExamples]:
     """The split that is trained on, and the other one."""
-    one_of("split", config.split, ("train", "test"))
-    return (dataset.train, dataset.test) if config.split == "train" else (dataset.test, dataset.train)
+    one_of("split", split, ("train", "test"))
+    return (dataset.train, dataset.test) if split == "train" else (dataset.test, dataset.train)
 
 
 def _thinned(there: int, number: int | None) -> slice:

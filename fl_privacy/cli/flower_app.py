@@ -95,7 +95,8 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Wher
         from fl_privacy.flower.secure_aggregation import Masking  # noqa: PLC0415
         from fl_privacy.flower.secure_nodes import run_secure_on_grid  # noqa: PLC0415
 
-        masking = Masking(**_masking(config))
+        settings_of_masks = plain_settings(config.secure_aggregation)
+        masking = Masking(**{key: value for key, value in settings_of_masks.items() if key != "name"})
         nodes = Nodes(server.clients, **asdict(rules))
         run_secure_on_grid(grid, server, nodes=nodes, masking=masking, timeout=timeout, **settings)
 
@@ -208,7 +209,7 @@ def _expect_nothing_known(config: RunSettings, context: Context) -> None:
         f"attack={config.choices.attack}": "_target_" in config.attack,
         f"inference={config.choices.inference}": config.choices.inference != "none",
         "intercept.save=true": config.intercept.save,
-        "baseline=true": config.baseline and config.choices.defense != "none",
+        "baseline=true": config.compares,
         "privacy.epsilon": "privacy.epsilon" in str(context.run_config["overrides"]),
     }
     if wrong := [name for name, wanted in asked.items() if wanted]:
@@ -216,10 +217,6 @@ def _expect_nothing_known(config: RunSettings, context: Context) -> None:
             f"With {OWN_DATA_RUN}=true nothing is expected that needs the clients' data, but got {wrong[0]}; use"
             " attack=none intercept.save=false baseline=false, and noise of a fixed strength."
         )
-
-
-def _masking(config: RunSettings) -> dict[str, Any]:
-    return {key: value for key, value in plain_settings(config.secure_aggregation).items() if key != "name"}
 
 
 def _seconds(context: Context, key: str) -> float:

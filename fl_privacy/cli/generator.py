@@ -97,7 +97,7 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
     whole("seed", settings["seed"], at_least=0, example=1)
     chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}
     check_arguments(GeneratorPlan, chosen, "generator")
-    dataset = build_dataset(config)
+    dataset = build_dataset(config.data)
     order = _Order(
         plan=GeneratorPlan(**chosen),
         seed=settings["seed"],

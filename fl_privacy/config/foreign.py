@@ -19,7 +19,6 @@ from fl_privacy.config.groups import options, suggest
 from fl_privacy.config.keys import captured_groups, captured_keys, declared_settings, groups
 from fl_privacy.config.overrides import compose_file, expand_sweep, parse_overrides
 from fl_privacy.config.reading import select
-from fl_privacy.config.settings import RunSettings
 from fl_privacy.config.targets import own_modules
 from fl_privacy.errors import UserError
 
@@ -137,9 +136,9 @@ def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str
                     _expect_trusted(f"{at}.{entry}", value, trust, where)
 
 
-def trusted(config: RunSettings) -> frozenset[str]:
-    """What the user's ``trust`` names."""
-    return frozenset([config.trust] if isinstance(config.trust, str) else config.trust or ())
+def trusted(trust: str | Sequence[str] | None) -> frozenset[str]:
+    """What the user's setting ``trust`` names."""
+    return frozenset([trust] if isinstance(trust, str) else trust or ())
 
 
 def trust_in(overrides: Sequence[str]) -> frozenset[str]:

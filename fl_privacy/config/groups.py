@@ -1,17 +1,21 @@
 """What there is to choose from: the options of this package and of installed plugins."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.errors import UserError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 CONFIG_DIR = _PACKAGE / "conf" if (_PACKAGE / "conf").is_dir() else _PACKAGE.parent / "conf"
 """Inside the package in a wheel, beside it in a checkout and in a Flower app bundle."""
+
+CUSTOM = "custom"
+"""The option that stands for what a user wrote."""
 
 PLUGINS = "fl_privacy.plugins"
 """Entry points of installed packages whose folder ``conf`` adds options to the groups of this one."""
@@ -48,6 +52,13 @@ def config_folders() -> tuple[Path, ...]:
             )
         folders.append(own)
     return tuple(folders)
+
+
+def called(option: str, section: Any) -> str:
+    """How an option is called where its settings are ``section``: what a user wrote goes by its own name."""
+    if option == CUSTOM and isinstance(section, Mapping) and section.get("_target_"):
+        return str(section["_target_"]).rpartition(".")[2]
+    return option
 
 
 def suggest(word: str, allowed: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """What follows from the declarations of the settings: which keys there are, and what each decides."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
@@ -55,17 +55,6 @@ def captured_groups() -> tuple[str, ...]:
 def is_within(key: str, keys: Iterable[str]) -> bool:
     """Whether the dotted ``key`` is one of ``keys`` or below one."""
     return any(key == name or key.startswith(f"{name}.") for name in keys)
-
-
-CUSTOM = "custom"
-"""The option that stands for what a user wrote."""
-
-
-def called(option: str, section: Any) -> str:
-    """How an option is called where its settings are ``section``: what a user wrote goes by its own name."""
-    if option == CUSTOM and isinstance(section, Mapping | DictConfig) and section.get("_target_"):
-        return str(section["_target_"]).rpartition(".")[2]
-    return option
 
 
 def _walk(kind: type, above: str) -> Iterator[tuple[str, Field[Any]]]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from fl_privacy.config.groups import called
 from fl_privacy.config.reading import plain_value, put, read_section
 
 
@@ -273,6 +274,15 @@ class RunSettings:
         section = config if isinstance(config, DictConfig | ListConfig) else OmegaConf.create(dict(config))
         assert isinstance(section, DictConfig)
         return read_section(cls, section)
+
+    @property
+    def compares(self) -> bool:
+        """Whether its accuracy is held against that of the same training without defense."""
+        return self.baseline and self.choices.defense != "none"
+
+    def called(self, part: str) -> str:
+        """The option that is taken for ``part``, or the name of what a user wrote in its place."""
+        return called(self.choices[part], getattr(self, part))
 
     def plain(self) -> dict[str, Any]:
         """Nested mappings, lists, text, numbers, as a file holds them."""

@@ -1,6 +1,6 @@
 """Attack without training: fresh or given weights, or what a run captured."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,12 +31,12 @@ from fl_privacy.experiment.inference_judge import Spending
 from fl_privacy.experiment.inference_stage import InferenceStage
 from fl_privacy.experiment.inferences import build_inferences
 from fl_privacy.experiment.protocols import Monitor
-from fl_privacy.experiment.run_folder import finished_before, name_of, open_folder, write_page
+from fl_privacy.experiment.run_folder import Destination
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.experiment.threat_model import expect_readable_updates
 from fl_privacy.experiment.weights import load_weights
 from fl_privacy.federation import Audit, Client, Probe, public_state
-from fl_privacy.inference import About
+from fl_privacy.inference import About, Inference
 from fl_privacy.interception import only, stored_observations
 from fl_privacy.malicious.imprint_block import BLOCK
 from fl_privacy.results import RunFolder
@@ -52,7 +52,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     Raises:
         UserError: a setting is wrong, or there is nothing to attack.
     """
-    expect_readable_updates(config, "The command attack")
+    expect_readable_updates(config.secure_aggregation.name, "The command attack")
     config = calibrated(config)
     if config.captured and (captures := app_captures(config.captured)) is not None:
         return attack_app(config, captures, monitor)
@@ -63,18 +63,20 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         )
     if config.captured:
         config = as_captured(config)
-        expect_readable_updates(config, "The command attack")
-    if (done := finished_before(config, "attack", monitor)) is not None:
+        expect_readable_updates(config.secure_aggregation.name, "The command attack")
+    place = Destination("attack", config)
+    if (done := place.finished_before(monitor)) is not None:
         return done
     attack = attack_of_run(config)
-    expect_questions(config, attack)
+    _expect_questions(attack, build_inferences(config.inference), trained=config.captured is not None)
     if config.captured:
         monitor.say(f"Preparing what {config.captured} holds")
         experiment, observations = captured_updates(config)
         threats = experiment.threat_model()
     else:
-        data, model = (name_of(config, part) for part in ("data", "model"))
-        monitor.say(f"Preparing data {data}, model {model} and {config.victims} victims")
+        monitor.say(
+            f"Preparing data {config.called('data')}, model {config.called('model')} and {config.victims} victims"
+        )
         experiment, sent = untrained_clients(config)
         made = f"The victims' upload with defense={config.choices.defense} and server={config.choices.server}"
         with blamed_on(made), monitor.working("Making the victims' uploads"):
@@ -84,7 +86,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     attacked = next(iter(experiment.clients.values())).examples
     if attack is not None and isinstance(attacked, Examples):
         threats += describe_image_prior(attack, attacked.input_shape, attacked.images)
-    with open_folder(config, "attack") as folder:
+    with place.open() as folder:
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
@@ -93,21 +95,22 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
             folder.write_defense(experiment.defense.parts)
             attack_and_infer(experiment, attack, observations, folder, monitor)
             folder.finish()
-        write_page(config, folder.path)
-    return folder.path
+        place.write_page()
+    return place.path
 
 
-def expect_questions(config: RunSettings, attack: ReconstructionAttack | None) -> None:
+def _expect_questions(
+    attack: ReconstructionAttack | None, inferences: Mapping[str, Inference], *, trained: bool
+) -> None:
     """Refuse where nothing is asked of updates, or what only a training shows.
 
     Raises:
         UserError: so it is.
     """
-    inferences = build_inferences(config)
     if attack is None and not inferences:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
     of_training = [name for name, inference in inferences.items() if inference.about is not About.ATTRIBUTE]
-    if of_training and not config.captured:
+    if of_training and not trained:
         raise UserError(
             f"inference={of_training[0]} is expected with `fl-privacy run`, or with captured=DIR of a run with"
             " intercept.save=true: it asks about what clients train on, and here nobody trains."
@@ -146,9 +149,10 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
     defense = "+".join(part.name for part in note.defense) or "none"
     name = config.truth or "unknown"
     config = config.changed({"choices.data": Path(name).name, "choices.defense": defense, "choices.federation": "app"})
-    if (done := finished_before(config, "attack", monitor)) is not None:
+    place = Destination("attack", config)
+    if (done := place.finished_before(monitor)) is not None:
         return done
-    with open_folder(config, "attack") as folder:
+    with place.open() as folder:
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
@@ -163,8 +167,8 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
                 threads=config.attack_threads,
             )
             monitor.say(said)
-        write_page(config, folder.path)
-    return folder.path
+        place.write_page()
+    return place.path
 
 
 def _image_prior_of_app(attack: ReconstructionAttack, app: AppReport) -> list[str]:
@@ -180,7 +184,8 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
     Raises:
         UserError: there are too few examples, or a setting is wrong.
     """
-    dataset, plan, defense = build_dataset(config), build_plan(config), build_defense(config)
+    dataset, defense = build_dataset(config.data), build_defense(config.defense)
+    plan = build_plan(config.federation.plan, config.model)
     victims, batch_size = config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
@@ -215,7 +220,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         clients={VICTIM: owner, **{client: replace(owner, id=client) for client in colluders}},
         audit=Audit(probes=tuple(Probe(VICTIM, k) for k in range(victims)), batch_size=batch_size),
         unattacked=unattacked,
-        server_attack=build_server_attack(config, unattacked, attacked),
+        server_attack=build_server_attack(config.server, unattacked, attacked),
     )
     return experiment, load_weights(Path(config.weights), initial, fresh=BLOCK) if config.weights else initial
 
@@ -229,11 +234,11 @@ def captured_updates(config: RunSettings) -> tuple[Experiment, Sequence[Observat
     federation = build_federation(config)
     colluder = config.threat_model.colluder
     inside = None if colluder is None else federation.clients[colluder].architecture()
-    observations = stored_observations(captures_of(config), federation.model, inside=inside)
+    observations = stored_observations(captures_of(str(config.captured)), federation.model, inside=inside)
     if not observations:
         raise UserError(
             f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."
         )
     for observation in observations:
-        expect_of(federation, observation, config)
+        expect_of(federation, observation)
     return Experiment.of_federation(federation), observations

@@ -20,4 +20,5 @@ def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAtt
     from fl_privacy.experiment.build import build_attack  # noqa: PLC0415
 
     name, *settings = attack.split() or [""]
-    return build_attack(compose_run([f"attack={name}", *settings])), name
+    config = compose_run([f"attack={name}", *settings])
+    return build_attack(config.attack, device=config.device, threads=config.attack_threads), name

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fl_privacy.config import RunSettings
+from fl_privacy.config.settings import ThreatModelSettings
 from fl_privacy.data import LabelledExamples
 from fl_privacy.effects import Description
 from fl_privacy.errors import UserError
@@ -95,17 +95,22 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
     return same_data
 
 
-def side_information_of(config: RunSettings, clients: Mapping[int, Client]) -> InsiderInformation | None:
-    """What help from inside ``config`` gives the attacker; ``None`` where no layer is private and nothing is shown."""
-    if not config.threat_model.knows_features and not any(client.keeps_private() for client in clients.values()):
+def side_information_of(
+    threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
+) -> InsiderInformation | None:
+    """What help from inside the attacker gets of ``clients``, whose probes are of ``batch_size`` examples.
+
+    ``None`` where no layer is private and nothing is shown.
+    """
+    if not threats.knows_features and not any(client.keeps_private() for client in clients.values()):
         return None
     return InsiderInformation(
         clients=clients,
-        colluder=config.threat_model.colluder,
-        knows_features=config.threat_model.knows_features,
-        features_at=config.threat_model.features_at,
-        batch_size=config.batch_size,
-        seed=config.seed,
+        colluder=threats.colluder,
+        knows_features=threats.knows_features,
+        features_at=threats.features_at,
+        batch_size=batch_size,
+        seed=seed,
     )
 
 

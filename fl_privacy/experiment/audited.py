@@ -17,7 +17,7 @@ def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) ->
     Raises:
         UserError: there are no such rounds or clients, or too few examples.
     """
-    inferences = build_inferences(config)
+    inferences = build_inferences(config.inference)
     reads_images = "_target_" in config.attack or config.intercept.save
     if not reads_images and not inferences:
         return Audit()
@@ -34,7 +34,7 @@ def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) ->
         whole("threat_model.colluder", colluder, at_least=0, at_most=len(clients) - 1, example=0)
     if unknown := sorted(asked - clients.keys()):
         raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
-    attack = build_server_attack(config)
+    attack = build_server_attack(config.server)
     asked = (asked - {colluder}) & (set(clients) if attack is None or attack.only is None else {attack.only})
     sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
     probes: tuple[Probe, ...] = ()

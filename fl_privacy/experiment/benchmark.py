@@ -234,7 +234,7 @@ def _data_hashes(planned: PlannedPoint) -> dict[str, str]:
         name = str(config.choices.data)
         if name in found:
             continue
-        dataset, content = build_dataset(config), hashlib.sha256()
+        dataset, content = build_dataset(config.data), hashlib.sha256()
         for split in (dataset.train, dataset.test):
             if isinstance(split, Examples):
                 for tensor in (split.images, split.labels):

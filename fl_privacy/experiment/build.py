@@ -14,6 +14,7 @@ from fl_privacy.attacks.gradient_inversion.rearranging import NO_PUBLIC_TEXTS
 from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.config.plugins import register_plugin_metrics
+from fl_privacy.config.settings import BpkiSettings
 from fl_privacy.config.targets import check_arguments, instantiate, plain_settings
 from fl_privacy.data import Dataset, TextExamples, expect_images
 from fl_privacy.defenses import Defense
@@ -104,7 +105,7 @@ def build_federation(config: RunSettings) -> Federation:
         audit=audit_of(config, rounds, clients),
         defense=defense,
         device=resolve_device(config.device),
-        server_attack=build_server_attack(config, dataset.test, dataset.train),
+        server_attack=build_server_attack(config.server, dataset.test, dataset.train),
     )
 
 
@@ -113,15 +114,15 @@ def clients_of(config_text: str) -> Mapping[int, Client]:
     return _clients(config_text)[1]
 
 
-def build_dataset(config: RunSettings | DictConfig) -> Dataset:
-    """The data that ``config`` names; ``UserError`` if its target makes something else."""
-    dataset = instantiate(config.data, "data")
-    return _expect_made(dataset, Dataset, config.data, "data")
+def build_dataset(section: DictConfig) -> Dataset:
+    """The data that ``section`` names; ``UserError`` if its target makes something else."""
+    return _expect_made(instantiate(section, "data"), Dataset, section, "data")
 
 
 def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:
     """What ``clients`` clients train: ``build_network``, with what a malicious server put into it."""
-    model, attack = build_network(config, dataset), build_server_attack(config)
+    model = build_network(config.model, dataset, seed=config.seed)
+    attack = build_server_attack(config.server)
     return model if attack is None else attack.architecture(model, dataset.train.input_shape, clients)
 
 
@@ -130,13 +131,12 @@ def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
     if "_target_" not in config.guard:
         return None
     guard = _expect_made(instantiate(config.guard, "guard"), ModelGuard, config.guard, "guard")
-    return guard.agreeing_on(build_network(config, dataset))
+    return guard.agreeing_on(build_network(config.model, dataset, seed=config.seed))
 
 
-def build_defense(config: RunSettings) -> Defense:
-    """The defense that ``config`` names; ``UserError`` if its target makes something else."""
-    defense = instantiate(config.defense, "defense")
-    return _expect_made(defense, Defense, config.defense, "defense")
+def build_defense(section: DictConfig) -> Defense:
+    """The defense that ``section`` names; ``UserError`` if its target makes something else."""
+    return _expect_made(instantiate(section, "defense"), Defense, section, "defense")
 
 
 def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
@@ -175,40 +175,48 @@ def _prepare_for_texts(defense: Defense, dataset: Dataset, model: nn.Module) -> 
             prepare(model, public)
 
 
-def build_metrics(config: RunSettings, dataset: Dataset) -> dict[str, MetricFunction]:
-    """The metrics that need something of ``config``, by name; those of plugins are registered."""
+def build_metrics(bpki: BpkiSettings, evaluator: str | None, dataset: Dataset) -> dict[str, MetricFunction]:
+    """The metrics that need settings of a run, by name; those of plugins are registered.
+
+    Args:
+        bpki: how the Bayesian privacy loss is estimated.
+        evaluator: file of the network that judges noise; ``None`` leaves that out.
+        dataset: what the clients share.
+    """
     register_plugin_metrics()
-    functions = {"bpki": bayesian_privacy_loss(bins=config.bpki.bins, smoothing=config.bpki.smoothing)}
-    if config.evaluator is not None:
+    functions = {"bpki": bayesian_privacy_loss(bins=bpki.bins, smoothing=bpki.smoothing)}
+    if evaluator is not None:
         expect_images(dataset.train, "The setting evaluator, whose network judges noise in images,")
-        functions["noise_ratio"] = noise_ratio(config.evaluator, dataset.train.input_shape)
+        functions["noise_ratio"] = noise_ratio(evaluator, dataset.train.input_shape)
     return functions
 
 
-def build_attack(config: RunSettings) -> ReconstructionAttack | None:
-    """The attack of ``config``, on the run's device unless it names its own; ``None`` for ``attack=none``."""
-    if "_target_" not in config.attack:
+def build_attack(section: DictConfig, *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
+    """The attack that ``section`` names; ``None`` for ``attack=none``.
+
+    Args:
+        section: ``attack`` of a run.
+        device: where it computes, unless ``section`` says.
+        threads: of the CPU, in each process where it is cut into shards.
+    """
+    if "_target_" not in section:
         return None
-    shards = whole("attack.shards", config.attack.get("shards", 1), at_least=1, example=1)
-    section = OmegaConf.masked_copy(config.attack, [str(key) for key in config.attack if key != "shards"])
-    device = resolve_device(section.get("device") or config.device)
-    arguments = {"device": str(device)} if "device" in section else {}
+    shards = whole("attack.shards", section.get("shards", 1), at_least=1, example=1)
+    section = OmegaConf.masked_copy(section, [str(key) for key in section if key != "shards"])
+    where = resolve_device(section.get("device") or device)
+    arguments = {"device": str(where)} if "device" in section else {}
     attack: ReconstructionAttack = instantiate(section, "attack", **arguments)
     if not callable(attack):
         raise UserError(
             f"attack._target_={section._target_} is expected to return an attack, which can be called, but got"
             f" {type(attack).__name__}."
         )
-    return (
-        attack
-        if shards == 1
-        else ShardedAttack(attack=attack, shards=shards, threads=config.attack_threads, device=device)
-    )
+    return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, threads=threads, device=where)
 
 
 def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
-    """``build_attack``; ``UserError`` where it would ask for what the threat model does not give it."""
-    attack = build_attack(config)
+    """That of ``config``; ``UserError`` where it would ask for what the threat model does not give it."""
+    attack = build_attack(config.attack, device=config.device, threads=config.attack_threads)
     inner = attack.attack if isinstance(attack, ShardedAttack) else attack
     asks = isinstance(inner, GradientInversion) and inner.moves is not None and inner.moves.prior > 0
     if asks and not config.threat_model.public_images:
@@ -216,10 +224,10 @@ def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
     return attack
 
 
-def build_plan(config: RunSettings) -> LocalPlan:
-    """The clients' local plan of ``config``; of a model with adapters they train these and its head."""
-    settings = plain_settings(config.federation.plan)
-    if config.model.get("lora_rank") is not None and not (settings.get("trained") or settings.get("frozen")):
+def build_plan(section: DictConfig, model: DictConfig) -> LocalPlan:
+    """The clients' local plan as ``section`` says; of a ``model`` with adapters they train these and its head."""
+    settings = plain_settings(section)
+    if model.get("lora_rank") is not None and not (settings.get("trained") or settings.get("frozen")):
         settings["trained"] = list(ADAPTED)
     check_arguments(LocalPlan, settings, "federation.plan")
     return LocalPlan(**settings)
@@ -243,12 +251,12 @@ def _clients(config_text: str) -> tuple[Dataset, Mapping[int, Client]]:
     """The data and the clients of a configuration, as text: that can be sent to other processes and be cached by."""
     config = RunSettings.of(OmegaConf.create(config_text))
     number = config.federation.clients
-    plan, defense, device = build_plan(config), build_defense(config), resolve_device(config.device)
-    dataset = build_dataset(config)
+    plan, device = build_plan(config.federation.plan, config.model), resolve_device(config.device)
+    dataset, defense = build_dataset(config.data), build_defense(config.defense)
     model = agreed_network(config, dataset, number)
     prepare_defense(defense, dataset, model)
     partition = instantiate(config.partition, "partition")
-    kept = ~held_out(config, len(dataset.train))
+    kept = ~held_out(config.holdout, len(dataset.train), seed=config.seed)
     shared = dataset.train if kept.all() else dataset.train.subset(kept.nonzero().flatten())
     with blamed_on(f"partition._target_={config.partition.get('_target_')}"):
         parts = partition(shared, num_clients=number, seed=derive_seed(config.seed, "partition"))

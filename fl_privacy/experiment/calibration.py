@@ -1,5 +1,7 @@
 """Noise for a privacy budget: how much of it spends what was asked for by the end of a run."""
 
+from omegaconf import DictConfig, OmegaConf
+
 from fl_privacy.config import RunSettings
 from fl_privacy.defenses.privacy import mechanism, noise_of
 from fl_privacy.defenses.privacy.accountants import noise_multiplier_for
@@ -31,7 +33,7 @@ def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
         return {}
     if config.choices.defense == "none":
         return done
-    noise = _noise_setting(config)
+    noise = _noise_setting(config.defense, config.choices.defense)
     delta, accountant = config.privacy.delta, config.privacy.accountant
     federation = build_federation(config)
     candidates = guarantees(federation, delta=delta, accountant=accountant)
@@ -52,15 +54,16 @@ def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
     return {f"defense.{noise}": float(config.defense[noise]) * factor, **done}
 
 
-def _noise_setting(config: RunSettings) -> str:
-    """The setting that the noise of the defense is proportional to: its part says which, and twice as much is tried."""
-    part = mechanism(build_defense(config))
-    if part and part.strength and part.strength in config.defense:
-        doubled = config.changed({f"defense.{part.strength}": 2 * config.defense[part.strength]})
+def _noise_setting(section: DictConfig, name: str) -> str:
+    """The setting that the noise of a defense is proportional to: its part says which, and twice as much is tried."""
+    part = mechanism(build_defense(section))
+    if part and part.strength and part.strength in section:
+        doubled = OmegaConf.merge(section, {part.strength: 2 * section[part.strength]})
+        assert isinstance(doubled, DictConfig)
         other = mechanism(build_defense(doubled))
         if other and noise_of(other.effect) == 2 * (noise_of(part.effect) or 0.0):
             return part.strength
     raise UserError(
         "privacy.epsilon is expected with a defense whose noise is proportional to one of its settings, such as dp_sgd,"
-        f" or dp_noise with a clip_norm, but got defense={config.choices.defense}; set privacy.epsilon=null."
+        f" or dp_noise with a clip_norm, but got defense={name}; set privacy.epsilon=null."
     )

@@ -16,35 +16,35 @@ from fl_privacy.types import Observation
 CONFIG, IDENTITY = "config.yaml", "run.json"
 
 
-def expect_of(federation: Federation, observation: Observation, config: RunSettings) -> None:
+def expect_of(federation: Federation, observation: Observation) -> None:
     """Refuse an update that is not of ``federation``: its truth could not be found, or would be another's.
 
     Raises:
         UserError: it is not.
     """
-    examples = federation.dataset.train
+    examples, batch_size = federation.dataset.train, federation.config.batch_size
     round, client, probe = observation.id.round, observation.id.client, observation.id.probe
     wrong = None
     if not 1 <= round <= federation.rounds:
         wrong = f"the run had rounds 1..{federation.rounds}"
     elif client not in federation.clients:
         wrong = f"the run had clients 0..{len(federation.clients) - 1}"
-    elif probe is not None and (probe + 1) * config.batch_size > federation.clients[client].number_of_examples:
-        wrong = f"client {client} has no such victim of {config.batch_size} examples"
+    elif probe is not None and (probe + 1) * batch_size > federation.clients[client].number_of_examples:
+        wrong = f"client {client} has no such victim of {batch_size} examples"
     elif (observation.input_shape, observation.num_classes) != (examples.input_shape, examples.num_classes):
         wrong = f"it is of {observation.num_classes} classes of images {observation.input_shape}"
     elif observation.plan != federation.server.local_plan.in_round(round, probe=probe is not None):
         wrong = "it was made by another local plan"
     if wrong:
         raise UserError(
-            f"{config.captured} is expected to hold updates of the run in its {CONFIG}, but has {observation.id}, and"
-            f" {wrong}; remove that one."
+            f"{federation.config.captured} is expected to hold updates of the run in its {CONFIG}, but has"
+            f" {observation.id}, and {wrong}; remove that one."
         )
 
 
-def captures_of(config: RunSettings) -> Path:
-    """The folder of the updates in ``config.captured``, or that itself."""
-    folder = Path(str(config.captured))
+def captures_of(captured: str) -> Path:
+    """The folder of the updates in ``captured``, or that itself."""
+    folder = Path(captured)
     return folder / CAPTURES if (folder / CONFIG).is_file() else folder
 
 
@@ -61,7 +61,7 @@ def as_captured(config: RunSettings) -> RunSettings:
             f"captured is expected to be a run's folder with {CONFIG}, but got {config.captured}; name the folder that"
             " `fl-privacy run intercept.save=true` printed."
         )
-    taken = recorded_parts(run / CONFIG, trusted(config))
+    taken = recorded_parts(run / CONFIG, trusted(config.trust))
     _expect_unchanged(taken, run)
     return config.changed(taken)
 

@@ -18,7 +18,7 @@ from fl_privacy.experiment.judge import Judge
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.server_reading import ServerReading
 from fl_privacy.experiment.threat_model import describe_threats
-from fl_privacy.experiment.tracing import tracer_of
+from fl_privacy.experiment.tracing import PARTICIPANTS, Tracer
 from fl_privacy.federation import Audit, Client, private_names
 from fl_privacy.interception import Interceptor
 from fl_privacy.interception.interceptor import Sink
@@ -80,14 +80,16 @@ class Experiment:
 
     def interceptor(self, sink: Sink) -> Interceptor:
         """Turns uploads into observations, with the side information there is, and hands them to ``sink``."""
-        shape = next(iter(self.clients.values())).examples
+        examples = next(iter(self.clients.values())).examples
         return Interceptor(
             model=self.model,
             plan=self.plan,
-            input_shape=shape.input_shape,
-            num_classes=shape.num_classes,
+            input_shape=examples.input_shape,
+            num_classes=examples.num_classes,
             sink=sink,
-            side_information=side_information_of(self.config, self.clients),
+            side_information=side_information_of(
+                self.config.threat_model, self.clients, batch_size=self.config.batch_size, seed=self.config.seed
+            ),
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
@@ -139,8 +141,13 @@ class Experiment:
             truth=truth,
             transforms=self.transforms,
             distorts=bool(self.defense.parts) and not private_names(self.model, self.defense),
-            functions=build_metrics(self.config, self.dataset),
-            tracer=tracer_of(self.config, self.clients),
+            functions=build_metrics(self.config.bpki, self.config.evaluator, self.dataset),
+            tracer=Tracer(
+                participants=PARTICIPANTS if self.config.tracing is None else self.config.tracing,
+                clients=self.clients,
+                queries=self.config.tracing_queries,
+                seed=self.config.seed,
+            ),
             vocabulary=self._vocabulary,
         )
 

@@ -48,7 +48,7 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
             f" model._target_={note.model}, which runs its code."
         )
     shape, classes = _first_shape(captures)
-    model = build_network_for(config, shape, classes, **_normalizing(config.model, note))
+    model = build_network_for(config.model, shape, classes, seed=config.seed, **_normalizing(config.model, note))
     observations = stored_observations(captures, model)
     source = find_images(config.truth)
     app = AppReport(

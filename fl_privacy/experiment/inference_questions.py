@@ -63,7 +63,7 @@ def ask(experiment: Experiment, members: int, others: int) -> Asked:
     source = experiment.unattacked if from_test else own
     spare = torch.arange(len(experiment.unattacked))
     if others and not from_test:
-        spare = held_out(config, len(dataset.train)).nonzero().flatten()
+        spare = held_out(config.holdout, len(dataset.train), seed=config.seed).nonzero().flatten()
     where = "of the test split" if from_test else "of those that holdout leaves"
     outside = spare[_draw(others, len(spare), "others", where, rng)]
     left = torch.ones(len(experiment.unattacked), dtype=torch.bool)

@@ -79,7 +79,7 @@ class InferenceStage:
             UserError: there are too few examples, or nothing is known that could be asked for.
         """
         config, clients = experiment.config, experiment.clients
-        inferences = build_inferences(config)
+        inferences = build_inferences(config.inference)
         if not inferences:
             return None
         examples = next(iter(clients.values())).examples

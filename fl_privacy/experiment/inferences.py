@@ -4,20 +4,19 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from fl_privacy.config import RunSettings
 from fl_privacy.config.targets import instantiate
 from fl_privacy.errors import UserError
 from fl_privacy.inference import About, Inference
 
 
-def build_inferences(config: RunSettings) -> dict[str, Inference]:
-    """The attacks of ``config.inference`` by name; empty for ``inference=none``.
+def build_inferences(settings: DictConfig) -> dict[str, Inference]:
+    """The attacks that the section ``inference`` names, by name; empty for ``inference=none``.
 
     Raises:
         UserError: one of them is none, or its settings are wrong.
     """
     found = {}
-    for name, section in config.inference.items():
+    for name, section in settings.items():
         if not isinstance(section, DictConfig) or "_target_" not in section:
             continue
         made = instantiate(section, f"inference.{name!s}")

@@ -34,14 +34,14 @@ def client_of_folder(config_text: str, folder: str, client: int) -> Client:
         )
     settings = {key: value for key, value in settings.items() if key not in ("_target_", "name", "root", "keep")}
     dataset = load_data("image_folder", root=folder, keep=False, **settings)
-    defense, model = build_defense(config), build_network(config, dataset)
+    defense, model = build_defense(config.defense), build_network(config.model, dataset, seed=config.seed)
     prepare_defense(defense, dataset, model)
     return Client(
         id=client,
         examples=dataset.train,
         indices=torch.arange(len(dataset.train)),
         model=model,
-        plan=build_plan(config),
+        plan=build_plan(config.federation.plan, config.model),
         defense=defense,
         seed=config.seed,
         device=resolve_device(config.device),

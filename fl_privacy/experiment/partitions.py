@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from fl_privacy.config import RunSettings
 from fl_privacy.data import LabelledExamples
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
@@ -33,21 +32,21 @@ def expect_parts(parts: Any, clients: int, examples: int, section: DictConfig) -
         )
 
 
-def held_out(config: RunSettings, examples: int) -> torch.Tensor:
-    """(N,) which of the ``examples`` training examples no client gets: ``config.holdout`` of them, at random.
+def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
+    """(N,) which of the ``examples`` training examples no client gets: ``number`` of them, at random.
 
     Raises:
         UserError: none would be left.
     """
-    if config.holdout >= examples:
+    if number >= examples:
         raise UserError(
-            f"holdout is expected to be below {examples}, the number of training examples, but got {config.holdout};"
+            f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
             " leave some to train on."
         )
     chosen = torch.zeros(examples, dtype=torch.bool)
-    if config.holdout:
-        order = torch.randperm(examples, generator=derive_generator(config.seed, "holdout"))
-        chosen[order[: config.holdout]] = True
+    if number:
+        order = torch.randperm(examples, generator=derive_generator(seed, "holdout"))
+        chosen[order[:number]] = True
     return chosen
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import nn
 
 from fl_privacy.data import Dataset, LabelledExamples
@@ -43,10 +43,10 @@ class PolicyScorer:
     def __init__(
         self, config: DictConfig, *, privacy: PrivacyPlan, training: TrainingPlan, semi_trained: Path, monitor: Monitor
     ) -> None:
-        dataset, self._device = build_dataset(config), resolve_device(config.device)
+        dataset, self._device = build_dataset(config.data), resolve_device(config.device)
         self._total: Total = "sum" if config.variant == "code" else "mean"
         self._privacy, self._seed, self._asks_fsim = privacy, config.seed, config.fsim_at_least is not None
-        self._model = build_network(config, dataset).to(self._device)
+        self._model = build_network(config.model, dataset, seed=config.seed).to(self._device)
         order = torch.randperm(len(dataset.train), generator=derive_generator(config.seed, "search", "split"))
         number = max(1, round(config.training.share * len(dataset.train)))
         if config.weights is not None:
@@ -57,8 +57,11 @@ class PolicyScorer:
         self._similarity = GradientSimilarity(self._model, state, dataset.train.input_shape, device=self._device)
         rest = dataset.train.subset(order[number:])
         self._batch = rest.batch(_of_each_class(rest, config.images_per_class), self._device)
-        self._fresh = [_fresh(config, dataset, draw).to(self._device) for draw in range(config.accuracy_draws)]
-        self._draws = [_draw(rest, config, draw).to(self._device) for draw in range(config.accuracy_draws)]
+        draws = range(config.accuracy_draws)
+        seeds = [derive_seed(config.seed, "search", "model", draw) for draw in draws]
+        self._fresh = [_fresh(config.model, dataset, seed).to(self._device) for seed in seeds]
+        streams = [derive_generator(config.seed, "search", "batch", draw) for draw in draws]
+        self._draws = [_draw(rest, config.accuracy_images, rng).to(self._device) for rng in streams]
 
     def __call__(self, policies: Sequence[Policy]) -> list[Scored]:
         """In their order; the company of a policy changes no score beyond rounding."""
@@ -88,13 +91,10 @@ def _of_each_class(examples: LabelledExamples, number: int) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def _fresh(config: DictConfig, dataset: Dataset, draw: int) -> ModelState:
+def _fresh(model: DictConfig, dataset: Dataset, seed: int) -> ModelState:
     """Initial values of a draw's own."""
-    own = OmegaConf.merge(config, {"seed": derive_seed(config.seed, "search", "model", draw)})
-    assert isinstance(own, DictConfig)
-    return ModelState.of(build_network(own, dataset))
+    return ModelState.of(build_network(model, dataset, seed=seed))
 
 
-def _draw(examples: LabelledExamples, config: DictConfig, draw: int) -> torch.Tensor:
-    rng = derive_generator(config.seed, "search", "batch", draw)
-    return examples.batch(torch.randperm(len(examples), generator=rng)[: config.accuracy_images]).inputs
+def _draw(examples: LabelledExamples, number: int, rng: torch.Generator) -> torch.Tensor:
+    return examples.batch(torch.randperm(len(examples), generator=rng)[:number]).inputs

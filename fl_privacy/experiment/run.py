@@ -18,8 +18,8 @@ from fl_privacy.experiment.inference_judge import Spending
 from fl_privacy.experiment.inference_stage import InferenceStage
 from fl_privacy.experiment.privacy import UNKNOWN, Privacy, privacy_of
 from fl_privacy.experiment.protocols import Backend, Monitor
-from fl_privacy.experiment.run_folder import finished_before, identified, name_of, open_folder, write_page
-from fl_privacy.experiment.server_reading import expect_fitting, hand_over
+from fl_privacy.experiment.run_folder import Destination
+from fl_privacy.experiment.server_reading import expect_readable_sum, hand_over
 from fl_privacy.experiment.threat_model import Whereabouts, who_draws
 from fl_privacy.experiment.weights import MODEL, write_weights
 from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
@@ -49,19 +49,25 @@ def run_experiment(
     Raises:
         UserError: a setting is wrong, parts do not fit, or all clients of a round failed.
     """
-    _expect_no_setting_of_attacks(config)
+    _expect_unset(weights=config.weights, captured=config.captured)
     config = calibrated(config)
-    if (done := finished_before(config, "run", monitor)) is not None:
+    place = Destination("run", config)
+    if (done := place.finished_before(monitor)) is not None:
         return done
     monitor.say(
-        f"Preparing data {name_of(config, 'data')}, model {name_of(config, 'model')} and {config.federation.clients}"
+        f"Preparing data {config.called('data')}, model {config.called('model')} and {config.federation.clients}"
         " clients"
     )
     federation, attack = build_federation(config), attack_of_run(config)
-    expect_fitting(config, federation.server_attack)
+    expect_readable_sum(
+        federation.server_attack,
+        config.choices.server,
+        uploads=config.intercept.uploads,
+        shares=config.federation.plan.get("shares"),
+    )
     prior = _image_prior(attack, federation.dataset.train, clients)
     run_baseline(config, backend, monitor)
-    with open_folder(config, "run") as folder:
+    with place.open() as folder:
         if folder.finished:
             monitor.say("Another process has just finished it.")
         else:
@@ -71,9 +77,9 @@ def run_experiment(
                 run.train(backend)
             finally:
                 run.waiting.clear()
-            folder.finish(undefended_accuracy=undefended_accuracy(config) if _wants_baseline(config) else None)
-        write_page(config, folder.path)
-    return folder.path
+            folder.finish(undefended_accuracy=_undefended_accuracy(place) if config.compares else None)
+        place.write_page()
+    return place.path
 
 
 def _image_prior(attack: ReconstructionAttack | None, train: LabelledExamples, clients: Whereabouts) -> list[str]:
@@ -84,12 +90,12 @@ def _image_prior(attack: ReconstructionAttack | None, train: LabelledExamples, c
 
 def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> None:
     """Train as ``config`` does but undefended, where its accuracy is to be compared and no such run is found."""
-    if _wants_baseline(config) and undefended_accuracy(config) is None:
+    if config.compares and _undefended_accuracy(Destination("run", config)) is None:
         monitor.say("First the same training without defense, to compare accuracy with (baseline=false skips it).")
-        run_experiment(baseline_config(config), backend, monitor)
+        run_experiment(_baseline_config(config), backend, monitor)
 
 
-def baseline_config(config: RunSettings) -> RunSettings:
+def _baseline_config(config: RunSettings) -> RunSettings:
     """The undefended training of ``config``, without any attack."""
     none = compose_run(["defense=none", "attack=none", "inference=none"])
     changes = {
@@ -106,23 +112,19 @@ def baseline_config(config: RunSettings) -> RunSettings:
     return config.changed(changes)
 
 
-def undefended_accuracy(config: RunSettings) -> float | None:
-    """Final accuracy of a finished run in ``config.out`` that trained alike without defense."""
-    baseline = find_baseline(Path(config.out), identified(config, "run"))
+def _undefended_accuracy(place: Destination) -> float | None:
+    """Final accuracy of a finished run beside that at ``place`` which trained alike without defense."""
+    baseline = find_baseline(place.path.parent, place.identified)
     return baseline.accuracy if baseline else None
 
 
-def _expect_no_setting_of_attacks(config: RunSettings) -> None:
-    for key in ("weights", "captured"):
-        if (value := getattr(config, key)) is not None:
+def _expect_unset(**of_attacks: str | None) -> None:
+    for key, value in of_attacks.items():
+        if value is not None:
             raise UserError(
                 f"{key} is expected with `fl-privacy attack`, but got {value!r} with run, which trains from fresh"
                 f" values; set {key}=null."
             )
-
-
-def _wants_baseline(config: RunSettings) -> bool:
-    return bool(config.baseline) and config.choices.defense != "none"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

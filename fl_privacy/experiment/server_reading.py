@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from omegaconf import DictConfig
 
 from fl_privacy.attacks import Progress, ReconstructionAttack, no_progress
-from fl_privacy.config import RunSettings
 from fl_privacy.config.targets import instantiate
 from fl_privacy.data import LabelledExamples, expect_images
 from fl_privacy.errors import UserError
@@ -20,28 +20,28 @@ PUBLIC_IMAGES = 2000
 
 
 EVERYBODY = -1
+"""Stands for the client where all are sent the same model."""
 
 
 def build_server_attack(
-    config: RunSettings, public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
+    section: DictConfig, public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """What ``config.server`` does beyond the protocol; ``None`` for an honest one.
+    """What the server that ``section`` names does beyond the protocol; ``None`` for an honest one.
 
     Args:
-        config: of the run.
+        section: ``server`` of the run.
         public: images that the server holds.
         attacked: the clients' own, some of which it holds where it asks about these.
 
     Raises:
         UserError: a setting is wrong.
     """
-    if "_target_" not in config.server:
+    if "_target_" not in section:
         return None
-    made = instantiate(config.server, "server")
+    made = instantiate(section, "server")
     if not isinstance(made, ServerAttack):
         raise UserError(
-            f"server._target_={config.server._target_} is expected to return a ServerAttack, but got"
-            f" {type(made).__name__}."
+            f"server._target_={section._target_} is expected to return a ServerAttack, but got {type(made).__name__}."
         )
     if public is None:
         return made
@@ -53,22 +53,28 @@ def build_server_attack(
     return made.informed(held)
 
 
-def expect_fitting(config: RunSettings, attack: ServerAttack | None) -> None:
+def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: str, shares: str | None) -> None:
     """Refuse settings under which ``attack`` has nothing to read.
+
+    Args:
+        attack: of the server.
+        server: its option, as errors call it.
+        uploads: ``intercept.uploads``.
+        shares: ``federation.plan.shares``.
 
     Raises:
         UserError: it reads the mean of training updates, and other things are intercepted, or weights are shared.
     """
     if attack is None or not attack.reads_sum:
         return
-    if config.intercept.uploads != "update":
+    if uploads != "update":
         raise UserError(
-            f"server={config.choices.server} reads the mean of the training updates, but intercept.uploads="
-            f"{config.intercept.uploads}; set intercept.uploads=update."
+            f"server={server} reads the mean of the training updates, but intercept.uploads="
+            f"{uploads}; set intercept.uploads=update."
         )
-    if config.federation.plan.get("shares") == "weights":
+    if shares == "weights":
         raise UserError(
-            f"server={config.choices.server} reads a mean of gradients or changes, but clients share their weights;"
+            f"server={server} reads a mean of gradients or changes, but clients share their weights;"
             " set federation.plan.shares=delta."
         )
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fl_privacy.config import RunSettings
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit
@@ -168,18 +167,18 @@ def _describe_defense(defense: Defense) -> str:
     return f"Clients defend themselves with {' and '.join(f'{n} ({s})' if s else n for n, s in parts)}."
 
 
-def expect_readable_updates(config: RunSettings, where: str) -> None:
+def expect_readable_updates(aggregation: str, where: str) -> None:
     """Refuse secure aggregation where every update is read.
 
     Args:
-        config: of the run.
+        aggregation: ``secure_aggregation.name``.
         where: that is, to begin the message with.
 
     Raises:
         UserError: ``secure_aggregation`` is another one than ``none``.
     """
-    if (name := config.secure_aggregation.name) != "none":
+    if aggregation != "none":
         raise UserError(
-            f"{where} reads every update and is expected with secure_aggregation=none, but got {name};"
+            f"{where} reads every update and is expected with secure_aggregation=none, but got {aggregation};"
             " use `fl-privacy run` with backend=loop and attack=none."
         )

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fl_privacy.config import RunSettings
 from fl_privacy.federation import Client
 from fl_privacy.metrics import VictimScore
 from fl_privacy.metrics.tracing import Tracing, nearest, tracing_distance
@@ -77,16 +76,6 @@ class Tracer:
         images = asked[0].examples.batch(torch.cat([client.indices for client in asked])[order]).inputs
         new = (nearest(attacked, images)[0] > 0).nonzero().flatten()[:room]
         return images[new], owners[order[new]]
-
-
-def tracer_of(config: RunSettings, clients: Mapping[int, Client]) -> Tracer:
-    """What ``config`` asks for, of images that ``clients`` have."""
-    return Tracer(
-        participants=PARTICIPANTS if config.tracing is None else config.tracing,
-        clients=clients,
-        queries=config.tracing_queries,
-        seed=config.seed,
-    )
 
 
 def _dealt(number: int, owners: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.calibration import calibrated, noise_for_budget
 from fl_privacy.experiment.captured import as_captured
 from fl_privacy.experiment.foreign_captures import app_captures
-from fl_privacy.experiment.run_folder import Command, folder_of
+from fl_privacy.experiment.run_folder import Command, Destination
 from fl_privacy.report.trade_off import Outcome
 from fl_privacy.results import is_finished
 from fl_privacy.results.ongoing import write_planned
@@ -96,7 +96,7 @@ def _attacking(grid: Grid, point: GridPoint, training: Job, attack: str) -> list
 
 def planned_job(command: Command, config: RunSettings) -> Job:
     """The job of ``command`` with ``config``; ``UserError`` if its privacy budget can't be met."""
-    return Job(command, config, folder_of(calibrated(config), command))
+    return Job(command, config, Destination(command, calibrated(config)).path)
 
 
 def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
@@ -113,7 +113,7 @@ def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
                 if app_captures(begun.captured) is not None:
                     return
                 begun = as_captured(begun)
-            folder = folder_of(begun, command)
+            folder = Destination(command, begun).path
             planned.setdefault(folder.parent, []).append(folder.name)
     for out, names in planned.items():
         with suppress(OSError):  # the jobs say that nothing can be written there

@@ -7,6 +7,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.rng import seeded_globally
+
 BLOCK = "imprint"
 """Name of the block in the model that it is put in front of."""
 
@@ -16,6 +18,8 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 
 class ImprintBlock(nn.Module):
     """Adds to an image a pattern whose strength is the number of bins that its brightness has passed.
+
+    Its first values are the same in every process; a server crafts those that it sends.
 
     Every bin adds the same pattern, so that the gradient of a row of ``measure`` is the same multiple of an image in
     all the rows that the image passes. The pattern is weak, and the model behind learns on.
@@ -43,9 +47,10 @@ class ImprintBlock(nn.Module):
         channels, height, width = input_shape
         self.scale = scale
         self.separate: nn.Module = nn.Identity()
-        if slices is not None:
-            self.separate = nn.Conv2d(channels, slices * channels, 3, padding=1, bias=False)
-        self.measure = nn.Linear((slices or 1) * channels * height * width, bins)
+        with seeded_globally(torch.Generator().manual_seed(0)):
+            if slices is not None:
+                self.separate = nn.Conv2d(channels, slices * channels, 3, padding=1, bias=False)
+            self.measure = nn.Linear((slices or 1) * channels * height * width, bins)
         self.activation: nn.Module = nn.ReLU() if activation == "relu" else nn.Hardtanh(0.0, 1.0)
         signs = torch.randint(0, 2, input_shape, generator=torch.Generator().manual_seed(0)) * 2.0 - 1.0
         self.pattern = amplitude / bins * signs

@@ -18,14 +18,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_papers_settings_by_name(name: str) -> None:
-    public = build_defense(compose_run([f"defense={name}_paper"])).parts[0].settings
+    public = build_defense(compose_run([f"defense={name}_paper"]).defense).parts[0].settings
     assert {key: public[key] for key in PUBLISHED[name]} == PUBLISHED[name]
     assert public["width"] == 128
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_defaults_are_those_of_the_function_and_take_few_steps(name: str) -> None:
-    public = build_defense(compose_run([f"defense={name}"])).parts[0].settings
+    public = build_defense(compose_run([f"defense={name}"]).defense).parts[0].settings
     parameters = inspect.signature(getattr(defenses, name)).parameters
     assert {key: public[key] for key in parameters} == {key: p.default for key, p in parameters.items()}
     images = public["images_per_class"] * public.get(

@@ -33,20 +33,20 @@ def test_attack_and_accuracy_of_refiner_are_those_of_two_networks() -> None:
     trained, attacked = compose_run(["experiment=refiner_paper"]), compose_run(["experiment=refiner_paper_attack"])
     assert (trained.model.activation, attacked.model.activation) == ("relu", "sigmoid")
     assert trained.model.init == attacked.model.init == "default"
-    assert build_attack(trained) is None and build_attack(attacked) is not None
+    assert build_attack(trained.attack) is None and build_attack(attacked.attack) is not None
     assert trained.federation.plan.batch_size == 128 and attacked.batch_size == 1
 
 
 def distance(*overrides: str) -> float:
     """How far Refiner's upload of one digit is from its true gradient."""
     config = compose_run(["data=mnist_mini", "defense=refiner", *overrides])
-    dataset = build_dataset(config)
-    model, examples = build_network(config, dataset), dataset.test
+    dataset = build_dataset(config.data)
+    model, examples = build_network(config.model, dataset, seed=config.seed), dataset.test
     sent, batch = ModelState.of(model), Batch(examples.images[:1].float() / 255, examples.labels[:1])
     clean = {name: g.detach() for name, g in loss_gradients(model, sent, batch).gradients.items()}
     rng = derive_generator(0, "refiner")
     step = LocalStep(model=model, sent=sent, batch=batch, plan=LocalPlan(), state=ClientState(), rng=rng)
-    (defend,) = build_defense(config).gradient
+    (defend,) = build_defense(config.defense).gradient
     upload = defend(clean, step)
     return sum(float((upload[name] - g).square().sum()) for name, g in clean.items()) ** 0.5
 

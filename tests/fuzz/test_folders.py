@@ -190,7 +190,7 @@ def test_a_captured_update(case: Case, copied: Callable[[], Path]) -> None:
         config = as_captured(compose_run(["attack=analytic", f"captured={folder}"]))
         federation = build_federation(config)
         for observation in load_observations(captures, federation.model):
-            expect_of(federation, observation, config)
+            expect_of(federation, observation)
 
     refused(attacked)
 
@@ -330,5 +330,5 @@ def test_the_undamaged_run_is_reported_and_its_captures_are_of_it(recorded: Path
     observations = load_observations(recorded / "captures", federation.model)
     assert len(observations) == 4
     for observation in observations:
-        expect_of(federation, observation, config)
+        expect_of(federation, observation)
     assert write_report([recorded]).is_file()

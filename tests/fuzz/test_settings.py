@@ -90,7 +90,7 @@ def settings_of_options() -> Iterator[tuple[str, tuple[str, str, Any]]]:
 def test_a_setting_of_an_attack_or_defense(case: Case) -> None:
     override, key, value = case.content
     group = override.partition("=")[0]
-    refused(lambda: BUILDERS[group](composed(override).changed({f"{group}.{key}": value})))
+    refused(lambda: BUILDERS[group](getattr(composed(override).changed({f"{group}.{key}": value}), group)))
 
 
 def settings_of_the_plan() -> Iterator[tuple[str, tuple[str, Any]]]:
@@ -105,7 +105,8 @@ def settings_of_the_plan() -> Iterator[tuple[str, tuple[str, Any]]]:
 @pytest.mark.parametrize("case", cases(settings_of_the_plan()))
 def test_a_setting_of_the_plan(case: Case) -> None:
     key, value = case.content
-    refused(lambda: build_plan(composed("federation=fedavg").changed({f"federation.plan.{key}": value})))
+    config = composed("federation=fedavg").changed({f"federation.plan.{key}": value})
+    refused(lambda: build_plan(config.federation.plan, config.model))
 
 
 @pytest.mark.parametrize(

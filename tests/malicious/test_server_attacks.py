@@ -66,6 +66,17 @@ def test_loki_reads_every_client_in_the_mean_of_all() -> None:
     assert proven > 0.5 * 3 * number
 
 
+@pytest.mark.parametrize("attack", [Imprint(bins=4), Loki(bins=4)])
+def test_what_a_server_puts_into_a_model_starts_alike_in_every_process(attack: ServerAttack) -> None:
+    model, before = rounds.network("lenet"), torch.get_rng_state()
+    torch.manual_seed(1)
+    one = attack.architecture(model, (1, 28, 28), 2).state_dict()
+    torch.manual_seed(2)
+    other = attack.architecture(model, (1, 28, 28), 2).state_dict()
+    torch.set_rng_state(before)
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
 def test_a_slice_for_each_client_is_expected() -> None:
     attack = Loki(bins=8).informed(rounds.public())
     model = attack.architecture(rounds.network("lenet"), (1, 28, 28), 2)

@@ -95,20 +95,20 @@ def test_one_part_needs_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_ray_shards_are_refused_before_anything_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_privacy.extras.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"attack\.shards=2 .*\[ray\]"):
-        build_attack(compose_run(["attack=idlg", "attack.shards=2"]))
+        build_attack(compose_run(["attack=idlg", "attack.shards=2"]).attack)
 
 
 @pytest.mark.parametrize("shards", ["0", "1.5", "two"])
 def test_wrong_numbers_of_shards_are_refused(shards: str) -> None:
     with pytest.raises(UserError, match=r"attack\.shards is expected to be a whole number"):
-        build_attack(compose_run(["attack=idlg", f"attack.shards={shards}"]))
+        build_attack(compose_run(["attack=idlg", f"attack.shards={shards}"]).attack)
 
 
 def test_every_attack_can_be_sharded() -> None:
-    overrides = ["attack=custom", "attack._target_=fl_privacy.attacks.idlg", "attack.shards=3", "device=cpu"]
-    built = build_attack(compose_run(overrides))
+    overrides = ["attack=custom", "attack._target_=fl_privacy.attacks.idlg", "attack.shards=3"]
+    built = build_attack(compose_run(overrides).attack, device="cpu")
     assert isinstance(built, ShardedAttack) and built.shards == 3
-    assert isinstance(build_attack(compose_run(["attack=idlg"])), GradientInversion)
+    assert isinstance(build_attack(compose_run(["attack=idlg"]).attack), GradientInversion)
 
 
 def test_something_else_at_the_address_is_told_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ class Assembled:
     Attributes:
         tokens: (L,).
         residual: how far what it becomes is from the span.
-        clear: whether every other token at any position is so many times farther.
+        clear: whether every other candidate at any position is so many times farther.
     """
 
     tokens: Tensor
@@ -73,7 +73,7 @@ class Assembly:
         farthest = float(self.residuals(torch.stack(picked, 1)).max())
         return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
-    def descend(self, texts: Tensor, fixed: int) -> list[Assembled]:
+    def descend(self, texts: Tensor, fixed: int | None = None) -> list[Assembled]:
         """From each of ``texts`` (n, L) by the best token at one position after the other but ``fixed``."""
         texts = texts.clone()
         best = self.residuals(texts)
@@ -97,6 +97,18 @@ class Assembly:
             Assembled(text, residual, other > CLEAR * residual)
             for text, residual, other in zip(texts, best.tolist(), least.tolist(), strict=True)
         ]
+
+    def judged(self, text: Assembled) -> Assembled:
+        """``text`` with every candidate tried at each position, also those that no descent has met."""
+        others = []
+        for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
+            choices = at[at != text.tokens[position]]
+            tried = text.tokens.repeat(len(choices), 1)
+            tried[:, position] = choices
+            others.append(tried)
+        tried = torch.cat(others)
+        least = float(self.residuals(tried).min()) if len(tried) else torch.inf
+        return replace(text, clear=least > CLEAR * text.residual)
 
     def exchanged(self, texts: Tensor) -> Tensor:
         """Each of ``texts`` (n, L) with the best tokens at any two positions: out of where no single one leads out.
@@ -160,7 +172,8 @@ def assemble(
 
     Every token that is in no text yet is the fixed one of a search of its own, from other tokens at random.
     """
-    assembly = narrowed(assembly.in_units(rng), lengths, rng)
+    whole = assembly.in_units(rng)
+    assembly = narrowed(whole, lengths, rng)
     candidates = assembly.candidates
     found: dict[tuple[int, ...], Assembled] = {}
     for each in [1, *[_STARTS] * (rounds - 1)]:
@@ -181,7 +194,7 @@ def assemble(
                 key = tuple(text.tokens.tolist())
                 if key not in found or text.residual < found[key].residual:
                     found[key] = text
-    return _chosen(list(found.values()), lengths)
+    return [whole.judged(text) if text.clear else text for text in _chosen(list(found.values()), lengths)]
 
 
 def _likely(candidates: Candidates, length: int, explained: set[tuple[int, int]]) -> list[Tensor]:

@@ -25,11 +25,13 @@ class Candidates:
         tokens: for each position (n,) those that were there, the nearest first; none where no text is as long.
         distances: (n,) likewise, of each from the span.
         clear: whether all of them are in the span beyond doubt, and no other is near.
+        left_out: how far the nearest other is.
     """
 
     tokens: Sequence[Tensor]
     distances: Sequence[Tensor]
     clear: bool
+    left_out: float = 1.0
 
     @property
     def length(self) -> int:
@@ -40,6 +42,15 @@ class Candidates:
     def number(self) -> int:
         """Of all pairs of token and position."""
         return sum(map(len, self.tokens))
+
+    def hold(self, texts: Sequence[Tensor]) -> bool:
+        """Whether every pair that was left out is so many times farther from the span than all of ``texts`` (L,)."""
+        apart = [
+            float(distances[tokens == token].max())
+            for text in texts
+            for token, tokens, distances in zip(text, self.tokens, self.distances, strict=False)
+        ]
+        return self.left_out > CLEAR * max(apart, default=1.0)
 
 
 def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor | None:
@@ -86,7 +97,7 @@ def find_candidates(
         if count < len(tokens):
             nearest_other = min(nearest_other, float(table[order[count], position]))
     farthest = max((float(d.max()) for d in distances if len(d)), default=1.0)
-    return Candidates(found, distances, not doubt and nearest_other > CLEAR * farthest)
+    return Candidates(found, distances, not doubt and nearest_other > CLEAR * farthest, nearest_other)
 
 
 def _distances(model: TextModel, span: Span, tokens: Tensor, longest: int) -> Tensor:

@@ -20,7 +20,7 @@ _ROUNDED = 1e-6
 @dataclass(frozen=True, eq=False)
 class Grown:
     """Texts that no token continues, the longest first, how far the worst is from the span, and whether every prefix
-    that was given up is so many times farther."""
+    that was given up is so many times farther than any of theirs."""
 
     texts: list[Tensor]
     apart: float
@@ -38,8 +38,9 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
         texts: how many there are.
     """
     prefixes, scores = candidates.tokens[0][:, None], candidates.distances[0]
-    finished: list[tuple[float, Tensor]] = []
-    nearest_given_up, within = 1.0, tolerance
+    farthest = torch.zeros_like(scores)
+    finished: list[tuple[float, float, Tensor]] = []
+    nearest_given_up, within, complete = 1.0, tolerance, True
     for position in range(candidates.length + 1):
         if position:
             tokens = candidates.tokens[position] if position < candidates.length else prefixes.new_empty(0)
@@ -52,14 +53,19 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
         nearest_given_up = min(nearest_given_up, float(apart[~kept].min()) if bool((~kept).any()) else 1.0)
         if position:
             ended = ~kept.reshape(len(prefixes), len(tokens)).any(1)
-            finished += [(float(scores[row]), prefixes[row]) for row in ended.nonzero().flatten().tolist()]
+            rows = ended.nonzero().flatten().tolist()
+            finished += [(float(scores[row]), float(farthest[row]), prefixes[row]) for row in rows]
+            farthest = farthest.repeat_interleave(len(tokens))
+        farthest = torch.maximum(farthest, apart)[kept][:_MOST_PREFIXES]
         prefixes, scores = longer[kept][:_MOST_PREFIXES], apart[kept][:_MOST_PREFIXES]
+        complete &= int(kept.sum()) <= _MOST_PREFIXES
         if not len(prefixes):
             break
-    finished.sort(key=lambda pair: (-len(pair[1]), pair[0]))
-    worst = max((score for score, _ in finished[:texts]), default=1.0)
-    clear = len(finished) == texts and nearest_given_up > CLEAR * worst
-    return Grown([prefix for _, prefix in finished[:texts]], worst, clear)
+    finished.sort(key=lambda text: (-len(text[2]), text[0]))
+    finished, number = finished[:texts], len(finished)
+    clear = complete and number == texts and nearest_given_up > CLEAR * max(far for _, far, _ in finished)
+    worst = max((score for score, _, _ in finished), default=1.0)
+    return Grown([prefix for _, _, prefix in finished], worst, clear)
 
 
 def _within(apart: Tensor, before: float, tolerance: float) -> float:

@@ -41,7 +41,7 @@ def test_configurations_are_complete(name: str) -> None:
     settings = config.attack
     preset = hydra.utils.get_object(settings._target_)
     assert settings.keys() - {"_target_", "shards"} == inspect.signature(preset).parameters.keys()
-    built = build_attack(config)
+    built = build_attack(config.attack, device=config.device)
     assert is_dataclass(built) and callable(built)
     if not name.startswith("ats") and name not in VARIANTS:
         assert built == (preset(device="cpu") if "device" in settings else preset())
@@ -61,7 +61,7 @@ def test_what_files_leave_out_can_be_set_and_is_recorded() -> None:
     config = compose_run(["attack=dlg", "attack.lr=0.5", "attack.shards=2"])
     assert (config.attack.lr, config.attack.shards, config.attack.iterations) == (0.5, 2, 300)
     own = compose_run(["device=cpu", "attack=custom", "attack._target_=fl_privacy.attacks.idlg", "attack.enough=0"])
-    assert build_attack(own) == attacks.idlg(enough=0, device="cpu")
+    assert build_attack(own.attack, device=own.device) == attacks.idlg(enough=0, device="cpu")
     with pytest.raises(UserError, match=r"Unknown key attack\.lrr \(did you mean lr\?\)"):
         compose_run(["attack=dlg", "attack.lrr=0.5"])
 
@@ -81,7 +81,7 @@ def test_configurations_of_ats_are_the_settings_of_their_variant(name: str) -> N
     config = compose_run([f"attack={name}", "device=cpu"])
     _, optimizer, distance, *variant = name.split("_")
     expected = attacks.ats_attack(optimizer=optimizer, distance=distance, variant=(*variant, "paper")[0], device="cpu")
-    assert build_attack(config) == expected
+    assert build_attack(config.attack, device=config.device) == expected
 
 
 def test_ats_as_its_authors_program_sets_it() -> None:
@@ -104,12 +104,12 @@ def test_every_preset_has_a_configuration() -> None:
 
 def test_every_part_can_be_set_from_the_command_line() -> None:
     overrides = ["per_layer=true", "sign=soft", "noise=0.1", "isotropic=true", "color_range=0.5", "projection=none"]
-    built = build_attack(compose_run(["attack=inverting_gradients", *(f"attack.{each}" for each in overrides)]))
+    built = build_attack(compose_run(["attack=inverting_gradients", *(f"attack.{each}" for each in overrides)]).attack)
     assert isinstance(built, attacks.GradientInversion)
     assert built.objective == Cosine(per_layer=True)
     assert built.optimizer == Adam(lr=0.1, sign="soft", schedule=StepDecay())
     assert built.priors == (TotalVariation(weight=4e-4, isotropic=True), ColorRange(weight=0.5))
     assert (built.noise, built.projection) == (0.1, "none")
-    grouped = build_attack(compose_run(["attack=grad_inversion", "attack.first_layer=1", "attack.restarts=2"]))
+    grouped = build_attack(compose_run(["attack=grad_inversion", "attack.first_layer=1", "attack.restarts=2"]).attack)
     assert isinstance(grouped, attacks.GradientInversion)
     assert grouped.priors[2:] == (BatchNormStatistics(weight=0.1, first=1.0), GroupConsistency(weight=0.01))

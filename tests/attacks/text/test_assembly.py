@@ -1,5 +1,7 @@
 """Texts that are put together out of the tokens at each position."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -49,3 +51,38 @@ def test_texts_that_many_descents_end_in_leave_room_for_others(seed: int) -> Non
     rng = torch.Generator().manual_seed(seed)
     (found,) = assemble(assembly, lengths=[10], tolerance=0.05, rng=rng, rounds=2)
     assert found.tokens[1:].sum() == 0
+
+
+class Twins(Assembly):
+    """Whose third token can't be told from the second, which all texts are of."""
+
+    def residuals(self, texts: Tensor) -> Tensor:
+        return (texts == 0).sum(1).float()
+
+
+def test_a_text_is_not_clear_that_a_candidate_the_search_has_dropped_fits_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = [torch.tensor([0, 1, 2]) for _ in range(4)]
+    candidates = Candidates(tokens, [torch.zeros(3) for _ in tokens], clear=True)
+    for kept in ([0, 1, 2], [0, 1]):
+        fewer = replace(candidates, tokens=[torch.tensor(kept) for _ in tokens])
+        monkeypatch.setattr(
+            "fl_privacy.attacks.text.assembly.narrowed",
+            lambda assembly, lengths, rng, fewer=fewer: replace(assembly, candidates=fewer),
+        )
+        assembly = Twins(model=None, span=None, classified=0, candidates=candidates)  # type: ignore[arg-type]
+        rng = torch.Generator().manual_seed(0)
+        (found,) = assemble(assembly, lengths=[4], tolerance=0.05, rng=rng, rounds=2)
+        assert found.residual == 0 and not found.clear
+    alone = replace(assembly, candidates=replace(candidates, tokens=[torch.tensor([0, 1]) for _ in tokens]))
+    (found,) = assemble(alone, lengths=[4], tolerance=0.05, rng=rng, rounds=2)
+    assert found.clear
+
+
+@pytest.mark.parametrize(("left_out", "held"), [(0.06, True), (0.04, False)])
+def test_texts_hold_where_what_is_in_none_is_ten_times_farther(left_out: float, held: bool) -> None:
+    at, apart = [torch.tensor([3, 5]), torch.tensor([4])], [torch.tensor([1e-6, 0.03]), torch.tensor([5e-3])]
+    candidates = Candidates(at, apart, clear=False, left_out=left_out)
+    assert candidates.hold([torch.tensor([3, 4])]) is held
+    assert not candidates.hold([torch.tensor([3, 4]), torch.tensor([5])])

@@ -124,6 +124,29 @@ def test_nothing_is_proven_of_more_tokens_than_the_model_is_wide() -> None:
     assert found.certainty is not Certainty.PROVEN
 
 
+def with_triplets(make: Callable[[], TextModel]) -> TextModel:
+    """Every word has two others with its embedding."""
+    model = make()
+    with torch.no_grad():
+        third = VOCABULARY // 3
+        model.words.weight.copy_(model.words.weight[:third].repeat(3, 1))
+    return model
+
+
+@pytest.mark.parametrize("lengths", [[4], [4, 4, 3]])
+@pytest.mark.parametrize("make", [encoder, decoder, two_layers])
+def test_nothing_is_proven_of_words_that_nobody_can_tell_apart(
+    make: Callable[[], TextModel], lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = texts(lengths)
+    tokens = torch.where(tokens < 0, tokens, tokens % (VOCABULARY // 3))
+    observation = without_rows(observed(lambda: with_triplets(make), tokens))
+    for most in (4096, len(lengths)):  # where so few prefixes are followed that no other text is met
+        monkeypatch.setattr("fl_privacy.attacks.text.prefixes._MOST_PREFIXES", most)
+        (found,) = Dager()([observation], seed=0)
+        assert found.certainty is not Certainty.PROVEN
+
+
 @pytest.mark.parametrize("lengths", [[6], [6, 7]])
 @pytest.mark.parametrize("make", [encoder, decoder, two_layers])
 def test_nothing_is_proven_of_what_a_defense_has_changed(make: Callable[[], TextModel], lengths: list[int]) -> None:
