@@ -158,8 +158,8 @@ def _table(told: object, where: str) -> MeasuredTable:
 
 def _defense(told: object, where: str) -> MeasuredDefense:
     unknown = partial(_figure, missing=math.nan)
-    made = {"by_threat": partial(_named, _candidate, get_args(Threat)), "seconds": unknown, "upload_bytes": unknown}
-    found = _made(MeasuredDefense, told, where, **made)
+    threats = partial(_named, _candidate, get_args(Threat))
+    found = _made(MeasuredDefense, told, where, by_threat=threats, seconds=unknown, upload_bytes=unknown)
     if not 0 <= found.accuracy <= 1 or not found.by_threat:
         raise ValueError(f"{where} has no accuracy between 0 and 1, or nothing that was read")
     return found

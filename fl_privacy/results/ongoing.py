@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from fl_privacy.checks import fits
 from fl_privacy.files import write_private, write_whole
-from fl_privacy.film import Frame
+from fl_privacy.film import Frame, Snapshot
 from fl_privacy.results.ended import is_finished
 from fl_privacy.results.lock import LOCKS
 from fl_privacy.results.pictures import Pixels
@@ -67,12 +67,12 @@ class Teller:
 
         return tell
 
-    def picture(self, frames: Sequence[Frame]) -> None:
-        """Show what an attack has by now, to the owner of the folder alone."""
-        now = time.monotonic()
-        if now - self._pictured >= TELL_EVERY:
+    def picture(self, frames: Sequence[Snapshot]) -> None:
+        """Show the images that an attack has by now, to the owner of the folder alone."""
+        now, seen = time.monotonic(), [frame.image.numpy() for frame in frames if isinstance(frame, Frame)]
+        if seen and now - self._pictured >= TELL_EVERY:
             self._pictured = now
-            images = {f"image-{k}": frame.image.numpy() for k, frame in enumerate(frames[:PICTURED])}
+            images = {f"image-{k}": image for k, image in enumerate(seen[:PICTURED])}
             with suppress(OSError):
                 write_private(self._pictures, save(images))
 
