@@ -12,7 +12,7 @@ from typing import Any
 from fl_privacy.deploy.limits import MIB, Held, joules_so_far, run_limited
 from fl_privacy.errors import UserError
 from fl_privacy.results import append_node_cost, read_run
-from fl_privacy.results.ended import expect_finished, is_aside, is_finished
+from fl_privacy.results.occupancy import expect_finished, is_aside, is_finished
 
 ENOUGH_SECONDS = 20.0
 """A round that takes more CPU time is not repeated."""

@@ -19,8 +19,7 @@ from fl_privacy.files import write_whole
 from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan, require_fsim
 from fl_privacy.report.policy_search import Findings, render_search
 from fl_privacy.results import folder_name
-from fl_privacy.results.ended import move_aside
-from fl_privacy.results.lock import Lock, hold, release
+from fl_privacy.results.occupancy import Lock, hold, move_aside, release
 from fl_privacy.results.records import RecordWriter, dump_json, read_records
 from fl_privacy.rng import derive_generator
 from fl_privacy.transformations import POLICY_FILE, TABLES, UNTRANSFORMED, Policy, Table, random_policies

@@ -14,7 +14,7 @@ from fl_privacy.report.live_run import SILENT, LiveRun, Told, changed_at, signat
 from fl_privacy.report.page import render
 from fl_privacy.report.write import page_of_run
 from fl_privacy.results import read_run
-from fl_privacy.results.ended import is_aside
+from fl_privacy.results.occupancy import is_aside
 from fl_privacy.results.ongoing import read_planned
 
 AT_ONCE = 10

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from fl_privacy.effects import Part
 from fl_privacy.files import write_whole
 from fl_privacy.results.aggregation import summarize
-from fl_privacy.results.ended import is_finished, move_aside
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.films import film_of, write_films
 from fl_privacy.results.findings import Finding
 from fl_privacy.results.identity import Identity, run_hash
-from fl_privacy.results.lock import Lock, hold, release
+from fl_privacy.results.occupancy import Lock, hold, is_finished, move_aside, release
 from fl_privacy.results.ongoing import Teller
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fl_privacy.results.ended import expect_finished
+from fl_privacy.results.occupancy import expect_finished
 from fl_privacy.results.records import RecordWriter
 
 

@@ -1,8 +1,10 @@
-"""Whether a run came to its end, and the folders of runs that did not, or were run again."""
+"""Whether a run's folder is in use, holds a run that came to its end, or was put aside for another one."""
 
 import re
 import shutil
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from fl_privacy.errors import UserError
 
@@ -36,3 +38,37 @@ def move_aside(path: Path, why: str) -> None:
     while (aside := path.with_name(f"{path.name}-{why}-{number}")).exists():
         number += 1
     path.rename(aside)
+
+
+LOCKS = ".locks"
+"""Folder beside the runs' folders: a lock within a run's folder would be moved or deleted with it, and two processes
+could then hold one each."""
+
+Lock = FileLock
+
+
+def hold(folder: Path) -> Lock:
+    """Lock ``folder``, which need not exist yet, for this process; ``release`` what is returned.
+
+    Raises:
+        UserError: another process holds it.
+        OSError: nothing can be written beside it.
+    """
+    folder = folder.resolve()
+    file = folder.parent / LOCKS / f"{folder.name}.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise UserError(
+            f"{folder} is expected to be free, but another process is recording this very run; wait for it, or change"
+            " the seed or the out folder."
+        ) from error
+    return lock
+
+
+def release(lock: Lock | None) -> None:
+    """Let go of what ``hold`` returned."""
+    if lock is not None:
+        lock.release()
