@@ -26,13 +26,10 @@ from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
 from fl_privacy.interception import CaptureWriter, WaitingUpdates
 from fl_privacy.interception.waiting import MOST_HELD
 from fl_privacy.results import RunFolder, find_baseline
-from fl_privacy.results.occupancy import WAITING
+from fl_privacy.results.occupancy import CAPTURES, WAITING
 from fl_privacy.types import Observation
 
 SIMULATED_CLIENTS = Whereabouts()
-
-CAPTURES = "captures"
-"""Folder of the intercepted updates within a run's folder."""
 
 
 def run_experiment(

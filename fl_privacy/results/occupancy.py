@@ -1,4 +1,4 @@
-"""Whether a run's folder is in use, holds a run that came to its end, or was put aside for another one."""
+"""A run's folder: what its files are called, whether it is in use, holds a run that has ended, or was put aside."""
 
 import re
 import shutil
@@ -8,13 +8,19 @@ from filelock import FileLock, Timeout
 
 from fl_privacy.errors import UserError
 
+CONFIG, IDENTITY, METRICS, SUMMARY = "config.yaml", "run.json", "metrics.jsonl", "summary.json"
+"""Files of a run: its configuration, what it is told apart by, what was recorded, and the sum of that when it ended."""
+
+CAPTURES = "captures"
+"""Folder within a run's, of the intercepted updates that are kept."""
+
 WAITING = ".waiting"
 """Folder within a run's, of updates that wait for their attack where they are many; gone with the attack."""
 
 
 def is_finished(path: Path) -> bool:
     """Whether the run in folder ``path`` came to its end."""
-    return (path / "summary.json").is_file()
+    return (path / SUMMARY).is_file()
 
 
 def expect_finished(path: Path) -> None:
