@@ -30,7 +30,7 @@ def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str
 
 
 def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
-    """``load`` of a file with further arguments, which gives the same object again until the file changes.
+    """``load`` of a file with further arguments by place, which gives the same object again until the file changes.
 
     Raises:
         OSError: there is no such file.
@@ -41,8 +41,8 @@ def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[P
         return load(file, *more)  # type: ignore[call-arg, arg-type]
 
     @wraps(load)
-    def loaded(file: Path, *args: P.args, **kwargs: P.kwargs) -> T:
-        return kept(file.stat().st_mtime_ns, file, *args)  # type: ignore[arg-type]
+    def loaded(file: Path, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return kept(file.stat().st_mtime_ns, file, *args)
 
     return loaded
 
