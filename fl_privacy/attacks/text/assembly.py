@@ -73,7 +73,7 @@ class Assembly:
         farthest = float(self.residuals(torch.stack(picked, 1)).max())
         return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
-    def descend(self, texts: Tensor, fixed: int) -> list[Assembled]:
+    def descend(self, texts: Tensor, fixed: int | None = None) -> list[Assembled]:
         """From each of ``texts`` (n, L) by the best token at one position after the other but ``fixed``."""
         texts = texts.clone()
         best = self.residuals(texts)

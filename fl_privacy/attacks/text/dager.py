@@ -14,6 +14,7 @@ from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.text.assembly import Assembly, assemble
 from fl_privacy.attacks.text.candidates import CLEAR, Candidates, find_candidates, rows_of_words
 from fl_privacy.attacks.text.heads import last_tokens, next_tokens
+from fl_privacy.attacks.text.peeling import Peeling
 from fl_privacy.attacks.text.prefixes import grow_prefixes
 from fl_privacy.attacks.text.spans import readable_model, span_of
 from fl_privacy.checks import number, whole
@@ -40,9 +41,12 @@ class Dager:
 
     The inputs of the first attention layer span the rows of its gradient, so that a token was at a position if and only
     if its embedding lies in that span. Which of these make a text, the span of the second block's inputs says: prefix
-    by prefix in a decoder; in an encoder, where what a token becomes depends on all others, by exchanging one token
-    after the other, or two where that leads no further, until all are in the span. Where the gradient of the embeddings
-    was uploaded as well, only the tokens of its rows that are not zero are looked at.
+    by prefix in a decoder. In an encoder what a token becomes depends on all others, and every word may have stood at
+    every position. There the gradient of the first block tells where a word stood that was at one position only, and by
+    the derivative of attention which of them stood together (:mod:`fl_privacy.attacks.text.disaggregation`, ours);
+    tokens are exchanged from there until all are in the span, and the gradient of a text that is known is taken off, so
+    that an easier batch is left. Where that does not lead on, tokens are exchanged from texts at random. Where the
+    gradient of the embeddings was uploaded as well, only the tokens of its rows that are not zero are looked at.
 
     A reconstruction is ``proven`` if the whole update is reproduced and there is no second choice: of a single text
     every token is in the span and every other one at least ten times farther; of several, so is every one
@@ -77,7 +81,7 @@ class Dager:
     ) -> Reconstruction:
         """By ``searched``, in the precision of the values sent, and seen to be right by ``model``, in double."""
         gradient = {name: value.to(model.words.weight.device) for name, value in as_gradient(observation).items()}
-        read = self._read(observation, searched, gradient, rng)
+        read = self._read(observation, (searched, model), gradient, rng)
         if not read.texts:
             return failed(observation, "No token lies in the span of the gradient: there are too many, or it is noise.")
         tokens = torch.nn.utils.rnn.pad_sequence(list(read.texts), batch_first=True, padding_value=-1)
@@ -102,7 +106,10 @@ class Dager:
             certainty=certainty,
         )
 
-    def _read(self, observation: Observation, model: TextModel, gradient: Tensors, rng: torch.Generator) -> _Read:
+    def _read(
+        self, observation: Observation, models: tuple[TextModel, TextModel], gradient: Tensors, rng: torch.Generator
+    ) -> _Read:
+        model = models[0]
         count, span = observation.upload.num_examples, span_of(model, gradient, 0)
         if span.rank == span.width:
             raise NotAttackableError(
@@ -125,12 +132,12 @@ class Dager:
             worst = max(float(d[0]) for d in candidates.distances[: candidates.length] if len(d))
             texts = [torch.stack([at[0] for at in candidates.tokens[: candidates.length] if len(at)])]
             return _Read(texts, worst, candidates.clear)
-        return self._together(observation, model, gradient, candidates, rank=span.rank, rng=rng)
+        return self._together(observation, models, gradient, candidates, rank=span.rank, rng=rng)
 
     def _together(
         self,
         observation: Observation,
-        model: TextModel,
+        models: tuple[TextModel, TextModel],
         gradient: Tensors,
         candidates: Candidates,
         *,
@@ -138,6 +145,7 @@ class Dager:
         rng: torch.Generator,
     ) -> _Read:
         """The texts of a batch, of which ``candidates`` are the tokens."""
+        model = models[0]
         count, told = observation.upload.num_examples, _in_spans(observation, model)
         if len(model.attention_weights) < 2:
             raise NotAttackableError(
@@ -148,17 +156,24 @@ class Dager:
         if model.causal and full:
             grown = grow_prefixes(model, second, candidates, tolerance=self.tolerance, texts=count)
             return _Read(grown.texts, grown.apart, grown.clear and candidates.hold(grown.texts))
+        lengths = _lengths(candidates, count) if told is None else sorted(told.tolist())
         classified = None
         if not full:
             second = span_of(model, gradient, 1, queries=True)
             classified = -1 if model.causal else 0
-        found = assemble(
-            Assembly(model, second, classified, candidates),
-            lengths=_lengths(candidates, count) if told is None else sorted(told.tolist()),
-            tolerance=self.tolerance,
-            rng=rng,
-            rounds=self.rounds,
-        )
+        assembly = Assembly(model, second, classified, candidates)
+        if full:
+            peeling = Peeling(
+                model=models[1],
+                searched=model,
+                loss_scale=observation.plan.loss_scale,
+                tolerance=self.tolerance,
+                rng=rng,
+                rounds=self.rounds,
+            )
+            found = peeling.texts(gradient, lengths, assembly)
+        else:
+            found = assemble(assembly, lengths=lengths, tolerance=self.tolerance, rng=rng, rounds=self.rounds)
         worst = max((text.residual for text in found), default=float("nan"))
         tokens = [text.tokens for text in found]
         clear = len(found) == count and all(text.clear for text in found) and worst < self.tolerance / CLEAR

@@ -53,7 +53,7 @@ class Span:
         return apart
 
 
-def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False) -> Span:
+def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0) -> Span:
     """Of what enters the attention of ``block``, by the gradients of its layers one below the other.
 
     What is below the level of the smallest singular values is noise: of rounding, or of a defense. Of a layer with an
@@ -65,6 +65,7 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
         gradient: by name.
         block: its number.
         queries: whether the first layer's is taken alone.
+        least: singular values below are rounding of what has been taken off the gradient.
 
     Raises:
         NotAttackableError: none of them was uploaded.
@@ -74,7 +75,7 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
     there = [gradient[a].double() for a, _ in adapters if a in gradient and bool(gradient[a].any())]
     there += [(gradient[name].T if model.transposed else gradient[name]).double() for name in names if name in gradient]
     if there:
-        return Span(*_row_space(torch.cat(there)))
+        return Span(*_row_space(torch.cat(there), least))
     beside = [(_row_space(gradient[b].double()), down_projection(model, b)) for _, b in adapters if b in gradient]
     if not beside:
         raise NotAttackableError(f"A gradient of {names[0]} is expected, but was withheld.")
@@ -82,12 +83,12 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
     return Span(basis, width, through)
 
 
-def _row_space(rows: Tensor) -> tuple[Tensor, int]:
+def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
     """Orthonormal rows (r, d) that span those of a gradient (O, d) but for its noise; d."""
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0
-    kept = values > max(_ABOVE_NOISE * noise, _ROUNDING * float(values[0]))
+    kept = values > max(_ABOVE_NOISE * noise, _ROUNDING * float(values[0]), least)
     return directions[kept], width
 
 

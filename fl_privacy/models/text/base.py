@@ -30,6 +30,9 @@ class TextModel(nn.Module, ABC):
     position_weight: str | None = None
     """Name of the parameter (P, d) that holds the embeddings of positions; ``None`` where none is learned."""
 
+    heads: int = 1
+    """Of each block's attention."""
+
     transposed: bool = False
     """Whether the weights of attention have their inputs in rows."""
 
@@ -38,6 +41,11 @@ class TextModel(nn.Module, ABC):
     def attention_weights(self) -> Sequence[tuple[str, ...]]:
         """For each block the names of the weights (O, d), or (d, O) where :attr:`transposed`, of the linear layers that
         what enters its attention enters."""
+
+    @property
+    def entry_norm(self) -> nn.LayerNorm | None:
+        """The layer norm of the sum of the embeddings, where what leaves it enters the first block's attention."""
+        return None
 
     @property
     def word_weight(self) -> str:

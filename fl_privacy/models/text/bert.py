@@ -62,6 +62,7 @@ class Bert(BlockModel):
         require_positive(width=width, layers=layers, heads=heads, hidden=hidden)
         one_of("model.pooling", pooling, ("first", "mean"))
         expect_divides(heads, width)
+        self.heads = heads
         self.words = nn.Embedding(vocabulary_size, width)
         self.positions = Positions(max_length, width, std)
         self.embedding_norm = nn.LayerNorm(width, eps=_EPS)
@@ -71,6 +72,10 @@ class Bert(BlockModel):
         self.pooler = nn.Linear(width, width) if pooling == "first" else None
         self.classifier = nn.Linear(width, num_classes)
         initialize_as_bert(self, std)
+
+    @property
+    def entry_norm(self) -> nn.LayerNorm:
+        return self.embedding_norm
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
         states = self.through_blocks(self.embedding_norm(self.positions(embeddings)), there)

@@ -40,6 +40,7 @@ class HuggingFaceText(TextModel):
         self._entered = [tuple(names) for names in blocks.values()]
         self.transposed = any(type(network.get_submodule(name)).__name__ == "Conv1D" for name in entered)
         self.causal = _is_causal(network)
+        self.heads = getattr(network.config, "num_attention_heads", 1)
         self.position_weight = next(
             (f"network.{name}" for name, _ in network.named_parameters() if _is_position(name)), None
         )
@@ -52,6 +53,11 @@ class HuggingFaceText(TextModel):
     @property
     def attention_weights(self) -> Sequence[tuple[str, ...]]:
         return self._entered
+
+    @property
+    def entry_norm(self) -> nn.LayerNorm | None:
+        found = getattr(getattr(self.network, "embeddings", None), "LayerNorm", None)
+        return found if isinstance(found, nn.LayerNorm) else None
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
         made = self.network(inputs_embeds=embeddings, attention_mask=there.to(embeddings.dtype))
