@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from fl_privacy.lazy import on_demand
 
 if TYPE_CHECKING:
-    from fl_privacy.results.ended import is_finished
     from fl_privacy.results.environment import describe_environment
     from fl_privacy.results.films import Film, TextFilm
     from fl_privacy.results.findings import Finding, Measure
     from fl_privacy.results.folder import RunFolder, folder_name
     from fl_privacy.results.identity import Identity
     from fl_privacy.results.node_cost import append_node_cost
+    from fl_privacy.results.occupancy import is_finished
     from fl_privacy.results.pictures import Pair
     from fl_privacy.results.read import (
         Baseline,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fl_privacy.results.summary import Leakage, Recognized, Summary, Traced
 
 _HOMES = {
-    "fl_privacy.results.ended": ("is_finished",),
+    "fl_privacy.results.occupancy": ("is_finished",),
     "fl_privacy.results.environment": ("describe_environment",),
     "fl_privacy.results.films": ("Film", "TextFilm"),
     "fl_privacy.results.findings": ("Finding", "Measure"),

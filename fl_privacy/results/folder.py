@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Any
 from fl_privacy.effects import Part
 from fl_privacy.files import write_whole
 from fl_privacy.results.aggregation import summarize
-from fl_privacy.results.ended import is_finished, move_aside
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.films import film_of, write_films
 from fl_privacy.results.findings import Finding
 from fl_privacy.results.identity import Identity, run_hash
-from fl_privacy.results.lock import Lock, hold, release
+from fl_privacy.results.occupancy import (
+    CONFIG,
+    IDENTITY,
+    METRICS,
+    SUMMARY,
+    Lock,
+    hold,
+    is_finished,
+    move_aside,
+    release,
+)
 from fl_privacy.results.ongoing import Teller
 from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
@@ -52,7 +61,7 @@ class RunFolder:
         self.path, self.identity, self.finished = path, identity, lock is None
         self._started = time.monotonic()
         self._lock = lock
-        self._records = None if lock is None else RecordWriter(path / "metrics.jsonl")
+        self._records = None if lock is None else RecordWriter(path / METRICS)
         self.teller = Teller(path)
 
     @classmethod
@@ -95,8 +104,8 @@ class RunFolder:
             if path.exists():
                 move_aside(path, "previous" if is_finished(path) else "interrupted")
             path.mkdir(parents=True)
-            write_whole(path / "config.yaml", config_text)
-            write_whole(path / "run.json", dump_json({"format": FORMAT, **vars(identity)}, indent=1))
+            write_whole(path / CONFIG, config_text)
+            write_whole(path / IDENTITY, dump_json({"format": FORMAT, **vars(identity)}, indent=1))
             folder = cls(path, identity, lock=lock)
             unless_opened.pop_all()
         return folder
@@ -248,7 +257,7 @@ class RunFolder:
         """
         if self._records is not None:
             self._records.close()
-        records, _ = read_records(self.path / "metrics.jsonl")
+        records, _ = read_records(self.path / METRICS)
         summary = summarize(
             records,
             finished=True,
@@ -256,7 +265,7 @@ class RunFolder:
             total_seconds=time.monotonic() - self._started,
         )
         self.teller.clear()
-        write_whole(self.path / "summary.json", dump_json(summary.as_json(), indent=1))
+        write_whole(self.path / SUMMARY, dump_json(summary.as_json(), indent=1))
         self.finished = True
         self.close()  # only now: whoever gets the lock next finds a finished run
         return summary
