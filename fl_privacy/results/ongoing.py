@@ -16,8 +16,7 @@ from safetensors.numpy import save
 from fl_privacy.checks import fits
 from fl_privacy.files import write_private, write_whole
 from fl_privacy.film import Frame, Snapshot
-from fl_privacy.results.ended import is_finished
-from fl_privacy.results.lock import LOCKS
+from fl_privacy.results.occupancy import LOCKS, is_finished
 from fl_privacy.results.pictures import Pixels
 from fl_privacy.results.records import dump_json
 

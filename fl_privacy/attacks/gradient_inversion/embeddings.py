@@ -95,7 +95,8 @@ class WordEmbeddings:
     @cached_property
     def _inverse(self) -> Tensor:
         """(d, n)."""
-        return torch.linalg.pinv(self.table)
+        inverse: Tensor = torch.linalg.pinv(self.table)
+        return inverse
 
     @cached_property
     def _unit(self) -> float:
