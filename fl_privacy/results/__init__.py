@@ -22,9 +22,9 @@ if TYPE_CHECKING:
         read_run,
         read_summary,
     )
-    from fl_privacy.results.records import Attacker
     from fl_privacy.results.sentences import Sentence
     from fl_privacy.results.summary import Leakage, Recognized, Summary, Traced
+    from fl_privacy.victim_ids import Attacker
 
 _HOMES = {
     "fl_privacy.results.occupancy": ("is_finished",),
@@ -44,7 +44,7 @@ _HOMES = {
         "read_run",
         "read_summary",
     ),
-    "fl_privacy.results.records": ("Attacker",),
+    "fl_privacy.victim_ids": ("Attacker",),
     "fl_privacy.results.sentences": ("Sentence",),
     "fl_privacy.results.summary": ("Leakage", "Recognized", "Summary", "Traced"),
 }

@@ -16,8 +16,8 @@ from fl_privacy.checks import fits
 from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.film import LARGEST, Frame, TextFrame
 from fl_privacy.results.pictures import Pixels
-from fl_privacy.results.records import Attacker
 from fl_privacy.results.sentences import Pieces
+from fl_privacy.victim_ids import Attacker
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,10 +29,10 @@ from fl_privacy.results.occupancy import (
 )
 from fl_privacy.results.ongoing import Teller
 from fl_privacy.results.pictures import write_pairs
-from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
+from fl_privacy.results.records import RecordWriter, dump_json, read_records
 from fl_privacy.results.sentences import write_sentences
 from fl_privacy.results.summary import Summary
-from fl_privacy.victim_ids import VictimId
+from fl_privacy.victim_ids import Attacker, VictimId
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,11 +15,12 @@ from fl_privacy.results.folder import FORMAT
 from fl_privacy.results.identity import Identity, training_hash
 from fl_privacy.results.occupancy import CONFIG, IDENTITY, METRICS, SUMMARY
 from fl_privacy.results.pictures import Pair, read_pairs
-from fl_privacy.results.records import Attacker, parse_json, read_records, records_of
+from fl_privacy.results.records import parse_json, read_records, records_of
 from fl_privacy.results.schema import ENVIRONMENT, PARTS, SENTENCES, wrong_field, wrong_identity, wrong_partition
 from fl_privacy.results.sentences import Sentence, read_sentences
 from fl_privacy.results.share import Shared, shared_as
 from fl_privacy.results.summary import Summary
+from fl_privacy.victim_ids import Attacker
 
 MOST_BYTES = 1 << 26
 """Of a file of a run beside its records and tensors."""
