@@ -240,8 +240,8 @@ def peak(attack: GradientInversion, seen: list[Observation], device: str, clock:
     """Operations of the products of one evaluation of one victim, and how many of them a second these do alone."""
     (group,) = group_victims(victims_of(list(enumerate(seen))))
     prepared = prepare(attack, group, 0)
-    first = [0] * len(prepared.members)
-    problem, variables = prepared.problem(prepared.members, first), prepared.start(prepared.members, first)[0]
+    first = [0] * len(prepared.victims)
+    problem, variables = prepared.problem(prepared.victims, first), prepared.start(prepared.victims, first)[0]
     with Products() as products:
         problem.evaluate(variables)
     operations = sum(times * once for times, once in products.found.values())

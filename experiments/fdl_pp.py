@@ -34,7 +34,7 @@ from fl_privacy.defenses.privacy.accountants import epsilon, noise_multiplier_fo
 from fl_privacy.defenses.private_layers.passports import passport_layers
 from fl_privacy.effects import Noise
 from fl_privacy.experiment.build import Federation, build_dataset, build_federation
-from fl_privacy.experiment.composition import Experiment
+from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.federation import Audit, Client, Probe, RoundReport, evaluate_model, private_names, run_rounds
 from fl_privacy.federation.secure.encrypted import run_encrypted
 from fl_privacy.federation.server import weighted_mean

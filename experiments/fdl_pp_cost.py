@@ -19,7 +19,7 @@ from row_file import RowFile, takes_rows
 
 from fl_privacy.config import compose_run
 from fl_privacy.experiment.build import Federation, build_federation
-from fl_privacy.experiment.composition import Experiment
+from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.federation import Audit, RoundReport, run_rounds
 from fl_privacy.federation.secure.encrypted import run_encrypted
 from fl_privacy.flower.secure_aggregation import run_secure_aggregation

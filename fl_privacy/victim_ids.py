@@ -1,4 +1,4 @@
-"""How an attacked update is called, and how sure an attacker is of what it made of it; read without PyTorch."""
+"""How an attacked update is called, who attacks it, and how sure an attacker is of what it made of it."""
 
 import re
 from dataclasses import dataclass
@@ -75,3 +75,10 @@ class Certainty(StrEnum):
     PROVEN = "proven"
     CONSISTENT = "consistent"
     APPROXIMATE = "approximate"
+
+
+class Attacker(StrEnum):
+    """Who attacks the same victims: one that knows nothing of the defense, and one that knows its description."""
+
+    PLAIN = "plain"
+    ADAPTIVE = "adaptive"

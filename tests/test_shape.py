@@ -18,12 +18,12 @@ ENTRY_POINT = "fl_privacy/cli/main.py"
 """Named like the function that the installed command calls, as entry points are."""
 
 OPTIONS = {
-    "fl_privacy/defenses/data/refining.py:refiner",
-    "fl_privacy/models/block_networks.py:__init__",
-    "fl_privacy/models/resnet.py:__init__",
-    "fl_privacy/models/torchvision_models.py:__init__",
+    "fl_privacy/defenses/data/refining.py:refiner": "each choice of the paper's algorithm, and those it leaves open",
+    "fl_privacy/models/block_networks.py:__init__": "facts of the data, the layers' sizes and kinds, normalization",
+    "fl_privacy/models/resnet.py:__init__": "likewise, with strides",
+    "fl_privacy/models/torchvision_models.py:__init__": "likewise, of a transformer",
 }
-"""Whose parameters are the options of ``conf/``, which a user sets one by one."""
+"""Whose parameters are the options of ``conf/``, which a user sets one by one -> why there are so many."""
 
 
 def sources(root: Path) -> Iterator[tuple[str, ast.Module, int]]:
@@ -83,7 +83,7 @@ def test_functions_are_short() -> None:
 
 
 def test_functions_take_few_parameters() -> None:
-    assert wide_functions(ROOT) == OPTIONS
+    assert wide_functions(ROOT) == OPTIONS.keys()
 
 
 def test_no_module_is_named_like_what_it_defines() -> None:

@@ -27,7 +27,7 @@ from fl_privacy.experiment.protocols import Backend, plain_loop
 from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.experiment.threat_model import Whereabouts
 from fl_privacy.federation import Client, ClientSource, Failure, Server
-from fl_privacy.federation.guard import attempt
+from fl_privacy.federation.replies import attempt
 from fl_privacy.flower import PrivacyClient, numpy_client_app, run_on_grid
 from fl_privacy.flower.backends import NodeRules
 from fl_privacy.flower.client_app import CLIENT_RAISED

@@ -63,7 +63,7 @@ def run_benchmark(
     track = load_track(name, [override for override in overrides if override not in strengths])
     say_what_takes_time()
     if entry is not None:
-        from fl_privacy.experiment.entry import find_entry  # noqa: PLC0415
+        from fl_privacy.experiment.benchmark_entry import find_entry  # noqa: PLC0415
 
         track = track.entered(*find_entry(entry, strengths))
     from fl_privacy.experiment.benchmark import plan_benchmark, read_problems, write_problems  # noqa: PLC0415

@@ -16,8 +16,7 @@ from fl_privacy.data.loader import TEST_SPLITS, Dataset, every_fifth
 from fl_privacy.data.sources import HubData, Source, Tables, file_stamps, require
 from fl_privacy.data.tokenization import build_tokenizer, to_tokens, vocabulary_of
 from fl_privacy.errors import UserError
-from fl_privacy.extras import expect_package
-from fl_privacy.packages import packaged_folder
+from fl_privacy.extras import expect_package, packaged_folder
 
 TEXT_COLUMNS = ("sentence", "text", "content", "review", "tweet")
 """Where texts are looked for, in this order."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_privacy.data.vocabulary import Vocabulary
 from fl_privacy.errors import UserError
-from fl_privacy.packages import minilm_folder
+from fl_privacy.extras import minilm_folder
 
 TRAINED = ("wordpiece", "words", "bpe")
 """Tokenizers that are made of the training texts."""

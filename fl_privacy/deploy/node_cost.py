@@ -12,7 +12,7 @@ from typing import Any
 from fl_privacy.deploy.limits import MIB, Held, joules_so_far, run_limited
 from fl_privacy.errors import UserError
 from fl_privacy.results import append_node_cost, read_run
-from fl_privacy.results.ended import expect_finished, is_aside, is_finished
+from fl_privacy.results.occupancy import CONFIG, IDENTITY, expect_finished, is_aside, is_finished
 
 ENOUGH_SECONDS = 20.0
 """A round that takes more CPU time is not repeated."""
@@ -50,7 +50,7 @@ def measure_nodes(
 
 def _runs_in(folder: Path) -> list[Path]:
     """The folder itself, or the finished trainings of a sweep."""
-    if (folder / "run.json").is_file():
+    if (folder / IDENTITY).is_file():
         if read_run(folder).identity.config.get("command") != "run":
             raise UserError(f"{folder} is expected to be a training by `fl-privacy run`, but is none; give one.")
         expect_finished(folder)
@@ -93,7 +93,7 @@ def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]
     from fl_privacy.federation import public_state  # noqa: PLC0415
 
     torch.set_num_threads(1)
-    settings = registered_run(run / "config.yaml", trust)
+    settings = registered_run(run / CONFIG, trust)
     del settings["command"]
     client = clients_of(OmegaConf.to_yaml(OmegaConf.create(settings)))[0]
     sent, state = public_state(client.model, client.defense), ClientState()

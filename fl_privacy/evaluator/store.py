@@ -4,17 +4,16 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator.network import EvaluationNetwork
 from fl_privacy.evaluator.words import WordEvaluator
+from fl_privacy.network_files import read_network, read_once, take_values
 
 Evaluator = EvaluationNetwork | WordEvaluator
 """Of images (C, H, W), or of the embeddings (d,) of words."""
@@ -58,14 +57,13 @@ def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
         UserError: there is no such file, or it holds something else.
     """
     try:
-        changed = file.stat().st_mtime_ns
+        return _load(file, torch.device(device))
     except OSError as error:
         raise _unreadable(file) from error
-    return _load(file, changed, torch.device(device))
 
 
-@lru_cache(maxsize=8)
-def _load(file: Path, changed: int, device: torch.device) -> Evaluator:
+@read_once
+def _load(file: Path, device: torch.device) -> Evaluator:
     about, values = _read(file, tensors=True)
     shape, widths = (_sizes(about[key]) for key in ("input_shape", "widths"))
     if len(shape) not in (1, 3) or not 1 <= len(widths) <= MOST_LAYERS:
@@ -76,15 +74,9 @@ def _load(file: Path, changed: int, device: torch.device) -> Evaluator:
             if len(shape) == 1
             else EvaluationNetwork(input_shape=shape, widths=widths)
         )
-    wanted = {name: (value.shape, torch.float32) for name, value in network.state_dict().items()}
-    if wanted != {name: (value.shape, value.dtype) for name, value in values.items()}:
-        raise UserError(f"An evaluation network is expected in {file}, but its layers differ; {REMEDY}.")
-    if not all(value.isfinite().all() for value in values.values()):
-        raise UserError(
-            f"An evaluation network is expected in {file}, but some of its weights are no number; {REMEDY}."
-        )
-    network.load_state_dict(values, assign=True)
-    return network.requires_grad_(False).eval().to(device)
+    if wrong := take_values(network, values):
+        raise UserError(f"An evaluation network is expected in {file}, but {wrong}; {REMEDY}.")
+    return network.to(device)
 
 
 def _sizes(text: str) -> list[int]:
@@ -99,16 +91,13 @@ def _sizes(text: str) -> list[int]:
 
 def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Metadata and, if wanted, weights."""
-    if not file.is_file():
-        raise _unreadable(file)
     try:
-        with safe_open(file, framework="pt") as stored:
-            about: dict[str, str] = stored.metadata() or {}
-            if not {"input_shape", "widths"} <= about.keys():
-                raise UserError(f"An evaluation network is expected in {file}, but it holds something else; {REMEDY}.")
-            return about, {name: stored.get_tensor(name) for name in stored.keys()} if tensors else {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+        about, values = read_network(file, tensors=tensors)
+    except OSError as error:
         raise _unreadable(file) from error
+    if not {"input_shape", "widths"} <= about.keys():
+        raise UserError(f"An evaluation network is expected in {file}, but it holds something else; {REMEDY}.")
+    return about, values
 
 
 def _unreadable(file: Path) -> UserError:

@@ -24,7 +24,7 @@ from fl_privacy.experiment.build import (
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.captured import as_captured, captures_of, expect_of
 from fl_privacy.experiment.captured_app import AppReport, report_app
-from fl_privacy.experiment.composition import Experiment
+from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.experiment.foreign_captures import app_captures, load_app
 from fl_privacy.experiment.image_prior import LOOKED_AT, describe_image_prior
 from fl_privacy.experiment.inference_judge import Spending

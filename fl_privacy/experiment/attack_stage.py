@@ -12,7 +12,7 @@ from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge
 from fl_privacy.experiment.judge import Judge, update_distortion
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.federation import Failure
-from fl_privacy.federation.guard import attempt
+from fl_privacy.federation.replies import attempt
 from fl_privacy.film import viewed_by
 from fl_privacy.interception import ids_of
 from fl_privacy.metrics import VictimScore
@@ -112,7 +112,7 @@ class AttackStage:
         for score in scores:
             self.folder.add_victim(score, attacker=attacker)
         self.folder.save_reconstructions(round, scores, attacker=attacker)
-        self.folder.save_films(result, scores, attacker=attacker)
+        self.folder.save_films(result, scores, pieces=self.judge.pieces, attacker=attacker)
         return scores
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:

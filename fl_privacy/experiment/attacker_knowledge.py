@@ -12,7 +12,7 @@ from fl_privacy.effects import Description
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.federation.client.examples import local_batches
-from fl_privacy.interception import InsiderInformation
+from fl_privacy.interception import SimulatedSideInformation
 from fl_privacy.results import Attacker
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, VictimId
@@ -97,14 +97,14 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
-) -> InsiderInformation | None:
+) -> SimulatedSideInformation | None:
     """What help from inside the attacker gets of ``clients``, whose probes are of ``batch_size`` examples.
 
     ``None`` where no layer is private and nothing is shown.
     """
     if not threats.knows_features and not any(client.keeps_private() for client in clients.values()):
         return None
-    return InsiderInformation(
+    return SimulatedSideInformation(
         clients=clients,
         colluder=threats.colluder,
         knows_features=threats.knows_features,

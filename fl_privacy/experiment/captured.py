@@ -9,11 +9,9 @@ from fl_privacy.config.foreign import recorded_parts, trusted
 from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import Federation
-from fl_privacy.experiment.run import CAPTURES
+from fl_privacy.results.occupancy import CAPTURES, CONFIG, IDENTITY
 from fl_privacy.results.read import read_identity
 from fl_privacy.types import Observation
-
-CONFIG, IDENTITY = "config.yaml", "run.json"
 
 
 def expect_of(federation: Federation, observation: Observation) -> None:

@@ -14,10 +14,8 @@ from fl_privacy.experiment.known_images import find_images
 from fl_privacy.experiment.network import ANY_MODEL, build_network_for
 from fl_privacy.interception import ids_of, stored_observations
 from fl_privacy.interception.capture_files import CaptureFile
+from fl_privacy.results.occupancy import CAPTURES, CONFIG
 from fl_privacy.types import Observation, VictimId
-
-CAPTURES = "captures"
-CONFIG = "config.yaml"
 
 
 def app_captures(captured: str) -> Path | None:

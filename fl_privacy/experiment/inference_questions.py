@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.composition import Experiment
+from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.experiment.partitions import defenders_examples, held_out
 from fl_privacy.federation import Client
 from fl_privacy.rng import derive_generator

@@ -8,13 +8,13 @@ from functools import partial
 
 import torch
 
-from fl_privacy.experiment.composition import Experiment
+from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.experiment.inference_judge import InferenceJudge, Spending, Watched
 from fl_privacy.experiment.inference_questions import Asked, ask, attributes_of, expect_attributes
 from fl_privacy.experiment.inferences import build_inferences, pool_size
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.federation import Failure, Probe
-from fl_privacy.federation.guard import attempt
+from fl_privacy.federation.replies import attempt
 from fl_privacy.inference import About, Inference, ReadRound, Watch
 from fl_privacy.results import Finding, RunFolder
 from fl_privacy.rng import cpu_threads

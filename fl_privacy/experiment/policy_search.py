@@ -19,8 +19,7 @@ from fl_privacy.files import write_whole
 from fl_privacy.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan, require_fsim
 from fl_privacy.report.policy_search import Findings, render_search
 from fl_privacy.results import folder_name
-from fl_privacy.results.ended import move_aside
-from fl_privacy.results.lock import Lock, hold, release
+from fl_privacy.results.occupancy import CONFIG, Lock, hold, move_aside, release
 from fl_privacy.results.records import RecordWriter, dump_json, read_records
 from fl_privacy.rng import derive_generator
 from fl_privacy.transformations import POLICY_FILE, TABLES, UNTRANSFORMED, Policy, Table, random_policies
@@ -44,10 +43,10 @@ def search_policies(config: DictConfig, monitor: Monitor) -> Path:
     if not config.overwrite and _is_finished(folder, plans):
         monitor.say("Finished already; overwrite=true searches again.")
         return folder
-    lock = _claim(folder, config)
+    lock = _claim(folder, overwrite=config.overwrite)
     try:
         (folder / POLICY_FILE).unlink(missing_ok=True)
-        write_whole(folder / "config.yaml", to_yaml(config))
+        write_whole(folder / CONFIG, to_yaml(config))
         plain, *scored = _score_all(config, plans, folder, monitor)
         _write_results(config, plans, folder, scored, plain)
     finally:
@@ -107,16 +106,16 @@ def _is_finished(folder: Path, plans: _Plans) -> bool:
     return (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(plans.selection)
 
 
-def _claim(folder: Path, config: DictConfig) -> Lock:
+def _claim(folder: Path, *, overwrite: bool) -> Lock:
     """Hold ``folder``, which is there afterwards; with ``overwrite`` what it held is moved aside."""
     try:
         lock = hold(folder)
-        if config.overwrite and folder.exists():
+        if overwrite and folder.exists():
             move_aside(folder, "previous" if (folder / POLICY_FILE).is_file() else "interrupted")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"out is expected to be a folder that can be written, but {config.out} can't ({error.strerror});"
+            f"out is expected to be a folder that can be written, but {folder.parent} can't ({error.strerror});"
             " set out=FOLDER."
         ) from error
     return lock

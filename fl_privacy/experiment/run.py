@@ -12,7 +12,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.build import Federation, attack_of_run, build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
-from fl_privacy.experiment.composition import Experiment
+from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.experiment.image_prior import describe_image_prior
 from fl_privacy.experiment.inference_judge import Spending
 from fl_privacy.experiment.inference_stage import InferenceStage
@@ -26,13 +26,10 @@ from fl_privacy.federation import Evaluation, RoundReport, evaluate_model
 from fl_privacy.interception import CaptureWriter, WaitingUpdates
 from fl_privacy.interception.waiting import MOST_HELD
 from fl_privacy.results import RunFolder, find_baseline
-from fl_privacy.results.ended import WAITING
+from fl_privacy.results.occupancy import CAPTURES, WAITING
 from fl_privacy.types import Observation
 
 SIMULATED_CLIENTS = Whereabouts()
-
-CAPTURES = "captures"
-"""Folder of the intercepted updates within a run's folder."""
 
 
 def run_experiment(

@@ -13,7 +13,7 @@ from fl_privacy.federation.client import (
     public_state,
 )
 from fl_privacy.federation.evaluation import Evaluation, evaluate_model, mean_evaluation
-from fl_privacy.federation.guard import Failure, attempt, sort_out
+from fl_privacy.federation.replies import Failure, attempt, sort_out
 from fl_privacy.federation.rounds import RoundReport, finish_round, run_rounds, with_personalized
 from fl_privacy.federation.server import Server, ServerPlan, upload_bytes
 

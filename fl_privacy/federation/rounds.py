@@ -5,14 +5,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation.audit import Audit
 from fl_privacy.federation.client.client import Client, Personalized
 from fl_privacy.federation.client.training import LocalResult
 from fl_privacy.federation.evaluation import Evaluation, mean_evaluation
-from fl_privacy.federation.guard import Failure, attempt
+from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.federation.server import Server, upload_bytes
 from fl_privacy.progress import counted
 from fl_privacy.types import ModelState, Upload, VictimId
@@ -73,7 +73,7 @@ def run_rounds(
             if isinstance(result, Failure):
                 logger.warning("The probe %s failed: %s", victim, result.reason)
             else:
-                _capture(interceptor, victim, sent=sent, upload=result.upload, states=states.__getitem__)
+                _capture(interceptor, victim, sent, result.upload, states)
         started, before = time.perf_counter(), dict(states)
         results: dict[int, LocalResult | Failure] = {}
         intercepted: list[tuple[VictimId, ModelState, Upload]] = []
@@ -86,7 +86,7 @@ def run_rounds(
             if audit.intercepts(round, client):
                 intercepted.append((VictimId(round, client), sent, result.upload))
         for victim, sent, upload in intercepted:
-            _capture(interceptor, victim, sent=sent, upload=upload, states=before.__getitem__)
+            _capture(interceptor, victim, sent, upload, before)
         report = finish_round(server, results, round=round, started=started)
         on_round(with_personalized(report, personalize(server, clients, states, round)) if server.personal else report)
     return states
@@ -140,8 +140,10 @@ def personalize(
     return ends
 
 
-def _capture(interceptor: CapturesUploads, victim: VictimId, **seen: Any) -> None:
+def _capture(
+    interceptor: CapturesUploads, victim: VictimId, sent: ModelState, upload: Upload, held: Mapping[int, ClientState]
+) -> None:
     """Intercept; what fails here is the attacker's loss, not the federation's."""
-    result = attempt(partial(interceptor.capture, victim, **seen))
+    result = attempt(partial(interceptor.capture, victim, sent=sent, upload=upload, states=held.__getitem__))
     if isinstance(result, Failure):
         logger.warning("The update %s could not be intercepted: %s", victim, result.reason)

@@ -18,6 +18,7 @@ from fl_privacy.flower.audited_model import AuditedModel
 from fl_privacy.flower.records import to_tensor
 from fl_privacy.interception import CaptureWriter, WaitingUpdates, changed, recognize_training
 from fl_privacy.models import normalized
+from fl_privacy.results.occupancy import CAPTURES
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class AuditReport:
                 f"out is expected to be a folder that can be written, but {self.out} can't ({error.strerror})."
             ) from error
         with folder:
-            captures = folder.path / "captures"
+            captures = folder.path / CAPTURES
             self._folder, self._writer = folder, CaptureWriter(captures)
             self._observations = WaitingUpdates(captures, written=True)
             self._note()

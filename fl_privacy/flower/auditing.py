@@ -17,7 +17,7 @@ from torch import nn
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Failure, audited_rounds
-from fl_privacy.federation.guard import attempt
+from fl_privacy.federation.replies import attempt
 from fl_privacy.flower.audit_records import ANSWERS, asked_probe, probing, told_defense, told_images
 from fl_privacy.flower.audit_report import ATTACK, AuditReport, NothingCapturedError
 from fl_privacy.flower.audited_model import AuditedModel, expect_arrays_of, read_model

@@ -10,7 +10,7 @@ from flwr.clientapp.typing import Mod
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
-from fl_privacy.federation.guard import Failure, attempt
+from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.arrays import array_values, plain_array
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.records import (

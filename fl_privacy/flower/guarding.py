@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
-from fl_privacy.federation.guard import Failure, attempt
+from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.client_app import CLIENT_RAISED
 from fl_privacy.flower.inside.legacy import RECORD_KEY_CONFIGS, SecAggKey, SecAggStage
 from fl_privacy.flower.records import load_state, read_state, save_state

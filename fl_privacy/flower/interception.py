@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Failure, Probe
-from fl_privacy.federation.guard import attempt
+from fl_privacy.federation.replies import attempt
 from fl_privacy.flower.records import CLIENT, PARTITION, VICTIM, read_state, read_upload
 from fl_privacy.flower.strategy import PROBE
 from fl_privacy.flower.strategy_around import StrategyAround

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.checks import number
 from fl_privacy.errors import UserError
-from fl_privacy.federation.guard import FACTOR, Failure, attempt, sort_out
+from fl_privacy.federation.replies import FACTOR, Failure, attempt, sort_out
 from fl_privacy.flower.records import NUM_EXAMPLES, all_arrays, to_tensors
+from fl_privacy.flower.strategy_around import StrategyAround
 from fl_privacy.flower.transport import pair
 from fl_privacy.types import ModelState, Upload
 
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Sane(Strategy):
-    """Hands ``strategy`` the replies that it can use, by the rules of ``federation.guard``; logs why others are not.
+class Sane(StrategyAround):
+    """Hands ``strategy`` the replies that it can use, by the rules of ``federation.replies``; logs why others are not.
 
     For strategies that send all clients the same weights and average those that come back, such as Flower's ``FedAvg``.
     A reply is left out whose arrays are not those that were sent (names, dtype, shape), not finite or negative
@@ -39,7 +39,6 @@ class Sane(Strategy):
         excluded: by round, one reason for each node whose reply to a training message was left out.
     """
 
-    strategy: Strategy
     factor: float = FACTOR
     weighted_by: str = NUM_EXAMPLES
     excluded: dict[int, dict[int, str]] = field(default_factory=dict, init=False)
@@ -64,11 +63,6 @@ class Sane(Strategy):
         self._sent = []
         return self.strategy.aggregate_train(server_round, usable)
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
-
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """What ``strategy`` makes of the replies whose metrics are usable."""
         answered = [reply for reply in replies if reply.has_content()]
@@ -78,9 +72,6 @@ class Sane(Strategy):
         return self.strategy.aggregate_evaluate(
             server_round, [reply for index, reply in enumerate(answered) if index not in faults]
         )
-
-    def summary(self) -> None:
-        self.strategy.summary()
 
     def _usable(self, round: int, replies: Sequence[Message]) -> list[Message]:
         paired = [(sent, reply) for sent, reply in pair(self._sent, replies)]

@@ -18,7 +18,7 @@ from flwr.clientapp.typing import Mod
 from fl_privacy.checks import number
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, RoundReport, Server
-from fl_privacy.federation.guard import unrounded
+from fl_privacy.federation.replies import unrounded
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower.backends import quiet_flower
 from fl_privacy.flower.clients import ATTEMPT, COUNTS, NAMES, MaskableClient

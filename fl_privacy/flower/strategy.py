@@ -21,7 +21,7 @@ from fl_privacy.federation import (
     finish_round,
     with_personalized,
 )
-from fl_privacy.federation.guard import attempt
+from fl_privacy.federation.replies import attempt
 from fl_privacy.flower.nodes import Nodes
 from fl_privacy.flower.records import (
     BATCH_SIZE,

@@ -135,7 +135,7 @@ class DefendedTraining:
         batch = Batch(_plain(images, self.normalization), labels)
         batch = _hooked(self.defense, batch, self._state, self._rng)
         model = self._prepared(tuple(batch.inputs.shape[1:]))
-        plan = replace(self.plan, batch_norm=_mode(self.net))
+        plan = replace(self.plan, batch_norm=_mode(self.net), loss_scale=1.0)
         public = public_state(self.net, self.defense)
         values = ModelState(
             {**self._private.parameters, **public.parameters}, {**self._private.buffers, **public.buffers}
@@ -150,7 +150,7 @@ class DefendedTraining:
             changes=self.defense.loss,
             held=frozenset(name for name, p in self.net.named_parameters() if not p.requires_grad),
         )
-        plain = PlainPass(step, self.defense, loss_scale=1.0)
+        plain = PlainPass(step, self.defense)
         shared = plain.only(frozenset(public.parameters))
         for hook in self.defense.gradient:
             shared = hook(shared, step)

@@ -10,7 +10,7 @@ from flwr.app import UserConfig as NodeConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from fl_privacy.federation.guard import Failure, attempt
+from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.inside.identity import Run, empty_run, identify_process
 from fl_privacy.flower.records import PARTITION, PARTITIONS
 from fl_privacy.progress import counted

@@ -3,11 +3,9 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -16,6 +14,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.generator.network import GeneratorShape, ImageGenerator
 from fl_privacy.generator.provenance import SIDE, Provenance
+from fl_privacy.network_files import read_network, read_once, take_values
 
 REMEDY = "make one by `fl-privacy train-generator data=NAME out=FILE`"
 
@@ -63,14 +62,13 @@ def load_generator(
         UserError: there is no such file, or it holds something else.
     """
     try:
-        changed = file.stat().st_mtime_ns
+        return _load(file, torch.device(device), dtype)
     except OSError as error:
         raise _unreadable(file) from error
-    return _load(file, changed, torch.device(device), dtype)
 
 
-@lru_cache(maxsize=8)
-def _load(file: Path, changed: int, device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
+@read_once
+def _load(file: Path, device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
     header, values = _read(file, tensors=True)
     wrong = UserError(f"A generator is expected in {file}, but it holds something else or is damaged; {REMEDY}.")
     shape, provenance = _shape(header), _provenance(header, values.pop(_SEEN, None))
@@ -78,14 +76,9 @@ def _load(file: Path, changed: int, device: torch.device, dtype: torch.dtype) ->
         raise wrong
     with torch.device("meta"):
         network = ImageGenerator(shape)
-    wanted = {name: (value.shape, value.dtype) for name, value in network.state_dict().items()}
-    if wanted != {name: (value.shape, value.dtype) for name, value in values.items()}:
+    if take_values(network, values) is not None:
         raise wrong
-    if not all(value.isfinite().all() for value in values.values()):
-        raise wrong
-    network.load_state_dict(values, assign=True)
-    network.requires_grad_(False).eval().to(device=device, dtype=dtype)
-    return TrainedGenerator(network=network, provenance=provenance, about=header)
+    return TrainedGenerator(network=network.to(device=device, dtype=dtype), provenance=provenance, about=header)
 
 
 def _shape(header: Mapping[str, str]) -> GeneratorShape | None:
@@ -129,23 +122,18 @@ def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
     if not file.is_file():
         return None
     try:
-        with safe_open(file, framework="pt") as stored:
-            if (stored.metadata() or {}).get("key") != key:
-                return None
-            return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+        if read_network(file, tensors=False)[0].get("key") != key:
+            return None
+        return read_network(file, tensors=True)[1]
+    except OSError as error:
         raise UserError(f"The state of a training is expected in {file}, but it can't be read; remove it.") from error
 
 
 def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Header and, if wanted, values."""
-    if not file.is_file():
-        raise _unreadable(file)
     try:
-        with safe_open(file, framework="pt") as stored:
-            header: dict[str, str] = stored.metadata() or {}
-            return header, {name: stored.get_tensor(name) for name in stored.keys()} if tensors else {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+        return read_network(file, tensors=tensors)
+    except OSError as error:
         raise _unreadable(file) from error
 
 

@@ -1,10 +1,13 @@
 """Convolutions with frozen weights, and the gradient that each victim would have of them."""
 
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+C = TypeVar("C", bound=nn.Conv2d)
 
 _LITTLE = 1_000_000
 """Multiplications below which an operation is over before oneDNN has chosen how to do it."""
@@ -15,23 +18,6 @@ class FrozenConv2d(nn.Conv2d):
 
     PyTorch's own, differentiated twice, also computes what nobody asked for: the mixed derivative by the weight.
     """
-
-    @classmethod
-    def of(cls, module: nn.Conv2d) -> Self:
-        """With the parameters of ``module``, which pads with zeros by numbers."""
-        frozen = cls(
-            module.in_channels,
-            module.out_channels,
-            module.kernel_size,  # type: ignore[arg-type]
-            stride=module.stride,  # type: ignore[arg-type]
-            padding=module.padding,  # type: ignore[arg-type]
-            dilation=module.dilation,  # type: ignore[arg-type]
-            groups=module.groups,
-            bias=False,
-            device="meta",
-        )
-        frozen.weight, frozen.bias = module.weight, module.bias
-        return frozen
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, O, h, w)."""
@@ -49,7 +35,24 @@ def freeze_convolutions(model: nn.Module) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Conv2d and pads_with_zeros(child):
-                setattr(parent, name, FrozenConv2d.of(child))
+                setattr(parent, name, convolution_as(FrozenConv2d, child))
+
+
+def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
+    """One of ``kind`` with the settings and the parameters of ``module``, which pads with zeros by numbers."""
+    made = kind(
+        module.in_channels,
+        module.out_channels,
+        module.kernel_size,  # type: ignore[arg-type]
+        stride=module.stride,  # type: ignore[arg-type]
+        padding=module.padding,  # type: ignore[arg-type]
+        dilation=module.dilation,  # type: ignore[arg-type]
+        groups=module.groups,
+        bias=False,
+        device="meta",
+    )
+    made.weight, made.bias = module.weight, module.bias
+    return made
 
 
 def pads_with_zeros(module: nn.Conv2d) -> bool:
@@ -100,7 +103,10 @@ def _apart(values: Tensor, count: int) -> Tensor:
 
 
 class _GroupedGradients(torch.autograd.Function):
-    """The weight's gradient, which is bilinear in inputs and output gradients, the bias', and their derivatives."""
+    """The weight's gradient, which is bilinear in inputs and output gradients, the bias', and their derivatives.
+
+    Attacks differentiate a gradient once; to go back through that derivative as well is an error.
+    """
 
     @staticmethod
     def forward(
@@ -117,6 +123,7 @@ class _GroupedGradients(torch.autograd.Function):
         return found[1], found[2] if with_bias else None
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, Tensor, None, None]:
         images, back = ctx.saved_tensors
         by_weight, by_bias = slopes

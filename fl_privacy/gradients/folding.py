@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.gradients.convolution import FrozenConv2d, convolution_gradients
+from fl_privacy.gradients.convolution import FrozenConv2d, convolution_as, convolution_gradients
 from fl_privacy.gradients.normalization import FrozenNorm
 from fl_privacy.gradients.watch import Call, leaving
 from fl_privacy.types import Tensors
@@ -31,7 +31,7 @@ class FoldedConvolution(FrozenConv2d):
     @classmethod
     def of_both(cls, convolution: nn.Conv2d, norm: FrozenNorm) -> Self:
         """Of ``norm`` behind ``convolution``."""
-        folded = cls.of(convolution)
+        folded = convolution_as(cls, convolution)
         folded.scale, folded.shift = norm.weight, norm.bias
         folded._set(norm)
         return folded

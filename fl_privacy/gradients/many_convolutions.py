@@ -6,13 +6,13 @@ model's own where a batch is large, and beat it where starting an operation take
 
 import copy
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.gradients.convolution import pads_with_zeros
+from fl_privacy.gradients.convolution import convolution_as, pads_with_zeros
 from fl_privacy.gradients.watch import leaving
 
 _FILLS = 1_500_000
@@ -24,21 +24,6 @@ _Geometry = tuple[Any, Any, Any, int]
 
 class ConvolutionOfMany(nn.Conv2d):
     """A convolution that ``vmap`` over models computes for one model after the other."""
-
-    @classmethod
-    def of(cls, module: nn.Conv2d) -> Self:
-        """With the settings and parameters of ``module``, which pads with zeros by numbers."""
-        found = cls(
-            module.in_channels,
-            module.out_channels,
-            module.kernel_size,  # type: ignore[arg-type]
-            groups=module.groups,
-            bias=False,
-            device="meta",
-        )
-        found.stride, found.padding, found.dilation = module.stride, module.padding, module.dilation
-        found.weight, found.bias = module.weight, module.bias
-        return found
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, O, h, w)."""
@@ -59,7 +44,7 @@ def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
     large = {call.name for call in calls if _fills(call.inputs, found[call.name].weight, call.output[0, 0].numel())}
     for name in large:
         parent, _, own = name.rpartition(".")
-        setattr(copied.get_submodule(parent), own, ConvolutionOfMany.of(found[name]))
+        setattr(copied.get_submodule(parent), own, convolution_as(ConvolutionOfMany, found[name]))
     return copied
 
 

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
-from fl_privacy.inspection.architecture import Architecture
-from fl_privacy.inspection.model_behavior import behavior_of
-from fl_privacy.inspection.weight_structure import strange_structure
+from fl_privacy.inspection.signs import Architecture, behavior_of, strange_structure
 from fl_privacy.types import Batch, ModelState
 
 LAST = "guard/"

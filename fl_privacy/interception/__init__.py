@@ -5,15 +5,15 @@ from fl_privacy.interception.capture_writer import CaptureWriter, save_observati
 from fl_privacy.interception.interceptor import Interceptor
 from fl_privacy.interception.lazy_observations import LazyObservations, by_id, changed, ids_of, only
 from fl_privacy.interception.recognition import describe_model, recognize_training
-from fl_privacy.interception.side_information import InsiderInformation, SideInformation, States, no_states
+from fl_privacy.interception.side_information import SideInformation, SimulatedSideInformation, States, no_states
 from fl_privacy.interception.waiting import WaitingUpdates
 
 __all__ = [
     "CaptureWriter",
-    "InsiderInformation",
     "Interceptor",
     "LazyObservations",
     "SideInformation",
+    "SimulatedSideInformation",
     "States",
     "StoredObservations",
     "WaitingUpdates",

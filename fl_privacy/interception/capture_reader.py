@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain
 from fl_privacy.errors import UserError
-from fl_privacy.federation.guard import MOST_EXAMPLES
+from fl_privacy.federation.replies import MOST_EXAMPLES
 from fl_privacy.interception import capture_files as layout
 from fl_privacy.interception.capture_files import CaptureFile, without_prefix
 from fl_privacy.interception.lazy_observations import LazyObservations

@@ -42,8 +42,8 @@ def no_states(client: int) -> ClientState:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class InsiderInformation:
-    """Completes observations where clients keep a part of the model.
+class SimulatedSideInformation:
+    """What the simulated clients can tell of: completes observations where these keep a part of the model.
 
     Private layers of a colluding client stand in for those of the victims; without one, values of the attacker's own
     draw do: those that the architecture was made with, in another order, as a client draws its own.

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from fl_privacy.attacks.gradient_inversion.evidence import scattered_zeros
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, one_of, whole
-from fl_privacy.malicious.bins import brightness_edges
-from fl_privacy.malicious.imprint_block import MEASURE, OFFSET, ImprintBlock, imprinted
+from fl_privacy.malicious.imprint_block import MEASURE, OFFSET, ImprintBlock, bin_rows, brightness_edges, imprinted
 from fl_privacy.malicious.pixel_levels import images_of_brightness, is_one_image, on_grid
 from fl_privacy.malicious.reading import reconstruction_of
 from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel
@@ -134,18 +133,3 @@ class Imprint(ServerAttack):
         """The thresholds, ascending: with ``hardtanh`` one more, where the last bin ends."""
         number = self.bins + (self.activation == "hardtanh")
         return brightness_edges(number, self.mean, self.std, self.public)
-
-
-def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Tensor) -> dict[str, Tensor]:
-    """Weights and biases of the rows that measure brightness against ``edges``.
-
-    Args:
-        edges: ascending, one for each row and with ``hardtanh`` one more.
-        activation: behind the rows.
-        pixels: of an image, over which brightness is the mean.
-        scale: of what enters the rows.
-        like: (bins, slices * pixels) weights; each slice measures alike, as all but one of them are empty.
-    """
-    lows, width = (edges, torch.ones_like(edges)) if activation == "relu" else (edges[:-1], edges.diff())
-    rows = (1 / (width * scale * pixels))[:, None].expand_as(like)
-    return {MEASURE: rows.to(like).contiguous(), OFFSET: (-lows / width).to(like)}

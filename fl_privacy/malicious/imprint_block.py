@@ -1,12 +1,14 @@
-"""The layer that an image leaves its imprint on, put in front of any model."""
+"""The layer that an image leaves its imprint on, put in front of any model, and the bins of brightness of its rows."""
 
 import copy
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.errors import UserError
 from fl_privacy.rng import seeded_globally
 
 BLOCK = "imprint"
@@ -76,3 +78,44 @@ def imprinted(model: nn.Module, block: ImprintBlock) -> nn.Module:
 
 def _through_the_block(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
     return (model.get_submodule(BLOCK)(given[0]), *given[1:])
+
+
+def brightness_edges(number: int, mean: float | None, std: float | None, public: Tensor) -> Tensor:
+    """(number,) ascending float64: between two of them falls an image as often as between any other two.
+
+    Quantiles at i / (number + 1) of the mean pixel (Robbing the Fed, Fowl et al. 2022, section 4).
+
+    Args:
+        number: of edges, at least 1.
+        mean, std: of the normal distribution that brightness is taken to have; ``None`` takes quantiles of ``public``.
+        public: (N, C, H, W) in [0, 1], images that the server holds.
+
+    Raises:
+        UserError: there are too few public images, or they are all alike.
+    """
+    shares = torch.arange(1, number + 1, dtype=torch.float64) / (number + 1)
+    if mean is not None and std is not None:
+        normal = NormalDist(mean, std)
+        return torch.tensor([normal.inv_cdf(share) for share in shares.tolist()], dtype=torch.float64)
+    edges = public.double().flatten(1).mean(1).quantile(shares) if len(public) > number else shares[:0]
+    if len(edges) != number or not (edges.diff() > 0).all():
+        raise UserError(
+            f"More than {number} public images of different brightness are expected for the bins, but there are"
+            f" {len(public)}; set server.mean and server.std, or lower server.bins."
+        )
+    return edges
+
+
+def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Tensor) -> dict[str, Tensor]:
+    """Weights and biases of the rows that measure brightness against ``edges``.
+
+    Args:
+        edges: ascending, one for each row and with ``hardtanh`` one more.
+        activation: behind the rows.
+        pixels: of an image, over which brightness is the mean.
+        scale: of what enters the rows.
+        like: (bins, slices * pixels) weights; each slice measures alike, as all but one of them are empty.
+    """
+    lows, width = (edges, torch.ones_like(edges)) if activation == "relu" else (edges[:-1], edges.diff())
+    rows = (1 / (width * scale * pixels))[:, None].expand_as(like)
+    return {MEASURE: rows.to(like).contiguous(), OFFSET: (-lows / width).to(like)}

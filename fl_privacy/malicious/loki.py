@@ -8,9 +8,7 @@ from torch import Tensor, nn
 
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
-from fl_privacy.malicious.bins import brightness_edges
-from fl_privacy.malicious.imprint import bin_rows
-from fl_privacy.malicious.imprint_block import MEASURE, SEPARATE, ImprintBlock, imprinted
+from fl_privacy.malicious.imprint_block import MEASURE, SEPARATE, ImprintBlock, bin_rows, brightness_edges, imprinted
 from fl_privacy.malicious.pixel_levels import images_of_brightness
 from fl_privacy.malicious.reading import reconstruction_of
 from fl_privacy.malicious.server_attack import ServerAttack, ThreatLevel

@@ -6,7 +6,14 @@ from fl_privacy.lazy import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.models.block_networks import VGG16, AlexNet
-    from fl_privacy.models.build import build_fitting, build_model, check_model, check_text_model
+    from fl_privacy.models.build import (
+        build_fitting,
+        build_model,
+        check_model,
+        check_text_model,
+        normalization_of,
+        normalized,
+    )
     from fl_privacy.models.convnet import ConvNet
     from fl_privacy.models.cut import Front, Rest, cut_layer
     from fl_privacy.models.initialization import INITIALIZERS, initialize
@@ -20,11 +27,17 @@ if TYPE_CHECKING:
     from fl_privacy.models.text.decoders import Gpt, TransformerLM, gpt_tiny
     from fl_privacy.models.text.huggingface import HuggingFaceText, hugging_face
     from fl_privacy.models.torchvision_models import MobileNetV2, ViT
-    from fl_privacy.models.wrapping import normalization_of, normalized
 
 _HOMES = {
     "fl_privacy.models.block_networks": ("VGG16", "AlexNet"),
-    "fl_privacy.models.build": ("build_fitting", "build_model", "check_model", "check_text_model"),
+    "fl_privacy.models.build": (
+        "build_fitting",
+        "build_model",
+        "check_model",
+        "check_text_model",
+        "normalization_of",
+        "normalized",
+    ),
     "fl_privacy.models.convnet": ("ConvNet",),
     "fl_privacy.models.cut": ("Front", "Rest", "cut_layer"),
     "fl_privacy.models.initialization": ("INITIALIZERS", "initialize"),
@@ -38,7 +51,6 @@ _HOMES = {
     "fl_privacy.models.text.decoders": ("Gpt", "TransformerLM", "gpt_tiny"),
     "fl_privacy.models.text.huggingface": ("HuggingFaceText", "hugging_face"),
     "fl_privacy.models.torchvision_models": ("MobileNetV2", "ViT"),
-    "fl_privacy.models.wrapping": ("normalization_of", "normalized"),
 }
 
 __all__ = [

@@ -1,9 +1,10 @@
-"""From a model's class, or any factory of a user's own, to a model that is known to fit the data."""
+"""From a model's class, or any factory of a user's own, to a model that is known to fit the data, and normalized."""
 
 import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.models.initialization import initialize
 from fl_privacy.models.text.adapters import with_adapters
 from fl_privacy.models.text.base import TextModel
-from fl_privacy.models.wrapping import normalized
 from fl_privacy.normalization import Normalization
 
 _TEXT = "vocabulary_size"
@@ -154,3 +154,24 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int
             f"Model {name} is expected to return logits of shape (2, {num_classes}) for 2 images of {shape},"
             f" but got {got}; give its last layer {num_classes} outputs."
         )
+
+
+@dataclass(frozen=True)
+class _Hook:
+    normalization: Normalization
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self.normalization(inputs[0]), *inputs[1:]
+
+
+def normalized(model: nn.Module, normalization: Normalization) -> nn.Module:
+    """A copy of ``model`` that takes images in [0, 1] and normalizes them first; no parameter changes its name."""
+    wrapped = copy.deepcopy(model)
+    wrapped.register_forward_pre_hook(_Hook(normalization))
+    return wrapped
+
+
+def normalization_of(model: nn.Module) -> Normalization | None:
+    """What ``normalized`` put in front of ``model``; ``None`` for a model that takes images as they are."""
+    hooks = model._forward_pre_hooks.values()
+    return next((hook.normalization for hook in hooks if isinstance(hook, _Hook)), None)

@@ -14,7 +14,7 @@ from fl_privacy.report.live_run import SILENT, LiveRun, Told, changed_at, signat
 from fl_privacy.report.page import render
 from fl_privacy.report.write import page_of_run
 from fl_privacy.results import read_run
-from fl_privacy.results.ended import is_aside
+from fl_privacy.results.occupancy import IDENTITY, METRICS, is_aside
 from fl_privacy.results.ongoing import read_planned
 
 AT_ONCE = 10
@@ -50,7 +50,7 @@ class WatchedFolder:
             return None if make is None else make()
 
     def _pages(self) -> Mapping[str, Callable[[], str]]:
-        if (self.folder / "run.json").is_file():
+        if (self.folder / IDENTITY).is_file():
             return self._pages_of(self.folder, "")
         pages: dict[str, Callable[[], str]] = {
             "": self._overview,
@@ -72,12 +72,9 @@ class WatchedFolder:
         found = [
             path
             for path in self.folder.iterdir()
-            if not path.is_symlink()
-            and not is_aside(path)
-            and os.access(path, os.X_OK)
-            and (path / "run.json").is_file()
+            if not path.is_symlink() and not is_aside(path) and os.access(path, os.X_OK) and (path / IDENTITY).is_file()
         ]
-        return sorted(found, key=lambda path: (changed_at(path / "run.json"), path.name))
+        return sorted(found, key=lambda path: (changed_at(path / IDENTITY), path.name))
 
     def _read(self, path: Path) -> Told | UserError:
         """What the run tells, or why it can't be read: the others of its folder can."""
@@ -110,7 +107,7 @@ class WatchedFolder:
 
     def _latest(self) -> tuple[str, Sequence[ImageView]] | None:
         """Name of the run that was the last to record images, and those read best, in the middle and worst."""
-        for path in sorted(self._folders(), key=lambda path: changed_at(path / "metrics.jsonl"), reverse=True):
+        for path in sorted(self._folders(), key=lambda path: changed_at(path / METRICS), reverse=True):
             told = self._read(path)
             if isinstance(told, Told) and told.pictured:
                 if self._seen is None or self._seen[0] != (path, signature(path)):

@@ -13,6 +13,7 @@ from fl_privacy.report.images import data_uri
 from fl_privacy.report.numbers import percent, seconds
 from fl_privacy.report.readings import kind_of, readings_of
 from fl_privacy.results import Run
+from fl_privacy.results.occupancy import IDENTITY, METRICS, SUMMARY
 from fl_privacy.results.ongoing import PROGRESS, read_guesses, read_ongoing
 
 LAST_ROUNDS = 5
@@ -21,7 +22,7 @@ LAST_ROUNDS = 5
 SILENT = 300.0
 """Seconds without news from which a run may have been killed."""
 
-_WATCHED = ("metrics.jsonl", "summary.json", "run.json")
+_WATCHED = (METRICS, SUMMARY, IDENTITY)
 """Files that change when a run records something."""
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fl_privacy.metrics import Statistic
-from fl_privacy.metrics.tradeoff import PpcPoint, cap
+from fl_privacy.metrics.trade_off import PpcPoint, cap
 from fl_privacy.report.trade_off import DefenseRow, Versus
 from fl_privacy.results import Leakage
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from fl_privacy.metrics.tradeoff import GREEN_BELOW, RED_ABOVE, PpcPoint
+from fl_privacy.metrics.trade_off import GREEN_BELOW, RED_ABOVE, PpcPoint
 from fl_privacy.report.charts import INK, LEAK, PRIVATE, SERIES, draw_svg
 from fl_privacy.report.ppc import DISTANCES, Cap, Sample, caps
 from fl_privacy.report.trade_off import Versus

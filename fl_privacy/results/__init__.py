@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from fl_privacy.lazy import on_demand
 
 if TYPE_CHECKING:
-    from fl_privacy.results.ended import is_finished
     from fl_privacy.results.environment import describe_environment
-    from fl_privacy.results.films import Film
+    from fl_privacy.results.films import Film, TextFilm
     from fl_privacy.results.findings import Finding, Measure
     from fl_privacy.results.folder import RunFolder, folder_name
     from fl_privacy.results.identity import Identity
     from fl_privacy.results.node_cost import append_node_cost
+    from fl_privacy.results.occupancy import is_finished
     from fl_privacy.results.pictures import Pair
     from fl_privacy.results.read import (
         Baseline,
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
         read_run,
         read_summary,
     )
-    from fl_privacy.results.records import Attacker
     from fl_privacy.results.sentences import Sentence
     from fl_privacy.results.summary import Leakage, Recognized, Summary, Traced
+    from fl_privacy.victim_ids import Attacker
 
 _HOMES = {
-    "fl_privacy.results.ended": ("is_finished",),
+    "fl_privacy.results.occupancy": ("is_finished",),
     "fl_privacy.results.environment": ("describe_environment",),
-    "fl_privacy.results.films": ("Film",),
+    "fl_privacy.results.films": ("Film", "TextFilm"),
     "fl_privacy.results.findings": ("Finding", "Measure"),
     "fl_privacy.results.folder": ("RunFolder", "folder_name"),
     "fl_privacy.results.identity": ("Identity",),
@@ -44,7 +44,7 @@ _HOMES = {
         "read_run",
         "read_summary",
     ),
-    "fl_privacy.results.records": ("Attacker",),
+    "fl_privacy.victim_ids": ("Attacker",),
     "fl_privacy.results.sentences": ("Sentence",),
     "fl_privacy.results.summary": ("Leakage", "Recognized", "Summary", "Traced"),
 }
@@ -64,6 +64,7 @@ __all__ = [
     "RunFolder",
     "Sentence",
     "Summary",
+    "TextFilm",
     "Traced",
     "append_node_cost",
     "describe_environment",

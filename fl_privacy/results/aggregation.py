@@ -8,9 +8,9 @@ from typing import Any
 from fl_privacy.metrics import METRICS, NOT_METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
 from fl_privacy.results.findings import finding_of
-from fl_privacy.results.records import Attacker, records_of
+from fl_privacy.results.records import records_of
 from fl_privacy.results.summary import AttackedRound, Leakage, Recognized, Seconds, Spent, Summary, TestedRound, Traced
-from fl_privacy.victim_ids import VictimId
+from fl_privacy.victim_ids import Attacker, VictimId
 
 _SHARE, _SIZE = (0.0, 1.0), (0.0, float("inf"))
 _RANGES = {"cosine": (-1.0, 1.0), "zeros": _SHARE, "solvable": _SHARE} | dict.fromkeys(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -12,20 +12,31 @@ from typing import TYPE_CHECKING, Any
 from fl_privacy.effects import Part
 from fl_privacy.files import write_whole
 from fl_privacy.results.aggregation import summarize
-from fl_privacy.results.ended import is_finished, move_aside
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.films import film_of, write_films
 from fl_privacy.results.findings import Finding
 from fl_privacy.results.identity import Identity, run_hash
-from fl_privacy.results.lock import Lock, hold, release
+from fl_privacy.results.occupancy import (
+    CONFIG,
+    IDENTITY,
+    METRICS,
+    SUMMARY,
+    Lock,
+    hold,
+    is_finished,
+    move_aside,
+    release,
+)
 from fl_privacy.results.ongoing import Teller
 from fl_privacy.results.pictures import write_pairs
-from fl_privacy.results.records import Attacker, RecordWriter, dump_json, read_records
+from fl_privacy.results.records import RecordWriter, dump_json, read_records
 from fl_privacy.results.sentences import write_sentences
 from fl_privacy.results.summary import Summary
-from fl_privacy.victim_ids import VictimId
+from fl_privacy.victim_ids import Attacker, VictimId
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fl_privacy.federation import Evaluation, RoundReport
     from fl_privacy.metrics import VictimScore
     from fl_privacy.metrics.distortion import UpdateDistortion
@@ -50,7 +61,7 @@ class RunFolder:
         self.path, self.identity, self.finished = path, identity, lock is None
         self._started = time.monotonic()
         self._lock = lock
-        self._records = None if lock is None else RecordWriter(path / "metrics.jsonl")
+        self._records = None if lock is None else RecordWriter(path / METRICS)
         self.teller = Teller(path)
 
     @classmethod
@@ -93,8 +104,8 @@ class RunFolder:
             if path.exists():
                 move_aside(path, "previous" if is_finished(path) else "interrupted")
             path.mkdir(parents=True)
-            write_whole(path / "config.yaml", config_text)
-            write_whole(path / "run.json", dump_json({"format": FORMAT, **vars(identity)}, indent=1))
+            write_whole(path / CONFIG, config_text)
+            write_whole(path / IDENTITY, dump_json({"format": FORMAT, **vars(identity)}, indent=1))
             folder = cls(path, identity, lock=lock)
             unless_opened.pop_all()
         return folder
@@ -230,12 +241,13 @@ class RunFolder:
         found: Sequence[Reconstruction],
         scores: Sequence[VictimScore],
         *,
+        pieces: Callable[[Tensor], Sequence[str]],
         attacker: Attacker = Attacker.PLAIN,
     ) -> None:
-        """Keep how ``attacker`` came to what it ``found``, where that was filmed."""
-        films = [film for one, score in zip(found, scores, strict=True) if (film := film_of(one, score)) is not None]
-        if films:
-            write_films(self.path / "reconstructions", films, attacker)
+        """Keep how ``attacker`` came to what it ``found``, where that was filmed; ``pieces`` are a text's tokens."""
+        films = [film_of(one, score, pieces) for one, score in zip(found, scores, strict=True)]
+        if known := [film for film in films if film is not None]:
+            write_films(self.path / "reconstructions", known, attacker)
 
     def finish(self, *, undefended_accuracy: float | None = None) -> Summary:
         """Write ``summary.json``, which marks the run as finished, and return it.
@@ -245,7 +257,7 @@ class RunFolder:
         """
         if self._records is not None:
             self._records.close()
-        records, _ = read_records(self.path / "metrics.jsonl")
+        records, _ = read_records(self.path / METRICS)
         summary = summarize(
             records,
             finished=True,
@@ -253,7 +265,7 @@ class RunFolder:
             total_seconds=time.monotonic() - self._started,
         )
         self.teller.clear()
-        write_whole(self.path / "summary.json", dump_json(summary.as_json(), indent=1))
+        write_whole(self.path / SUMMARY, dump_json(summary.as_json(), indent=1))
         self.finished = True
         self.close()  # only now: whoever gets the lock next finds a finished run
         return summary

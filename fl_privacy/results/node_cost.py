@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fl_privacy.results.ended import expect_finished
+from fl_privacy.results.occupancy import METRICS, expect_finished
 from fl_privacy.results.records import RecordWriter
 
 
@@ -35,7 +35,7 @@ def append_node_cost(
         UserError: the run has not finished.
     """
     expect_finished(path)
-    with RecordWriter(path / "metrics.jsonl") as records:
+    with RecordWriter(path / METRICS) as records:
         records.append(
             {
                 "kind": "node",

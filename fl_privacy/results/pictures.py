@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from fl_privacy.checks import fits
 from fl_privacy.files import make_private_folder, write_private
-from fl_privacy.results.records import Attacker
+from fl_privacy.victim_ids import Attacker
 
 if TYPE_CHECKING:
     from torch import Tensor

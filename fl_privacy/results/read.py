@@ -10,15 +10,17 @@ from fl_privacy.checks import fits
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.errors import UserError
 from fl_privacy.results.aggregation import summarize
-from fl_privacy.results.films import Film, read_films
+from fl_privacy.results.films import Film, TextFilm, read_films
 from fl_privacy.results.folder import FORMAT
 from fl_privacy.results.identity import Identity, training_hash
+from fl_privacy.results.occupancy import CONFIG, IDENTITY, METRICS, SUMMARY
 from fl_privacy.results.pictures import Pair, read_pairs
-from fl_privacy.results.records import Attacker, parse_json, read_records, records_of
+from fl_privacy.results.records import parse_json, read_records, records_of
 from fl_privacy.results.schema import ENVIRONMENT, PARTS, SENTENCES, wrong_field, wrong_identity, wrong_partition
 from fl_privacy.results.sentences import Sentence, read_sentences
 from fl_privacy.results.share import Shared, shared_as
 from fl_privacy.results.summary import Summary
+from fl_privacy.victim_ids import Attacker
 
 MOST_BYTES = 1 << 26
 """Of a file of a run beside its records and tensors."""
@@ -84,7 +86,7 @@ class Run:
         """Likewise, the texts of a run that attacked these."""
         return read_sentences(self.path / "reconstructions")
 
-    def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film]], list[str]]:
+    def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
         """How each attacker came to guesses, and what is wrong with the files they are in."""
         return read_films(self.path / "reconstructions")
 
@@ -99,13 +101,13 @@ def read_run(path: Path) -> Run:
     path = path.resolve()
     if not path.is_dir():
         raise UserError(f"{path} is expected to be the folder of a run, but there is no such folder.")
-    if not (path / "run.json").is_file():
+    if not (path / IDENTITY).is_file():
         raise UserError(
             f"{path} is expected to be the folder of a run, but has no run.json; give the folder that"
             " `fl-privacy run` printed last."
         )
-    records, problems = read_records(path / "metrics.jsonl")
-    stored = _read_json(path / "summary.json")
+    records, problems = read_records(path / METRICS)
+    stored = _read_json(path / SUMMARY)
     summary = None if stored is None else _summary(path, stored, records)
     partition = _read_json(path / "partition.json")
     environment = _read_json(path / "environment.json") or {}
@@ -121,8 +123,8 @@ def read_run(path: Path) -> Run:
             raise _damaged(path / name, wrong)
     return Run(
         path=path,
-        identity=read_identity(path / "run.json"),
-        config_text=_read_text(path / "config.yaml"),
+        identity=read_identity(path / IDENTITY),
+        config_text=_read_text(path / CONFIG),
         environment=environment,
         threat_model=tuple(threats),
         strengths=tuple(strength for part in defense if (strength := part.get("strength"))),
@@ -138,8 +140,8 @@ def read_run(path: Path) -> Run:
 
 def read_summary(path: Path) -> Summary | None:
     """The summary of the run in folder ``path``; ``None`` if it has not finished."""
-    stored = _read_json(path / "summary.json")
-    return None if stored is None else _summary(path, stored, read_records(path / "metrics.jsonl")[0])
+    stored = _read_json(path / SUMMARY)
+    return None if stored is None else _summary(path, stored, read_records(path / METRICS)[0])
 
 
 def read_environment(path: Path) -> Mapping[str, Any]:
@@ -199,7 +201,7 @@ def _summary(path: Path, stored: object, records: Sequence[Mapping[str, Any]]) -
     accuracy = stored.get("undefended_accuracy") if isinstance(stored, Mapping) else None
     total = seconds.get("total") if isinstance(seconds, Mapping) else None
     if not isinstance(stored, Mapping) or not isinstance(seconds, Mapping) or not fits([accuracy, total], _FIGURES):
-        raise _damaged(path / "summary.json", "it is no summary")
+        raise _damaged(path / SUMMARY, "it is no summary")
     return summarize(records, finished=True, undefended_accuracy=accuracy, total_seconds=total)
 
 
@@ -215,7 +217,7 @@ def _partition(content: Mapping[str, Any]) -> PartitionTable:
 
 def failed_attackers(path: Path) -> dict[Attacker, str]:
     """Those that failed on every image in the run in folder ``path``, with their most common reason."""
-    records, _ = read_records(path / "metrics.jsonl")
+    records, _ = read_records(path / METRICS)
     found: dict[Attacker, str] = {}
     for attacker in Attacker:
         reasons = [record.get("failure") for record in records_of(records, "image", attacker)]
@@ -237,7 +239,7 @@ def find_baseline(out: Path, config: Mapping[str, Any]) -> Baseline | None:
     wanted = training_hash(config)
     for summary in sorted(out.glob("*/summary.json")):
         try:
-            identity = read_identity(summary.with_name("run.json"))
+            identity = read_identity(summary.with_name(IDENTITY))
             accuracy = parse_json(summary.read_text())["final_accuracy"]
         except (
             UserError,

@@ -5,21 +5,13 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from fl_privacy.errors import UserError
 from fl_privacy.results.schema import wrong_record
-
-
-class Attacker(StrEnum):
-    """Who attacks the same victims: one that knows nothing of the defense, and one that knows its description."""
-
-    PLAIN = "plain"
-    ADAPTIVE = "adaptive"
-
+from fl_privacy.victim_ids import Attacker
 
 SYNC_EVERY = 5.0
 """Seconds between two waits for the disk. A line survives the death of the process in any case."""

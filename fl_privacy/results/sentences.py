@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fl_privacy.checks import fits
 from fl_privacy.files import make_private_folder, write_private
-from fl_privacy.results.records import Attacker
+from fl_privacy.victim_ids import Attacker
 
 if TYPE_CHECKING:
     from fl_privacy.metrics import VictimScore

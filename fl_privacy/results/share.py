@@ -9,12 +9,13 @@ import yaml
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private, write_whole
+from fl_privacy.results.occupancy import CONFIG, IDENTITY, METRICS, SUMMARY
 
 Shared = Literal["figures", "originals"]
 """What a copy holds: figures alone, or originals and reconstructions as well."""
 
 NOTE = "share.json"
-FIGURES = ("environment.json", "threat_model.json", "defense.json", "partition.json", "metrics.jsonl", "summary.json")
+FIGURES = ("environment.json", "threat_model.json", "defense.json", "partition.json", METRICS, SUMMARY)
 PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures/*.png")
 
 
@@ -33,7 +34,7 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
         UserError: the run's ``run.json`` is damaged, or a file is a link to what may be none of the run's.
         OSError: something can't be read or written.
     """
-    for name in ("run.json", "config.yaml", *FIGURES):
+    for name in (IDENTITY, CONFIG, *FIGURES):
         if (source / name).is_symlink():
             raise UserError(f"{source / name} is expected to be a file of the run, but is a link; remove it.")
     kept = with_originals and shared_as(source) != "figures"
@@ -77,14 +78,14 @@ def shared_as(folder: Path) -> Shared | None:
 
 def _copy_configuration(source: Path, destination: Path, write: Any) -> None:
     try:
-        content = json.loads((source / "run.json").read_text())
+        content = json.loads((source / IDENTITY).read_text())
         paths = _absolute_paths(content["config"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{source / 'run.json'} is expected to describe a run, but is damaged ({error}).") from error
     shown = _with_names_only(content, paths)
-    write(destination / "run.json", json.dumps(shown, indent=1, ensure_ascii=False))
-    if (source / "config.yaml").is_file():  # its text may fold or quote a path
-        write(destination / "config.yaml", yaml.safe_dump(shown["config"], sort_keys=False, allow_unicode=True))
+    write(destination / IDENTITY, json.dumps(shown, indent=1, ensure_ascii=False))
+    if (source / CONFIG).is_file():  # its text may fold or quote a path
+        write(destination / CONFIG, yaml.safe_dump(shown["config"], sort_keys=False, allow_unicode=True))
 
 
 def _absolute_paths(value: Any) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from fl_privacy.metrics import Statistic
 from fl_privacy.metrics.epsilon_bounds import promises_little
 from fl_privacy.results.findings import Finding
-from fl_privacy.results.records import Attacker
+from fl_privacy.victim_ids import Attacker
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from fl_privacy.experiment.run import _Run
 from fl_privacy.federation import Audit, RoundReport
 from fl_privacy.flower import run_in_process
 from fl_privacy.interception import Interceptor
-from fl_privacy.results.ended import move_aside
+from fl_privacy.results.occupancy import move_aside
 from fl_privacy.types import Observation, Upload
 from tests.experiment.runs import TINY, run
 

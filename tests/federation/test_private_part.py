@@ -20,7 +20,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Client, Server, private_names, public_state, run_rounds
 from fl_privacy.flower import LocalGrid, run_in_process, run_on_grid, simulated_client_app
 from fl_privacy.gradients import frozen_copy
-from fl_privacy.interception.side_information import InsiderInformation
+from fl_privacy.interception.side_information import SimulatedSideInformation
 from fl_privacy.models import Front
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness
@@ -54,7 +54,7 @@ def run(
     federation, recording = server(defense, plan), harness.Recording()
     interceptor = recording.interceptor(plan)
     if insider:
-        inside = InsiderInformation(clients=clients_of(defense, plan), batch_size=2, **insider)
+        inside = SimulatedSideInformation(clients=clients_of(defense, plan), batch_size=2, **insider)
         interceptor = replace(interceptor, side_information=inside)
     source = partial(clients_of, defense, plan)
     kept = backend(

@@ -137,6 +137,16 @@ def test_slopes_by_the_inputs_and_soft_labels_agree(name: str) -> None:
         torch.testing.assert_close(other, slopes[0], rtol=1e-7, atol=1e-9)
 
 
+def test_a_third_derivative_is_refused() -> None:
+    """What attacks follow is the second; the derivative of that would leave out how it depends on the inputs."""
+    layered, (inputs, labels) = Layered(_victim_model(MODELS["lenet"](), LocalPlan())), _trial(2)
+    leaf = inputs.clone().requires_grad_()
+    loss = sum(g.square().sum() for g in layered(leaf, labels).values())
+    (slope,) = torch.autograd.grad(loss, leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.square().sum().backward()
+
+
 def test_layers_that_are_no_function_of_one_tensor_need_vmap() -> None:
     assert isinstance(victim_gradients(_victim_model(TwoInputs(), LocalPlan()), *_trial(1)), Vectorized)
 

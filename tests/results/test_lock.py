@@ -12,8 +12,7 @@ import pytest
 from fl_privacy.errors import UserError
 from fl_privacy.results import RunFolder, read_run
 from fl_privacy.results.aggregation import summarize
-from fl_privacy.results.ended import is_finished
-from fl_privacy.results.lock import LOCKS, hold, release
+from fl_privacy.results.occupancy import LOCKS, hold, is_finished, release
 from fl_privacy.results.summary import Summary
 
 from .runs import config

@@ -20,8 +20,7 @@ from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures
 from fl_privacy.attacks.gradient_inversion.filming import filmed_rows, films_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
-from fl_privacy.attacks.gradient_inversion.preparation import Member as PreparedVictim
-from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
+from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.threads import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.optimizers import EvolutionStrategy
@@ -68,12 +67,12 @@ class Race:
             self._prepared: list[Prepared] = [prepare(member.attack, group, seed) for member in self._members]
         first = self._prepared[0]
         self.failures: Mapping[int, str] = first.failures
-        self._victims = [{victim.position: victim for victim in one.members} for one in self._prepared]
+        self._victims = [{victim.position: victim for victim in one.victims} for one in self._prepared]
         self._rough = entered[0][2]
         self._any_contrast = normalizes_by_batch(group.first)
         entries = self._with_transforms(entered)
         blank = [Attempt(self._members.index(member), start, rough) for member, start, rough in entries]
-        self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.members}
+        self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
         """All but the first attempts at a batch whose labels are inferred try the next likely ones."""

@@ -8,7 +8,7 @@ from fl_privacy.attacks.gradient_inversion.compile import check_compiler
 from fl_privacy.attacks.gradient_inversion.evidence import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_groups, failed
 from fl_privacy.attacks.gradient_inversion.preparation import prepare
-from fl_privacy.attacks.gradient_inversion.restarts import attack_members
+from fl_privacy.attacks.gradient_inversion.restarts import attack_victims
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.generator import Provenance
 from fl_privacy.rng import cpu_threads
@@ -54,4 +54,4 @@ class GradientInversion(Settings):
         with cpu_threads(1):  # a few evaluations, of which none is known yet to be worth more
             prepared = prepare(self, group, seed)
         results = {position: failed(group.observations[position], why) for position, why in prepared.failures.items()}
-        return results | attack_members(prepared, report) if prepared.members else results
+        return results | attack_victims(prepared, report) if prepared.victims else results

@@ -14,7 +14,7 @@ from fl_privacy.attacks.gradient_inversion.recording import operations, tensors_
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import differentiable_twice
 
-Evaluation = Callable[[Problem, Tensor], tuple[Tensor, Tensor]]
+ValueAndGradient = Callable[[Problem, Tensor], tuple[Tensor, Tensor]]
 """(problem, variables (V, N)) -> loss (V,) and gradient (V, N)."""
 
 _Program = Callable[..., tuple[Tensor, Tensor]]

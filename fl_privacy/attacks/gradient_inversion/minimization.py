@@ -73,7 +73,7 @@ class Descent:
     iterations: int
     projection: Projection
     noise: float
-    moves: "Moves[Any] | None" = None
+    moves: Moves[Any] | None = None
 
 
 def minimize(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import AssumedTransform, Constraints, choose_transforms
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, Evaluation, compiling_pays
+from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, ValueAndGradient, compiling_pays
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, longest_text
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.initialization import Blank, Space
@@ -34,7 +34,7 @@ _ATTEMPTS_THROUGH_TRANSFORMS = 128
 
 
 @dataclass(frozen=True, eq=False)
-class Member:
+class PreparedVictim:
     """A victim of a group: its labels (B,) or (B, K), ``None`` where they are optimized, and how they were found."""
 
     position: int
@@ -54,7 +54,7 @@ class Prepared:
         num_classes: K.
         rounds: how the updates are matched, the last round's first.
         observer: the model in evaluation mode, with its running statistics.
-        members: the victims that can be attacked.
+        victims: the victims that can be attacked.
         failures: why the others can't, by position.
     """
 
@@ -64,7 +64,7 @@ class Prepared:
     num_classes: int
     rounds: Sequence[PreparedRound]
     observer: nn.Module
-    members: Sequence[Member]
+    victims: Sequence[PreparedVictim]
     failures: dict[int, str]
 
     @property
@@ -92,71 +92,71 @@ class Prepared:
         asked, transforms = self.settings.restarts, len(self.rounds[0].known.transforms)
         return min(asked, max(1, _ATTEMPTS_THROUGH_TRANSFORMS // transforms)) if transforms else asked
 
-    def problem(self, members: Sequence[Member], restarts: Sequence[int], attempts: int = 1) -> Problem:
-        """Of a chunk, in which every ``attempts`` neighbors are the same member, with the number of each attempt."""
+    def problem(self, victims: Sequence[PreparedVictim], restarts: Sequence[int], attempts: int = 1) -> Problem:
+        """Of a chunk, in which every ``attempts`` neighbors are the same victim, with the number of each attempt."""
         last = self.rounds[0]
-        labels = [m.labels for m in members if m.labels is not None]
-        constraints = Constraints(transform=self._transform(members, restarts), unknowns=last.unknowns)
+        labels = [m.labels for m in victims if m.labels is not None]
+        constraints = Constraints(transform=self._transform(victims, restarts), unknowns=last.unknowns)
         problem = Problem(
             settings=self.settings,
             shape=self.shape,
             num_classes=self.num_classes,
-            rounds=[one.of([m.position for m in members]) for one in self.rounds],
+            rounds=[one.of([m.position for m in victims]) for one in self.rounds],
             labels=torch.stack(labels) if labels else None,
             observer=self.observer,
             attempts=attempts,
             constraints=constraints,
-            held=self._held(members, restarts),
+            held=self._held(victims, restarts),
         )
         if not last.known.smoothness:
             return problem
         smoothness = last.known.smoothness * problem.zero_loss()
         return replace(problem, constraints=replace(constraints, smoothness=smoothness))
 
-    def _transform(self, members: Sequence[Member], restarts: Sequence[int]) -> AssumedTransform | None:
+    def _transform(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> AssumedTransform | None:
         transforms = self.rounds[0].known.transforms
         if not transforms:
             return None
         chosen = []
-        for member, restart in zip(members, restarts, strict=True):
+        for victim, restart in zip(victims, restarts, strict=True):
             draw = restart // self.attempts_together
-            rng = derive_generator(self.seed, "attack", str(member.observation.id), draw, "changes")
+            rng = derive_generator(self.seed, "attack", str(victim.observation.id), draw, "changes")
             chosen.append(choose_transforms(len(transforms), draw, self.shape[0], rng))
         return AssumedTransform(transforms, torch.stack(chosen).to(self._like.device))
 
-    def _held(self, members: Sequence[Member], restarts: Sequence[int]) -> Tensor | None:
+    def _held(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> Tensor | None:
         """(V, m) what the source of images holds fixed."""
         source = self.settings.source
         if source is None:
             return None
         rows = []
-        for member, restart in zip(members, restarts, strict=True):
-            rng = derive_generator(self.seed, "attack", str(member.observation.id), restart, "held")
-            rows.append(source.held(self._blank(member, rng)))
+        for victim, restart in zip(victims, restarts, strict=True):
+            rng = derive_generator(self.seed, "attack", str(victim.observation.id), restart, "held")
+            rows.append(source.held(self._blank(victim, rng)))
         return torch.stack(rows).to(self._like)
 
-    def start(self, members: Sequence[Member], restarts: Sequence[int]) -> tuple[Tensor, list[torch.Generator]]:
+    def start(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> tuple[Tensor, list[torch.Generator]]:
         """First variables (V, N) and random stream of each victim."""
         generators = [
-            derive_generator(self.seed, "attack", str(member.observation.id), restart)
-            for member, restart in zip(members, restarts, strict=True)
+            derive_generator(self.seed, "attack", str(victim.observation.id), restart)
+            for victim, restart in zip(victims, restarts, strict=True)
         ]
-        rows = [self._row(member, generator) for member, generator in zip(members, generators, strict=True)]
+        rows = [self._row(victim, generator) for victim, generator in zip(victims, generators, strict=True)]
         return torch.stack(rows).to(self._like.device), generators
 
-    def _blank(self, member: Member, generator: torch.Generator) -> Blank:
+    def _blank(self, victim: PreparedVictim, generator: torch.Generator) -> Blank:
         return Blank(
-            observation=member.observation,
-            labels=member.labels,
+            observation=victim.observation,
+            labels=victim.labels,
             shape=self.shape,
             generator=generator,
             space=self.settings.space,
         )
 
-    def _row(self, member: Member, generator: torch.Generator) -> Tensor:
+    def _row(self, victim: PreparedVictim, generator: torch.Generator) -> Tensor:
         draws = self.settings.start if self.settings.source is None else self.settings.source.start
-        parts = [draws(self._blank(member, generator)).flatten()]
-        if member.labels is None:
+        parts = [draws(self._blank(victim, generator)).flatten()]
+        if victim.labels is None:
             parts.append(torch.randn(self.shape[0] * self.num_classes, generator=generator))
         if unknowns := self.rounds[0].unknowns:
             parts.append(torch.zeros(len(self.rounds) * self.shape[0] * unknowns.features))
@@ -172,11 +172,11 @@ class Prepared:
     @cached_property
     def moves(self) -> Rearranged | None:
         """Of words, among the iterations."""
-        settings, first = self.settings, self.members[0].observation
+        settings, first = self.settings, self.victims[0].observation
         return rearranged(settings.moves, first, iterations=settings.iterations, capacity=self.capacity)
 
     @cached_property
-    def evaluate(self) -> Evaluation:
+    def evaluate(self) -> ValueAndGradient:
         """How the problems are evaluated."""
         settings, obstacle = self.settings, self._obstacle
         if obstacle and settings.compile == "on":
@@ -194,15 +194,15 @@ class Prepared:
             return plain
         worthwhile = compiling_pays(
             self._like.device,
-            runs=settings.iterations * math.ceil(len(self.members) / self.capacity),
-            written=settings.iterations * len(self.members) * written_bytes(*self._trial()),
+            runs=settings.iterations * math.ceil(len(self.victims) / self.capacity),
+            written=settings.iterations * len(self.victims) * written_bytes(*self._trial()),
             tensors=len(self.rounds[0].victim_model.names),
         )
         return CompiledEvaluation(demanded=False) if worthwhile else plain
 
     @property
-    def _uncompiled(self) -> Evaluation:
-        at_once = min(self.capacity, len(self.members) * self.restarts)
+    def _uncompiled(self) -> ValueAndGradient:
+        at_once = min(self.capacity, len(self.victims) * self.restarts)
         inner = self.settings.optimizer.inner if isinstance(self.settings.optimizer, LBFGS) else 1
         pays = recording_pays(at_once, inner * self.settings.iterations)
         return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
@@ -229,8 +229,8 @@ class Prepared:
 
     def _trial(self) -> tuple[Problem, Tensor]:
         """The problem of one victim and its start."""
-        member = self.members[:1]
-        return self.problem(member, [0]), self.start(member, [0])[0]
+        victim = self.victims[:1]
+        return self.problem(victim, [0]), self.start(victim, [0])[0]
 
     @property
     def _like(self) -> Tensor:
@@ -275,7 +275,7 @@ def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
     dtype = torch.float64 if settings.dtype == "float64" else torch.float32
     rounds = [prepare_round(settings, one, device=device, dtype=dtype) for one in (group, *group.earlier)]
     evaluating = replace(first.plan, batch_norm="eval")
-    victim_model, members, failures = rounds[0].victim_model, [], {}
+    victim_model, victims, failures = rounds[0].victim_model, [], {}
     shape = (first.upload.num_examples, *_variables_of_one(first, group))
     for position, observation in group.observations.items():
         try:
@@ -285,7 +285,7 @@ def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
         except NotAttackableError as reason:
             failures[position] = str(reason)
         else:
-            members.append(Member(position, observation, _as_wide(found[0], shape[1]), found[1]))
+            victims.append(PreparedVictim(position, observation, _as_wide(found[0], shape[1]), found[1]))
     return Prepared(
         settings=settings,
         seed=seed,
@@ -293,6 +293,6 @@ def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
         num_classes=first.num_classes,
         rounds=rounds,
         observer=frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=dtype),
-        members=members,
+        victims=victims,
         failures=failures,
     )

@@ -200,7 +200,7 @@ class Problem:
         return self.pixels + (self.shape[0] * self.num_classes if self.labels is None else 0)
 
     def loss(self, variables: Tensor) -> Tensor:
-        """(V,)."""
+        """(V,) the mismatch of the gradients, and what priors, constraints and the images' source add to it."""
         images, known = self.images(variables), self.constraints
         seen = known.transform(images) if known.transform else images
         loss = self.mismatch(seen, self.guessed_labels(variables), self.hidden_gradients(variables))
@@ -236,6 +236,7 @@ class Problem:
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss (V,) and its gradient by the variables (V, N)."""
         with differentiable_twice():
             leaf = variables.detach().requires_grad_()
             loss = self.loss(leaf)
@@ -264,4 +265,5 @@ class Problem:
         )
 
     def select(self, rows: Tensor) -> "Problem":
+        """Of the victims ``rows`` alone."""
         return self.map(lambda values: values[rows])

@@ -44,13 +44,17 @@ class Candidates:
         return sum(map(len, self.tokens))
 
     def hold(self, texts: Sequence[Tensor]) -> bool:
-        """Whether every pair that was left out is so many times farther from the span than all of ``texts`` (L,)."""
-        apart = [
-            float(distances[tokens == token].max())
-            for text in texts
-            for token, tokens, distances in zip(text, self.tokens, self.distances, strict=False)
-        ]
-        return self.left_out > CLEAR * max(apart, default=1.0)
+        """Whether no pair of ``texts`` (L,) was left out, and all that were are so many times farther than theirs."""
+        farthest = 0.0
+        for text in texts:
+            if len(text) > len(self.tokens):
+                return False
+            for token, tokens, distances in zip(text, self.tokens, self.distances, strict=False):
+                apart = distances[tokens == token]
+                if not len(apart):
+                    return False
+                farthest = max(farthest, float(apart.max()))
+        return bool(texts) and self.left_out > CLEAR * farthest
 
 
 def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor | None:

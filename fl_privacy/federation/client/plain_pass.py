@@ -17,11 +17,10 @@ class PlainPass(Mapping[str, Tensor]):
     Args:
         step: whose gradient it is.
         defense: of the client; where its first hook computes the gradient itself, nobody may look.
-        loss_scale: factor on the loss.
     """
 
-    def __init__(self, step: LocalStep, defense: Defense, *, loss_scale: float) -> None:
-        self._step, self._scale, self._hidden = step, loss_scale, defense.computes_gradient
+    def __init__(self, step: LocalStep, defense: Defense) -> None:
+        self._step, self._hidden = step, defense.computes_gradient
         if not defense.computes_gradient:
             _ = self._result
 
@@ -61,7 +60,7 @@ class PlainPass(Mapping[str, Tensor]):
             step.sent,
             step.batch,
             batch_norm=step.plan.batch_norm,
-            loss_scale=self._scale,
+            loss_scale=step.plan.loss_scale,
             changes=step.changes,
         )
 

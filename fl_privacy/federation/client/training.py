@@ -172,7 +172,7 @@ def take_steps(
         step = LocalStep(
             model=model, sent=current, batch=batch, plan=plan, state=state, rng=rng, changes=defense.loss, held=held
         )
-        plain = PlainPass(step, defense, loss_scale=plan.loss_scale)
+        plain = PlainPass(step, defense)
         shared = plain.only(frozenset(public) - held)
         for gradient_hook in defense.gradient:
             shared = timed(gradient_hook, shared, step)

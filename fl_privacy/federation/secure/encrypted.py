@@ -12,7 +12,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client.client import Client
 from fl_privacy.federation.client.training import LocalResult
-from fl_privacy.federation.guard import Failure, attempt, fault, unrounded
+from fl_privacy.federation.replies import Failure, attempt, fault, unrounded
 from fl_privacy.federation.rounds import RoundReport, personalize, with_personalized
 from fl_privacy.federation.secure.ckks import Adder, KeyHolder
 from fl_privacy.federation.secure.packing import Packing

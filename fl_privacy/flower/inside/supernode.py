@@ -27,7 +27,7 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from fl_privacy.federation.guard import Failure, attempt
+from fl_privacy.federation.replies import Failure, attempt
 
 logger = logging.getLogger(__name__)
 

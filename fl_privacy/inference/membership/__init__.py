@@ -1,4 +1,4 @@
-"""Membership inference: one file a method."""
+"""Membership inference by several methods."""
 
 from fl_privacy.inference.membership.attack import METHODS, Membership
 

@@ -8,12 +8,10 @@ from torch import Tensor
 
 from fl_privacy import checks
 from fl_privacy.inference.kinds import About
-from fl_privacy.inference.membership.cosine import GradientCosine
 from fl_privacy.inference.membership.fedmia import FedMIA, LossFedMIA
-from fl_privacy.inference.membership.gradient_norm import GradientNormDifference
-from fl_privacy.inference.membership.loss import LossThreshold
 from fl_privacy.inference.membership.method import MembershipMethod, MethodOptions
 from fl_privacy.inference.membership.shadows import ShadowModels
+from fl_privacy.inference.membership.similarity import GradientCosine, GradientNormDifference, LossThreshold
 from fl_privacy.inference.read_round import ReadRound
 
 METHODS: dict[str, type[MembershipMethod]] = {

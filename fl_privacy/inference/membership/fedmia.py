@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from fl_privacy.inference.membership.cosine import cosines
 from fl_privacy.inference.membership.method import MembershipMethod
+from fl_privacy.inference.membership.similarity import cosines
 from fl_privacy.inference.read_round import ReadRound
 
 OTHERS = 2

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
+from fl_privacy.extras import minilm_folder
 from fl_privacy.models.layers import require_positive
 from fl_privacy.models.text.base import (
     Block,
@@ -19,7 +20,6 @@ from fl_privacy.models.text.base import (
     initialize_as_bert,
     mean_state,
 )
-from fl_privacy.packages import minilm_folder
 
 Pooling = Literal["first", "mean"]
 """What is classified: what became of the first token, or the mean of all."""

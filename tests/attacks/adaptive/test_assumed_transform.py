@@ -164,7 +164,7 @@ def test_attempts_that_look_at_each_other_go_through_the_same_transformation():
         ],
     )
     assert (found.restarts, found.attempts_together) == (9, 3)
-    problem = found.problem(found.members * 9, range(9), found.attempts_together)
+    problem = found.problem(found.victims * 9, range(9), found.attempts_together)
     assert problem.constraints.transform.chosen.flatten().tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 

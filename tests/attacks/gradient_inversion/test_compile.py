@@ -118,8 +118,8 @@ def near_the_truth(dtype: str) -> tuple[Problem, torch.Tensor]:
     (group,) = group_victims(victims_of(list(enumerate(victims))))
     prepared = prepare(attack, group, 0)
     images = examples(3).inputs + 3e-3 * torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(2)).double()
-    problem = prepared.problem(prepared.members, [0] * 3)
-    return problem, attack.space.to_variables(images).flatten(1).to(prepared.start(prepared.members, [0] * 3)[0])
+    problem = prepared.problem(prepared.victims, [0] * 3)
+    return problem, attack.space.to_variables(images).flatten(1).to(prepared.start(prepared.victims, [0] * 3)[0])
 
 
 @pytest.mark.parametrize("how", ["eager", "traced", pytest.param("compiled", marks=pytest.mark.slow)])

@@ -86,3 +86,4 @@ def test_texts_hold_where_what_is_in_none_is_ten_times_farther(left_out: float, 
     candidates = Candidates(at, apart, clear=False, left_out=left_out)
     assert candidates.hold([torch.tensor([3, 4])]) is held
     assert not candidates.hold([torch.tensor([3, 4]), torch.tensor([5])])
+    assert not candidates.hold([torch.tensor([6])]) and not candidates.hold([torch.tensor([3, 4, 4])])

@@ -72,7 +72,7 @@ def test_moves_bring_shuffled_words_into_order() -> None:
     (victim,), tokens = victims([5]), texts([5])
     attack = replace(lamp(**SMALL, prior=0.0), moves=Rearranging(tries=200, prior=0.0))
     prepared = prepare(attack, Group(observations={0: victim}), 0)
-    problem, moves = prepared.problem(prepared.members, [0]), prepared.moves
+    problem, moves = prepared.problem(prepared.victims, [0]), prepared.moves
     assert moves is not None and problem.settings.source is not None
     table = victim.sent.parameters["words.weight"]
     words = table[tokens[:, [0, 3, 2, 1, 4]]] / table.square().mean().sqrt()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure, Server, ServerPlan
-from fl_privacy.federation.guard import attempt, sort_out
+from fl_privacy.federation.replies import attempt, sort_out
 from fl_privacy.types import LocalPlan, ModelState, Upload
 
 HONEST = 4

@@ -1,0 +1,66 @@
+"""Trained networks in files of safetensors: read once until the file changes, checked before anything is allocated."""
+
+from collections.abc import Callable, Hashable
+from functools import lru_cache, wraps
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The header of ``file`` and, if wanted, its values by name.
+
+    Raises:
+        OSError: there is no such file, or it holds something else.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(file)
+    try:
+        with safe_open(file, framework="pt") as stored:
+            header: dict[str, str] = stored.metadata() or {}
+            return header, {name: stored.get_tensor(name) for name in stored.keys()} if tensors else {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
+    """``load`` of a file with further arguments by place, which gives the same object again until the file changes.
+
+    Raises:
+        OSError: there is no such file.
+    """
+
+    @lru_cache(maxsize=8)
+    def kept(changed: int, file: Path, *more: Hashable) -> T:
+        return load(file, *more)  # type: ignore[call-arg, arg-type]
+
+    @wraps(load)
+    def loaded(file: Path, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return kept(file.stat().st_mtime_ns, file, *args)
+
+    return loaded
+
+
+def take_values(network: nn.Module, values: dict[str, Tensor]) -> str | None:
+    """Give ``network``, which was laid out on the device ``meta``, its ``values``, and freeze it.
+
+    Returns:
+        What is wrong with the values, which it does not take then; ``None`` where it took them.
+    """
+    wanted = {
+        name: (value.shape, torch.float32 if value.is_floating_point() else value.dtype)
+        for name, value in network.state_dict().items()
+    }
+    if wanted != {name: (value.shape, value.dtype) for name, value in values.items()}:
+        return "its layers differ"
+    if not all(value.isfinite().all() for value in values.values()):
+        return "some of its weights are no number"
+    network.load_state_dict(values, assign=True)
+    network.requires_grad_(False).eval()
+    return None
