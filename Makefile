@@ -11,7 +11,7 @@ demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadgroup --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # Every bad input; `make test` takes a sample of them.
 fuzz: $(STAMP)

@@ -34,6 +34,22 @@ class Frame:
     image: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class TextFrame:
+    """The first text of a guess at one moment.
+
+    Attributes:
+        at: index into the history of losses.
+        tokens: (L,) on the CPU, -1 where there is none.
+    """
+
+    at: int
+    tokens: Tensor
+
+
+Snapshot = Frame | TextFrame
+
+
 def shots(moments: int) -> frozenset[int]:
     """Which of so many moments, 0 to ``moments - 1``, are kept: close together first, when most changes.
 
@@ -56,8 +72,8 @@ def frame(at: int, images: Tensor) -> Frame:
     return Frame(at, (image[0] * 255).round().byte())
 
 
-Viewer = Callable[[Sequence[Frame]], None]
-"""Shown a frame of each attempt that is filmed."""
+Viewer = Callable[[Sequence[Snapshot]], None]
+"""Shown a snapshot of each attempt that is filmed."""
 
 _viewer: ContextVar[Viewer | None] = ContextVar("viewer", default=None)
 
@@ -72,18 +88,18 @@ def viewed_by(viewer: Viewer) -> Iterator[None]:
         _viewer.reset(before)
 
 
-def show_frames(take: Callable[[], Sequence[Frame]]) -> None:
+def show_frames(take: Callable[[], Sequence[Snapshot]]) -> None:
     """Show what ``take`` takes, where anybody looks on."""
     if (viewer := _viewer.get()) is not None:
         viewer(take())
 
 
-def joined(first: Sequence[Frame], moments: int, then: Sequence[Frame]) -> tuple[Frame, ...]:
+def joined(first: Sequence[Snapshot], moments: int, then: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     """One film after the other, of which the first had a history of so many ``moments``."""
     return (*first, *(replace(each, at=each.at + moments) for each in then))
 
 
-def shortened(film: Sequence[Frame]) -> tuple[Frame, ...]:
+def shortened(film: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     """At most ``FRAMES`` of a longer film, one at a time, spaced like :func:`shots`; the first and the last stay."""
     film = list({each.at: each for each in film}.values())
     if len(film) <= FRAMES:

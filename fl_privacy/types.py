@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.errors import UserError
-from fl_privacy.film import Frame
+from fl_privacy.film import Snapshot
 from fl_privacy.plan import LocalPlan
 from fl_privacy.victim_ids import Certainty, VictimId
 
@@ -283,7 +283,7 @@ class Reconstruction:
         certainty: of the guess, without looking at the truth.
         certainties: (B,) of each of its images, where they differ; empty where all are alike.
         member: of the attacks that were tried, the one whose guess this is; empty where there was a single one.
-        film: how its first image came about, where that was asked for and the attack goes step by step.
+        film: how its first image or text came about, where that was asked for and the attack goes step by step.
     """
 
     id: VictimId
@@ -296,4 +296,4 @@ class Reconstruction:
     certainty: Certainty = Certainty.APPROXIMATE
     certainties: tuple[Certainty, ...] = ()
     member: str = ""
-    film: tuple[Frame, ...] = ()
+    film: tuple[Snapshot, ...] = ()

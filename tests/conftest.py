@@ -3,21 +3,39 @@
 import gc
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 gc.disable()  # while modules are imported: none of what they hold is garbage
 
 
-@pytest.hookimpl(tryfirst=True)
+class FileByFile(LoadFileScheduling):  # type: ignore[misc]
+    """Tests of a file share its fixtures in one process, all files with tests on Ray a cluster."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "ray" if _needs_ray(self.config.rootpath / file) else file
+
+
+@cache
+def _needs_ray(file: Path) -> bool:
+    return "pytest.mark.ray" in file.read_text()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile | None:
+    """For ``--dist loadfile``; what marks of ``--dist loadgroup`` say is lost between xdist 3.8 and pytest 9.2."""
+    return FileByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For ``--dist loadgroup``: Ray's tests share a cluster in one process, those of a file its fixtures; long ones
-    begin, so that no process is left alone with them."""
+    """Files that take long begin, so that no process is left alone with them."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.get_closest_marker("ray") is None, item.path not in slow))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if item.get_closest_marker("ray") else str(item.path)))
+    items.sort(key=lambda item: (not _needs_ray(item.path), item.path not in slow))
 
 
 def pytest_collection_finish() -> None:

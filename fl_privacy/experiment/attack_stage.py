@@ -112,7 +112,7 @@ class AttackStage:
         for score in scores:
             self.folder.add_victim(score, attacker=attacker)
         self.folder.save_reconstructions(round, scores, attacker=attacker)
-        self.folder.save_films(result, scores, attacker=attacker)
+        self.folder.save_films(result, scores, pieces=self.judge.pieces, attacker=attacker)
         return scores
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:

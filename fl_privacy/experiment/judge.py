@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
@@ -64,6 +64,10 @@ class Judge:
             unjudged(r, (o.upload.num_examples, *o.input_shape)) if truth is None else next(judged)
             for r, o, truth in zip(found, observations, originals, strict=True)
         ]
+
+    def pieces(self, tokens: Tensor) -> Sequence[str]:
+        """Of a text (L,), as its tokenizer writes them; none where images are attacked."""
+        return [] if self.vocabulary is None else self.vocabulary.pieces(tokens.tolist())
 
     def _judged(
         self, found: Sequence[Reconstruction], truths: Sequence[Batch], transformed: Sequence[Batch] | None

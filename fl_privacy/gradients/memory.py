@@ -4,6 +4,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -55,23 +56,59 @@ def spare_bytes(device: torch.device) -> int:
     return int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
 
 
+class _Keeping:
+    """How many keep what is freed: the allocator is the process's, whichever thread tells it.
+
+    Attributes:
+        users: threads within the context, or contexts within each other.
+        lock: of both, so that the last to leave does not undo what another has just begun.
+    """
+
+    def __init__(self) -> None:
+        self.users, self.lock = 0, Lock()
+
+    def begin(self, libc: Any) -> None:
+        with self.lock:
+            self.users += 1
+            if self.users == 1:
+                libc.mallopt(_TRIM_THRESHOLD, _ALWAYS)
+                libc.mallopt(_MMAP_MAX, 0)
+
+    def end(self, libc: Any) -> None:
+        with self.lock:
+            self.users -= 1
+            if not self.users:
+                libc.mallopt(_TRIM_THRESHOLD, _GROWN_TRIM)
+                libc.mallopt(_MMAP_THRESHOLD, _GROWN_MMAP)
+                libc.mallopt(_MMAP_MAX, _USUAL_MAX)
+                libc.malloc_trim(0)
+
+
+_keeping = _Keeping()
+
+
+def _set_by_the_user() -> bool:
+    """Whether the environment told the allocator what this module would tell it; it can't be asked."""
+    names = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return any(name in os.environ for name in names) or "glibc.malloc." in tunables
+
+
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """What is freed within the context stays with the process, and goes back to the system at its end.
+    """What is freed within the context stays with the process, and goes back to the system when the last one ends.
 
     An evaluation frees what the next one needs again; given back in between, the system clears each page anew, which
-    took a fifth of the time. Only glibc's allocator can be told.
+    took a fifth of the time. Only glibc's allocator can be told. Settings in the environment (``GLIBC_TUNABLES``,
+    ``MALLOC_TRIM_THRESHOLD_`` and its like) are left as they are; those that a program made by ``mallopt`` itself can't
+    be known, and are glibc's usual ones afterwards.
     """
-    libc = ctypes.CDLL(None) if os.name == "posix" else None
+    libc = ctypes.CDLL(None) if os.name == "posix" and not _set_by_the_user() else None
     if libc is None or not (hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim")):
         yield
         return
-    libc.mallopt(_TRIM_THRESHOLD, _ALWAYS)
-    libc.mallopt(_MMAP_MAX, 0)
+    _keeping.begin(libc)
     try:
         yield
     finally:
-        libc.mallopt(_TRIM_THRESHOLD, _GROWN_TRIM)
-        libc.mallopt(_MMAP_THRESHOLD, _GROWN_MMAP)
-        libc.mallopt(_MMAP_MAX, _USUAL_MAX)
-        libc.malloc_trim(0)
+        _keeping.end(libc)

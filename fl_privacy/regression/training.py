@@ -2,7 +2,9 @@
 
 import copy
 import math
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -79,7 +81,7 @@ def measure_training(
     if made is None:
         raise UserError("attack is expected to be one, but got none; nothing would be measured.")
     knowing = [[o.told(defense=guard.parts) for o in observations]] if guard.parts else []
-    read = [_read(evaluate_all(made(seen, seed=seed), truths), metric) for seen in (observations, *knowing)]
+    read = [_read(evaluate_all(made(_at_one_rate(o), seed=seed), truths), metric) for o in (observations, *knowing)]
     return measured(
         metric=metric,
         attack=name,
@@ -87,6 +89,12 @@ def measure_training(
         uploads=[o.id for o in observations for _ in range(batch_size)],
         victims=[fingerprint(image) for image in pixels],
     )
+
+
+def _at_one_rate(observations: Sequence[Observation]) -> list[Observation]:
+    """With the learning rate that ``train`` most likely has, so that all are attacked together."""
+    rate = statistics.median(o.plan.lr for o in observations)
+    return [replace(o, plan=replace(o.plan, lr=rate)) for o in observations]
 
 
 def _read(scores: Sequence[VictimScore], metric: str) -> list[float]:

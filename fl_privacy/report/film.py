@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
 from markupsafe import Markup
 
@@ -9,8 +10,10 @@ from fl_privacy.film import FRAMES
 from fl_privacy.report.charts import Curve, line_chart
 from fl_privacy.report.gallery import place_of
 from fl_privacy.report.images import data_uri
-from fl_privacy.results import Attacker, Film, Pair, Run
-from fl_privacy.results.pictures import Pixels
+from fl_privacy.report.sentences import Piece, colored, uncolored
+from fl_privacy.results import Attacker, Film, Pair, Run, Sentence, TextFilm
+
+T = TypeVar("T")
 
 VICTIMS_SHOWN = 3
 """In a film of one attacker; more are recorded where ``films`` says so."""
@@ -33,6 +36,25 @@ class Reel:
     original: str
     frames: Sequence[str]
     small: bool
+    template: ClassVar[str] = "picture"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextReel:
+    """A victim's part of a film of texts.
+
+    Attributes:
+        where: client and text in words.
+        member: of the attacks that were tried, the one that the frames are of, or empty.
+        original: its tokens; empty where nobody knows them.
+        frames: likewise, ``FRAMES`` of them, each token right, misplaced or wrong.
+    """
+
+    where: str
+    member: str
+    original: Sequence[Piece]
+    frames: Sequence[Sequence[Piece]]
+    template: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +69,16 @@ class Screening:
     """
 
     title: str
-    reels: Sequence[Reel]
+    reels: Sequence[Reel | TextReel]
     moments: Sequence[str]
     chart: Markup
 
 
 def films_of_run(
-    run: Run, films: Mapping[Attacker, Sequence[Film]], pairs: Mapping[tuple[str, int], Pair]
+    run: Run,
+    films: Mapping[Attacker, Sequence[Film | TextFilm]],
+    pairs: Mapping[tuple[str, int], Pair],
+    sentences: Mapping[tuple[str, int], Sentence],
 ) -> list[Screening]:
     """One for each attacker, of the last round of which there are ``films``."""
     found = []
@@ -65,14 +90,28 @@ def films_of_run(
             last = max(images[f.id, f.image]["round"] for f in known)
             shown = [f for f in known if images[f.id, f.image]["round"] == last][:VICTIMS_SHOWN]
             title = f"{attacker.capitalize()} attacker" if len(films) > 1 else ""
-            reels = [_reel(film, images[film.id, film.image], pairs.get((film.id, film.image))) for film in shown]
+            reels = [_reel(film, images[film.id, film.image], pairs, sentences) for film in shown]
             moments, chart = _losses(shown, [losses[film.id] for film in shown], [reel.where for reel in reels])
             found.append(Screening(title=title, reels=reels, moments=moments, chart=chart))
     return found
 
 
-def _reel(film: Film, image: Mapping[str, object], pair: Pair | None) -> Reel:
-    original = pair.original if pair else None
+def _reel(
+    film: Film | TextFilm,
+    image: Mapping[str, object],
+    pairs: Mapping[tuple[str, int], Pair],
+    sentences: Mapping[tuple[str, int], Sentence],
+) -> Reel | TextReel:
+    victim = film.id, film.image
+    if isinstance(film, TextFilm):
+        text = sentences[victim].original if victim in sentences else None
+        return TextReel(
+            where=place_of(image, "text"),
+            member=film.member,
+            original=uncolored(text or ()),
+            frames=[colored(_spread(film.frames, k), text) for k in range(FRAMES)],
+        )
+    original = pairs[victim].original if victim in pairs else None
     return Reel(
         where=place_of(image),
         member=film.member,
@@ -82,13 +121,13 @@ def _reel(film: Film, image: Mapping[str, object], pair: Pair | None) -> Reel:
     )
 
 
-def _spread(frames: Sequence[Pixels], moment: int) -> Pixels:
+def _spread(frames: Sequence[T], moment: int) -> T:
     """The frame at one of ``FRAMES`` moments: that of a shorter film which is nearest."""
     return frames[round(moment * (len(frames) - 1) / (FRAMES - 1))]
 
 
 def _losses(
-    films: Sequence[Film], losses: Sequence[Sequence[float | None]], names: Sequence[str]
+    films: Sequence[Film | TextFilm], losses: Sequence[Sequence[float | None]], names: Sequence[str]
 ) -> tuple[list[str], Markup]:
     """The moments in words, and the curves with a mark at each of them."""
     curves, marks, shares = [], [], []

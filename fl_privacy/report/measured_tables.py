@@ -2,14 +2,17 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
-from fl_privacy.checks import fits
+from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
+from fl_privacy.inference.kinds import About
+from fl_privacy.metrics import METRICS
 from fl_privacy.report.readings import Reading
 from fl_privacy.report.recommendation import Candidate, asked_of, candidate_of
 from fl_privacy.report.trade_off import DefenseRow
@@ -20,6 +23,8 @@ Threat = Literal["honest", "adaptive", "malicious"]
 follow the protocol, too."""
 
 THREATS: tuple[Threat, ...] = get_args(Threat)
+
+T = TypeVar("T")
 
 FORMAT = 2
 MEASURED = "measured.json"
@@ -130,43 +135,94 @@ def write_tables(path: Path, tables: Sequence[MeasuredTable]) -> None:
 
 
 def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
-    """Inverse of ``write_tables``.
+    """Inverse of ``write_tables``, trusting nothing.
 
     Raises:
-        UserError: there are none.
+        UserError: there are none, or a field of one is not what it may be.
     """
-    wrong = UserError(f"{path} is expected to hold tables as `fl-privacy advise --save` writes them, but does not.")
     try:
-        raw: dict[str, Any] = json.loads(path.read_text())
-        if raw["format"] != FORMAT or not raw["tables"]:
-            raise wrong
-        return tuple(_table(told, wrong) for told in raw["tables"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise wrong from error
+        raw = json.loads(path.read_text())
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+            raise ValueError(f"it is of no format {FORMAT}")
+        return _each(_table, raw.get("tables"), "tables", at_least=1)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path} is expected to hold tables as `fl-privacy advise --save` writes them, but"
+            f" {' '.join(str(error).split())[:200]}; measure and save them anew."
+        ) from error
 
 
-def _table(told: dict[str, Any], wrong: UserError) -> MeasuredTable:
-    listed = {name: told.pop(name) for name in ("settings", "attacks", "unknown")}
-    if not all(fits(found, list[str]) for found in listed.values()):
-        raise wrong
-    defenses = tuple(_defense(entry) for entry in told.pop("defenses"))
-    if len(defenses) < 2:
-        raise wrong
-    lists = {name: tuple(found) for name, found in listed.items()}
-    return MeasuredTable(defenses=defenses, **lists, **told)  # type: ignore[arg-type]
+def _table(told: object, where: str) -> MeasuredTable:
+    return _made(MeasuredTable, told, where, defenses=partial(_each, _defense, at_least=2))
 
 
-def _defense(entry: dict[str, Any]) -> MeasuredDefense:
-    threats = {name: _candidate(told) for name, told in entry.pop("by_threat").items()}
-    overrides = tuple(entry.pop("overrides"))
-    figures = {name: math.nan if entry[name] is None else entry[name] for name in ("seconds", "upload_bytes")}
-    return MeasuredDefense(**{**entry, **figures, "by_threat": threats, "overrides": overrides})
+def _defense(told: object, where: str) -> MeasuredDefense:
+    unknown = partial(_figure, missing=math.nan)
+    threats = partial(_named, _candidate, get_args(Threat))
+    found = _made(MeasuredDefense, told, where, by_threat=threats, seconds=unknown, upload_bytes=unknown)
+    if not 0 <= found.accuracy <= 1 or not found.by_threat:
+        raise ValueError(f"{where} has no accuracy between 0 and 1, or nothing that was read")
+    return found
 
 
-def _candidate(told: dict[str, Any]) -> Candidate:
-    inferred = {about: m and Measure(**m) for about, m in told.pop("inferred").items()}
-    figures = {name: math.inf if told[name] is None else told[name] for name in ("psnr", "upper", "largest")}
-    return Candidate(**{**told, **figures, "inferred": inferred})
+def _candidate(told: object, where: str) -> Candidate:
+    unbounded = partial(_figure, missing=math.inf)
+    figures = dict.fromkeys(("psnr", "upper", "largest"), unbounded)
+    found = _made(Candidate, told, where, inferred=partial(_named, _measure, tuple(About)), **figures)
+    counts = 0 <= found.recognizable <= found.images and found.images > 0 and min(found.groups, found.failures) >= 0
+    highest = min(found.upper, found.largest)
+    if not counts or not (found.psnr <= highest or math.isclose(found.psnr, highest)):
+        raise ValueError(f"figures of {where} contradict each other")
+    if found.judged_by not in METRICS or not 0 <= found.accuracy <= 1:
+        raise ValueError(f"{where} has no accuracy between 0 and 1, or is judged by a metric that there is not")
+    return found
+
+
+def _measure(told: object, where: str) -> Measure | None:
+    return None if told is None else _made(Measure, told, where)
+
+
+def _made(kind: type[T], told: object, where: str, **parts: Callable[[object, str], object]) -> T:
+    """A dataclass from JSON, whose fields are plain values but for ``parts``, which are made from (value, place)."""
+    if not isinstance(told, dict):
+        raise ValueError(f"{where} is {_shown(told)}")
+    known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    needed = {name for name, field in known.items() if field.default is field.default_factory is MISSING}
+    if wrong := sorted(needed ^ needed.intersection(told)) or sorted(told.keys() - known):
+        raise ValueError(f"{where} should {'have' if wrong[0] in needed else 'not have'} {wrong[0]}")
+    hints, values = get_type_hints(kind), {}
+    for name, value in told.items():
+        if name not in parts and not fits(value, hints[name]):
+            raise ValueError(f"{where}.{name} is {_shown(value)}, not {in_words(hints[name])}")
+        plain = tuple(value) if isinstance(value, list) else value
+        values[name] = parts[name](value, f"{where}.{name}") if name in parts else plain
+    return kind(**values)
+
+
+def _each(make: Callable[[object, str], T], told: object, where: str, *, at_least: int) -> tuple[T, ...]:
+    if not isinstance(told, list) or len(told) < at_least:
+        raise ValueError(f"{where} is {_shown(told)}, not a list of at least {at_least}")
+    return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(told))
+
+
+def _named(make: Callable[[object, str], T], names: Collection[str], told: object, where: str) -> dict[str, T]:
+    if not isinstance(told, dict) or not set(told) <= set(names):
+        raise ValueError(f"{where} is {_shown(told)}, not a mapping of some of {', '.join(names)}")
+    return {name: make(entry, f"{where}.{name}") for name, entry in told.items()}
+
+
+def _figure(told: object, where: str, *, missing: float) -> float:
+    if told is None:
+        return missing
+    if not isinstance(told, int | float) or not fits(told, float):
+        raise ValueError(f"{where} is {_shown(told)}, not {in_words(float | None)}")
+    return told
+
+
+def _shown(value: object) -> str:
+    """Of what may be long, the beginning."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]} ..."
 
 
 def _finite(value: Any) -> Any:

@@ -67,7 +67,7 @@ def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]
     """Each token of ``guess``: right where ``original`` has it at the same place, misplaced where that has it elsewhere
     and no other token of the guess stands for it, else wrong."""
     if original is None:
-        return [Piece(*_readable(token, "plain")) for token in guess]
+        return uncolored(guess)
     right = [at < len(original) and token == original[at] for at, token in enumerate(guess)]
     left = Counter(original) - Counter(token for token, is_right in zip(guess, right, strict=True) if is_right)
     pieces = []
@@ -77,6 +77,11 @@ def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]
             left[token] -= 1
         pieces.append(Piece(*_readable(token, kind)))
     return pieces
+
+
+def uncolored(tokens: Sequence[str]) -> list[Piece]:
+    """As they are read, of which nobody says what is right."""
+    return [Piece(*_readable(token, "plain")) for token in tokens]
 
 
 def _readable(token: str, kind: Kind) -> tuple[str, Kind, bool]:
@@ -95,7 +100,7 @@ def _view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], 
         figures=" · ".join(figures),
         label="" if failed else ", ".join(filter(None, said)),
         failure=failed,
-        original=[Piece(*_readable(token, "plain")) for token in original or ()],
+        original=uncolored(original or ()),
         guess=colored(sentence.guess or (), original),
         adaptive=None if sentence.adaptive is None else colored(sentence.adaptive, original),
     )

@@ -19,7 +19,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.readings import Reading, in_round, kind_of, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.sentences import all_sentences, extreme_sentences
 from fl_privacy.report.settings import batch_norm_in_words, overview
-from fl_privacy.results import Attacker, Film, Pair, Run, Sentence
+from fl_privacy.results import Attacker, Film, Pair, Run, Sentence, TextFilm
 from fl_privacy.victim_ids import Certainty
 
 CURVES_SHOWN = 100
@@ -38,7 +38,7 @@ class Shown:
 
     pairs: Mapping[tuple[str, int], Pair] = field(default_factory=dict)
     sentences: Mapping[tuple[str, int], Sentence] = field(default_factory=dict)
-    films: Mapping[Attacker, Sequence[Film]] = field(default_factory=dict)
+    films: Mapping[Attacker, Sequence[Film | TextFilm]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
     @classmethod
@@ -86,7 +86,7 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         images=[] if sentences else view_all(run, pairs),
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run).replace("images", f"{kind}s"),
-        films=films_of_run(run, shown.films, pairs),
+        films=films_of_run(run, shown.films, pairs, sentences),
         leakage=_leakage_rows(last),
         members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],

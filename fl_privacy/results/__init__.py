@@ -6,7 +6,7 @@ from fl_privacy.lazy import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.results.environment import describe_environment
-    from fl_privacy.results.films import Film
+    from fl_privacy.results.films import Film, TextFilm
     from fl_privacy.results.findings import Finding, Measure
     from fl_privacy.results.folder import RunFolder, folder_name
     from fl_privacy.results.identity import Identity
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "fl_privacy.results.occupancy": ("is_finished",),
     "fl_privacy.results.environment": ("describe_environment",),
-    "fl_privacy.results.films": ("Film",),
+    "fl_privacy.results.films": ("Film", "TextFilm"),
     "fl_privacy.results.findings": ("Finding", "Measure"),
     "fl_privacy.results.folder": ("RunFolder", "folder_name"),
     "fl_privacy.results.identity": ("Identity",),
@@ -64,6 +64,7 @@ __all__ = [
     "RunFolder",
     "Sentence",
     "Summary",
+    "TextFilm",
     "Traced",
     "append_node_cost",
     "describe_environment",

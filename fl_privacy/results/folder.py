@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +35,8 @@ from fl_privacy.results.summary import Summary
 from fl_privacy.victim_ids import Attacker, VictimId
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fl_privacy.federation import Evaluation, RoundReport
     from fl_privacy.metrics import VictimScore
     from fl_privacy.metrics.distortion import UpdateDistortion
@@ -239,12 +241,13 @@ class RunFolder:
         found: Sequence[Reconstruction],
         scores: Sequence[VictimScore],
         *,
+        pieces: Callable[[Tensor], Sequence[str]],
         attacker: Attacker = Attacker.PLAIN,
     ) -> None:
-        """Keep how ``attacker`` came to what it ``found``, where that was filmed."""
-        films = [film for one, score in zip(found, scores, strict=True) if (film := film_of(one, score)) is not None]
-        if films:
-            write_films(self.path / "reconstructions", films, attacker)
+        """Keep how ``attacker`` came to what it ``found``, where that was filmed; ``pieces`` are a text's tokens."""
+        films = [film_of(one, score, pieces) for one, score in zip(found, scores, strict=True)]
+        if known := [film for film in films if film is not None]:
+            write_films(self.path / "reconstructions", known, attacker)
 
     def finish(self, *, undefended_accuracy: float | None = None) -> Summary:
         """Write ``summary.json``, which marks the run as finished, and return it.

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fl_privacy.checks import fits
 from fl_privacy.files import write_private, write_whole
-from fl_privacy.film import Frame
+from fl_privacy.film import Frame, Snapshot
+from fl_privacy.results.occupancy import LOCKS, is_finished
 from fl_privacy.results.pictures import Pixels
 from fl_privacy.results.records import dump_json
 
@@ -64,12 +66,12 @@ class Teller:
 
         return tell
 
-    def picture(self, frames: Sequence[Frame]) -> None:
-        """Show what an attack has by now, to the owner of the folder alone."""
-        now = time.monotonic()
-        if now - self._pictured >= TELL_EVERY:
+    def picture(self, frames: Sequence[Snapshot]) -> None:
+        """Show the images that an attack has by now, to the owner of the folder alone."""
+        now, seen = time.monotonic(), [frame.image.numpy() for frame in frames if isinstance(frame, Frame)]
+        if seen and now - self._pictured >= TELL_EVERY:
             self._pictured = now
-            images = {f"image-{k}": frame.image.numpy() for k, frame in enumerate(frames[:PICTURED])}
+            images = {f"image-{k}": image for k, image in enumerate(seen[:PICTURED])}
             with suppress(OSError):
                 write_private(self._pictures, save(images))
 
@@ -99,15 +101,24 @@ def read_guesses(folder: Path) -> list[Pixels]:
 
 
 def write_planned(out: Path, jobs: Sequence[str]) -> None:
-    """Write down which folders a sweep is going to fill in ``out``, unless that is there already."""
-    if read_planned(out) == list(jobs):
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / PLAN, dump_json({"jobs": list(jobs)}))
+    """Write down which folders a sweep is going to fill in ``out``.
+
+    What other sweeps planned there and have not finished stays planned; one that goes on plans the same again.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    file = out / LOCKS / f"{PLAN}.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file, timeout=10):  # another sweep may begin at this moment
+        before = read_planned(out)
+        planned = [job for job in before if job not in jobs and not is_finished(out / job)] + list(jobs)
+        if planned != before:
+            write_whole(out / PLAN, dump_json({"jobs": planned}))
 
 
 def read_planned(out: Path) -> list[str]:
-    """The folders that a sweep is going to fill in ``out``; empty if nobody says."""
+    """The folders that sweeps are going to fill in ``out``, or have filled; empty if nobody says."""
     content = _read(out / PLAN)
     jobs = content.get("jobs") if isinstance(content, dict) else None
     return [str(job) for job in jobs] if isinstance(jobs, list) and fits(jobs, list[str]) else []

@@ -10,7 +10,7 @@ from fl_privacy.checks import fits
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.errors import UserError
 from fl_privacy.results.aggregation import summarize
-from fl_privacy.results.films import Film, read_films
+from fl_privacy.results.films import Film, TextFilm, read_films
 from fl_privacy.results.folder import FORMAT
 from fl_privacy.results.identity import Identity, training_hash
 from fl_privacy.results.occupancy import CONFIG, IDENTITY, METRICS, SUMMARY
@@ -86,7 +86,7 @@ class Run:
         """Likewise, the texts of a run that attacked these."""
         return read_sentences(self.path / "reconstructions")
 
-    def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film]], list[str]]:
+    def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
         """How each attacker came to guesses, and what is wrong with the files they are in."""
         return read_films(self.path / "reconstructions")
 

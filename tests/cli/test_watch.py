@@ -176,6 +176,7 @@ def test_a_plan_says_how_much_is_left(tmp_path):
     with serving(tmp_path) as server:
         text = ask(server, "status")[1]
         assert "1 of 2 planned runs finished" in text and 'http-equiv="refresh"' in text
+        (tmp_path / "plan.json").unlink()
         write_planned(tmp_path, [done.name])
         assert 'http-equiv="refresh"' not in ask(server, "status")[1]
 
@@ -188,6 +189,7 @@ def test_it_goes_on_until_all_that_was_planned_and_has_begun_is_finished(tmp_pat
             ([], "All 1 runs are finished", False),
             ([done.name], "1 of 1 planned runs finished", True),
         ):
+            (tmp_path / "plan.json").unlink(missing_ok=True)
             write_planned(tmp_path, plan)
             for page in ("", "status"):
                 assert ('http-equiv="refresh"' in ask(server, page)[1]) is not over, (plan, page)
@@ -244,6 +246,19 @@ def test_what_is_told_is_read_back_and_nothing_is_trusted(tmp_path):
         assert read_ongoing(tmp_path) is None
     (tmp_path / "plan.json").write_text(json.dumps({"jobs": [1]}))
     assert read_planned(tmp_path) == []
+
+
+def test_two_sweeps_in_a_folder_are_both_planned(tmp_path):
+    write_planned(tmp_path, ["a-1", "a-2"])
+    (tmp_path / "a-1").mkdir()
+    (tmp_path / "a-1" / "summary.json").write_text("{}")
+    write_planned(tmp_path, ["b-1", "b-2"])
+    assert read_planned(tmp_path) == ["a-2", "b-1", "b-2"], "what was finished before is no part of it"
+    stamp = (tmp_path / "plan.json").stat().st_mtime_ns
+    write_planned(tmp_path, ["b-1", "b-2"])
+    assert (tmp_path / "plan.json").stat().st_mtime_ns == stamp
+    write_planned(tmp_path, ["a-1", "a-2"])
+    assert sorted(read_planned(tmp_path)) == ["a-1", "a-2", "b-1", "b-2"], "a sweep that goes on plans all of it"
 
 
 def test_a_folder_that_is_none_is_a_line(tmp_path):

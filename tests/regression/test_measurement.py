@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torchvision.transforms.functional import normalize
 
+from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.defenses import dp_noise, pruning, spn
 from fl_privacy.errors import UserError
@@ -81,6 +82,19 @@ def test_of_an_attacker_that_knows_the_defense_and_one_that_does_not_the_better_
     told = {"model": net, "train": train, "data": pictures(6), "images": 6, "attack": attack}
     assert min(measure_training(**told, defense=pruning(rate=0.5)).values) > 39
     assert (min(measure_training(**told).values) > 39) is not knowing
+
+
+def test_single_images_are_attacked_together() -> None:
+    """Learning rates that are estimated for each differ in late digits, which would part them."""
+    seen: list[Observation] = []
+
+    def attack(observations: Sequence[Observation], *, seed: int) -> list[Reconstruction]:
+        seen.extend(observations)
+        return [Reconstruction(id=o.id, batch=None, failure="none") for o in observations]
+
+    with pytest.raises(UserError):
+        measure_training(model=net, train=train, data=pictures(6), images=6, attack=attack)
+    assert len(group_victims(victims_of(enumerate(seen)))) == 1
 
 
 def test_images_are_judged_as_they_were_before_their_normalization() -> None:

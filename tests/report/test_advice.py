@@ -1,5 +1,7 @@
 """The advice is what the measured figures say, and never errs towards "private"."""
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +115,52 @@ def test_a_table_comes_back_as_it_was(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UserError, match="advise --save"):
             read_tables(path)
+
+
+DAMAGES = {
+    "of no format": lambda raw: raw.update(format=1),
+    "tables is null": lambda raw: raw.update(tables=None),
+    "tables is {}": lambda raw: raw.update(tables={}),
+    "tables[0] is 3": lambda raw: raw.update(tables=[3]),
+    "should have settings": lambda raw: raw["tables"][0].pop("settings"),
+    "should not have more": lambda raw: raw["tables"][0].update(more=1),
+    "settings is": lambda raw: raw["tables"][0].update(settings="data=x"),
+    "a list of at least 2": lambda raw: raw["tables"][0].update(defenses=raw["tables"][0]["defenses"][:1]),
+    "defenses[1] is null": lambda raw: raw["tables"][0]["defenses"].insert(1, None),
+    "defenses[1].accuracy is": lambda raw: raw["tables"][0]["defenses"][1].update(accuracy="high"),
+    "no accuracy between": lambda raw: raw["tables"][0]["defenses"][1].update(accuracy=91.4),
+    "defenses[1].seconds is": lambda raw: raw["tables"][0]["defenses"][1].update(seconds=True),
+    "defenses[1].epsilon is": lambda raw: raw["tables"][0]["defenses"][1].update(epsilon=[]),
+    "by_threat is []": lambda raw: raw["tables"][0]["defenses"][1].update(by_threat=[]),
+    "nothing that was read": lambda raw: raw["tables"][0]["defenses"][1].update(by_threat={}),
+    "a mapping of some of honest": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"].update(unknown={}),
+    "honest.upper is": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"]["honest"].update(upper="5"),
+    "honest.psnr is NaN": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"]["honest"].update(psnr=math.nan),
+    "contradict": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"]["honest"].update(upper=1.0),
+    "honest contradict": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"]["honest"].update(recognizable=9),
+    "a metric that there is not": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"]["honest"].update(
+        judged_by="beauty"
+    ),
+    "membership should have chance": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"]["honest"].update(
+        inferred={"membership": {"low": 1}}
+    ),
+}
+"""What is said -> what someone did to the file."""
+
+
+@pytest.mark.parametrize("said", DAMAGES)
+def test_a_damaged_table_is_one_line_that_names_the_place(
+    said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "table.json"
+    write_tables(path, (TABLE,))
+    raw = json.loads(path.read_text())
+    DAMAGES[said](raw)
+    path.write_text(json.dumps(raw))
+    assert run_command_line(["advise", "--table", str(path), "accuracy_loss=2"]) == 2
+    error = " ".join(capfd.readouterr().err.split())
+    assert error.count("error:") == 1 and "Traceback" not in error
+    assert said in error and "measure and save them anew" in error
 
 
 def test_what_was_not_measured_is_named_and_not_taken() -> None:

@@ -1,14 +1,16 @@
 """The film on a run's page: played by style alone, small, and absent where pictures are."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
-from fl_privacy.film import FRAMES, Frame
+from fl_privacy.film import FRAMES, Frame, TextFrame
 from fl_privacy.report import share_report, write_report
 from fl_privacy.results import Attacker, RunFolder
 from fl_privacy.types import Batch, Reconstruction
+from tests.report.kinds import WORDS, text_score
 from tests.report.test_report import Page
 from tests.results.runs import config, score
 
@@ -33,7 +35,7 @@ def filmed_run(out, *, adaptive=False, frames=FRAMES):
                 images = [((1 - s) * noise + s * one.guesses[0]).clamp(0, 1) * 255 for s in steps]
                 film = tuple(Frame(3 * k, image.byte()) for k, image in enumerate(images))
                 found.append(Reconstruction(id=one.id, batch=Batch(one.guesses, torch.zeros(1)), film=film, member="m"))
-            folder.save_films(found, scores, attacker=attacker)
+            folder.save_films(found, scores, pieces=list, attacker=attacker)
             folder.add_attack(round=1, victims=VICTIMS, seconds=1.0, attacker=attacker)
         folder.finish()
     return folder.path
@@ -57,6 +59,33 @@ def test_each_attacker_has_a_film_that_says_whose_it_is(tmp_path, adaptive, film
     assert text.count('<figure class="film">') == films
     assert text.count("<h3>Adaptive attacker</h3>") == int(adaptive)
     assert text.count("Reconstruction after") == films * 3 * FRAMES, "a shorter film waits"
+
+
+def filmed_texts(out):
+    """A run whose words come into place one after the other."""
+    with RunFolder.open_or_create(out, label="texts", config=config(), config_text="") as folder:
+        scores = [text_score(victim, right=9) for victim in range(VICTIMS)]
+        found = []
+        for one in scores:
+            folder.add_victim(replace(one, history=tuple(float(40 - k) for k in range(34))))
+            film = tuple(TextFrame(3 * k, torch.tensor([*range(k), 99, k])) for k in range(FRAMES))
+            found.append(Reconstruction(id=one.id, batch=Batch(one.guesses, torch.zeros(1)), film=film, member="tag"))
+        folder.save_reconstructions(1, scores)
+        folder.save_films(found, scores, pieces=lambda t: [WORDS[n] if n < len(WORDS) else "un" for n in t.tolist()])
+        folder.add_attack(round=1, victims=VICTIMS, seconds=1.0)
+        folder.finish()
+    return folder.path
+
+
+def test_a_film_of_texts_colors_tokens(tmp_path):
+    text = write_report([filmed_texts(tmp_path)]).read_text()
+    page = Page(text)
+    (film,) = re.findall(r'<figure class="film">.*?</figure>', text, re.DOTALL)
+    assert film.count('class="reel"') == 3 and film.count("<small>100 %</small>") == 3 and "<img" not in film
+    first, middle = (re.findall(r"<p><small>.*?</p>", film, re.DOTALL)[moment] for moment in (0, 6))
+    kinds = [re.findall(r'class="token (\w+)"', one) for one in (first, middle)]
+    assert kinds == [["misplaced", "misplaced"], ["right"] * 6 + ["wrong", "misplaced"]]
+    assert len(re.findall(r'id="c\d+--moment-\d+"', film)) == FRAMES and not page.all("script")
 
 
 def test_copies_without_pictures_have_no_film(tmp_path):

@@ -17,7 +17,7 @@ from fl_privacy.results.ongoing import Teller
 from fl_privacy.transformations import Policy
 from tests.report import kinds
 from tests.report.browser import Browser, find_chromium
-from tests.report.test_film import filmed_run
+from tests.report.test_film import filmed_run, filmed_texts
 from tests.results.runs import defended, pictures, record
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium")
@@ -27,8 +27,9 @@ PHONE, DESK, PAPER, BROAD_PAPER = 400, 1280, 703, 1047
 
 KINDS = ["run", "attack", "audit", "audit without truth", "text", "inference", "malicious"]
 PAGES = [
-    *KINDS, *(f"brief of {kind}" for kind in KINDS), "film", "comparison", "comparison of texts", "trade-off",
-    "trade-off of texts", "policy search", "watched runs", "watched run", "progress",
+    *KINDS, *(f"brief of {kind}" for kind in KINDS), "film", "film of texts", "comparison",
+    "comparison of texts", "trade-off", "trade-off of texts", "policy search", "watched runs", "watched run",
+    "progress",
 ]  # fmt: skip
 
 FAULTS = r"""
@@ -96,6 +97,7 @@ def pages(tmp_path_factory):
     for kind, run in runs.items():
         found[kind], found[f"brief of {kind}"] = write_report([run]), write_brief(run)
     found["film"] = write_report([filmed_run(out / "film", adaptive=True)])
+    found["film of texts"] = write_report([filmed_texts(out / "film")])
     open_ = record(out, label="open", undefended=True)
     strong = [record(out, label=f"dp-{s}", changes=defended(scale=s), noise=4 * s, accuracy=0.5) for s in (0.1, 0.2)]
     told, hidden = (kinds.texts(out / "t", label=name, right=r, accuracy=0.8) for name, r in (("none", 9), ("sgd", 0)))
@@ -166,6 +168,19 @@ def test_the_film_plays_stops_and_lies_flat(browser, pages):
     rows = "[...document.querySelector('.reel').children].map(e => Math.round(e.getBoundingClientRect().top))"
     assert len(set(browser.evaluate(rows))) == 1 and browser.evaluate(shown) == 0
     assert browser.evaluate("getComputedStyle(document.querySelector('.controls')).display") == "none"
+
+
+def test_a_film_of_texts_moves_like_one_of_images_and_is_lines_on_paper(browser, pages):
+    browser.open(pages["film of texts"], width=PHONE)
+    seen = """[...document.querySelectorAll('.window')].map(w => [...w.querySelectorAll('p')].filter(p => {
+        const a = p.getBoundingClientRect(), b = w.getBoundingClientRect();
+        return a.left > b.left - 2 && a.right < b.right + 2; }).map(p => [...w.querySelectorAll('p')].indexOf(p)))"""
+    for moment in (0, 7, 11):
+        browser.evaluate(f"document.querySelectorAll('.film .track input')[{moment}].click()")
+        assert browser.evaluate(seen) == [[moment]] * 3
+    browser.look(media="print")
+    tops = "[...document.querySelector('.reel').children].map(e => Math.round(e.getBoundingClientRect().top))"
+    assert len(set(browser.evaluate(tops))) == 12
 
 
 def test_a_watched_page_shows_its_progress_and_refreshes(browser, pages):

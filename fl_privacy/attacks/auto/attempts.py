@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fl_privacy.attacks.auto.judgment import Judgment
-from fl_privacy.film import Frame, joined
+from fl_privacy.film import Snapshot, joined
 from fl_privacy.types import Batch
 
 _EASED = 10.0
@@ -39,14 +39,16 @@ class Attempt:
     mismatch: float = math.inf
     score: float = math.inf
     history: tuple[float, ...] = ()
-    film: tuple[Frame, ...] = ()
+    film: tuple[Snapshot, ...] = ()
 
     @property
     def order(self) -> tuple[float, int, int]:
         """The least is the best."""
         return self.score, self.member, self.start
 
-    def after(self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Frame]) -> "Attempt":
+    def after(
+        self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Snapshot]
+    ) -> "Attempt":
         """What was found from it, in the ``row`` of what was ``judged``, or itself where that is no better."""
         history = (*self.history, *losses[losses.isfinite()].tolist())
         mismatch, score = float(judged.mismatch[row]), float(judged.score[row])
@@ -67,4 +69,4 @@ class Winner:
     history: tuple[float, ...]
     label_source: str
     countermeasures: tuple[str, ...]
-    film: tuple[Frame, ...] = ()
+    film: tuple[Snapshot, ...] = ()

@@ -10,7 +10,7 @@ from fl_privacy.attacks.gradient_inversion.guesses import guessed_outputs
 from fl_privacy.attacks.gradient_inversion.labels import infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.standings import Minimum
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.film import Frame, shortened
+from fl_privacy.film import Snapshot, shortened
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 UNKNOWN = -1
@@ -24,7 +24,7 @@ def best_reconstruction(
     images: Tensor,
     *,
     rows: range,
-    films: Mapping[int, tuple[Frame, ...]],
+    films: Mapping[int, tuple[Snapshot, ...]],
     sentences: tuple[str, ...] = (),
 ) -> Reconstruction:
     """The best of the attempts ``rows`` at ``observation``.

@@ -89,8 +89,14 @@ class WordEmbeddings:
         if self.reading == "nearest":
             scores = torch.nn.functional.normalize(found, dim=-1) @ torch.nn.functional.normalize(self.table, dim=1).T
         else:
-            scores = found @ torch.linalg.pinv(self.table)
+            scores = found @ self._inverse
         return scores.argmax(-1).masked_fill(inputs[..., -1] < 0.5, -1)
+
+    @cached_property
+    def _inverse(self) -> Tensor:
+        """(d, n)."""
+        inverse: Tensor = torch.linalg.pinv(self.table)
+        return inverse
 
     @cached_property
     def _unit(self) -> float:

@@ -11,7 +11,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim
 from fl_privacy.attacks.gradient_inversion.stages import minimize_in_stages
 from fl_privacy.attacks.gradient_inversion.threads import fitting_threads, multiplications_of_a_layer
-from fl_privacy.film import Frame, shortened
+from fl_privacy.film import Snapshot, shortened
 from fl_privacy.types import Batch, Reconstruction
 
 
@@ -23,7 +23,7 @@ class _Restarted:
     images: Tensor
     labels: Tensor
     history: tuple[float, ...]
-    film: tuple[Frame, ...] = ()
+    film: tuple[Snapshot, ...] = ()
 
 
 def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:

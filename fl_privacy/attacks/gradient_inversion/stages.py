@@ -14,7 +14,7 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.standings import Minimum
 from fl_privacy.attacks.optimizers import EvolutionStrategy
-from fl_privacy.film import Frame, joined
+from fl_privacy.film import Snapshot, joined
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Found:
     labels: Tensor
     loss: Tensor
     history: Tensor
-    films: Mapping[int, tuple[Frame, ...]] = field(default_factory=dict)
+    films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Found") -> "Found":
         """Of each victim what has the lower loss, of two that went one after the other."""

@@ -7,6 +7,7 @@ import torch
 
 from fl_privacy.attacks import AutoAttack, ReconstructionAttack, dlg, idlg, inverting_gradients, sapag, tag
 from fl_privacy.attacks.gradient_inversion.embeddings import known_lengths
+from fl_privacy.film import FRAMES, TextFrame
 from fl_privacy.models import TextModel
 from fl_privacy.models.text.bert import Bert
 from fl_privacy.types import Certainty, Knowledge, Observation, VictimId
@@ -64,6 +65,17 @@ def test_company_changes_no_text() -> None:
     assert alone.batch is not None and together.batch is not None
     length = alone.batch.inputs.shape[1]
     assert torch.equal(alone.batch.inputs, together.batch.inputs[:, :length])
+
+
+def test_a_filmed_text_is_read_the_same_and_its_last_frame_is_what_was_read() -> None:
+    asked = [replace(one, filmed=True) for one in victims([4, 6])]
+    for plain, filmed in zip(tag(**OURS)(victims([4, 6]), seed=0), tag(**OURS)(asked, seed=0), strict=True):
+        assert plain.batch is not None and filmed.batch is not None and not plain.film
+        assert torch.equal(plain.batch.inputs, filmed.batch.inputs) and plain.history == filmed.history
+        frames = [frame for frame in filmed.film if isinstance(frame, TextFrame)]
+        assert 3 < len(frames) == len(filmed.film) <= FRAMES and frames[-1].at == len(filmed.history) - 1
+        assert torch.equal(frames[-1].tokens, filmed.batch.inputs[0])
+        assert not torch.equal(frames[0].tokens, frames[-1].tokens)
 
 
 def test_the_length_of_a_single_text_shows_in_the_positions() -> None:
