@@ -17,15 +17,12 @@ from typing import Any
 
 from long_federation import descendants
 from row_file import RowFile, takes_rows
+from unwatched import run_unwatched
 
 from fl_privacy.config import compose_run, to_yaml
 from fl_privacy.experiment.build import build_federation, clients_of
-from fl_privacy.experiment.protocols import plain_loop
-from fl_privacy.federation import Audit, RoundReport
-from fl_privacy.flower import run_in_process, run_ray
-from fl_privacy.interception import Interceptor
+from fl_privacy.federation import RoundReport
 
-BACKENDS: dict[str, Any] = {"loop": plain_loop, "flower": run_in_process, "ray": run_ray}
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -55,20 +52,7 @@ def round_seconds(backend: str, overrides: list[str], *, skipped: int) -> tuple[
         if report.round in (skipped, federation.rounds):
             marks.append((cpu_seconds(), time.perf_counter()))
 
-    BACKENDS[backend](
-        federation.server,
-        source,
-        rounds=federation.rounds,
-        audit=Audit(),
-        interceptor=Interceptor(
-            model=federation.model,
-            plan=federation.server.local_plan,
-            input_shape=federation.dataset.train.input_shape,
-            num_classes=federation.dataset.train.num_classes,
-            sink=lambda observation: None,
-        ),
-        on_round=on_round,
-    )
+    run_unwatched(backend, federation, source, on_round)
     (cpu, wall), (cpu_end, wall_end) = marks[-2:]
     counted = federation.rounds - skipped
     return (cpu_end - cpu) / counted, (wall_end - wall) / counted

@@ -13,23 +13,18 @@ import statistics
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from row_file import RowFile, takes_rows
+from unwatched import run_unwatched
 
 from fl_privacy.config import compose_run, to_yaml
 from fl_privacy.experiment.build import Federation, build_federation, clients_of
-from fl_privacy.experiment.protocols import plain_loop
-from fl_privacy.federation import Audit, RoundReport
+from fl_privacy.federation import RoundReport
 from fl_privacy.federation.client.examples import local_batches
-from fl_privacy.flower import run_in_process
-from fl_privacy.interception import Interceptor
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Tensors
-
-BACKENDS: dict[str, Any] = {"loop": plain_loop, "flower": run_in_process}
 
 
 def bare_rounds(federation: Federation, weights: Tensors) -> Iterator[Tensors]:
@@ -74,20 +69,7 @@ def measure(backend: str, overrides: list[str]) -> tuple[list[float], list[float
         ours.append(ended - began)
         began = time.process_time()
 
-    BACKENDS[backend](
-        federation.server,
-        partial(clients_of, to_yaml(config)),
-        rounds=federation.rounds,
-        audit=Audit(),
-        interceptor=Interceptor(
-            model=federation.model,
-            plan=federation.server.local_plan,
-            input_shape=federation.dataset.train.input_shape,
-            num_classes=federation.dataset.train.num_classes,
-            sink=lambda observation: None,
-        ),
-        on_round=on_round,
-    )
+    run_unwatched(backend, federation, partial(clients_of, to_yaml(config)), on_round)
     for name, p in federation.server.state.parameters.items():
         torch.testing.assert_close(p, weights[name], rtol=1e-3, atol=1e-4)
     return ours[1:], theirs[1:]
@@ -95,7 +77,7 @@ def measure(backend: str, overrides: list[str]) -> tuple[list[float], list[float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backends", nargs="+", default=["loop", "flower"], choices=BACKENDS)
+    parser.add_argument("--backends", nargs="+", default=["loop", "flower"], choices=["loop", "flower"])
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--batch-size", type=int, default=128)

@@ -19,15 +19,13 @@ from typing import Any
 
 import safetensors.torch
 from row_file import RowFile
+from unwatched import BACKENDS, run_unwatched
 
 from fl_privacy.config import compose_run, to_yaml
 from fl_privacy.experiment.build import build_federation, clients_of
-from fl_privacy.experiment.protocols import plain_loop
-from fl_privacy.federation import Audit, RoundReport
-from fl_privacy.flower import run_in_process, run_ray
-from fl_privacy.interception import Interceptor
+from fl_privacy.federation import RoundReport
 
-BACKENDS: dict[str, Any] = {"loop": plain_loop, "flower": run_in_process, "ray": partial(run_ray, actors=2)}
+OPTIONS: dict[str, dict[str, Any]] = {"ray": {"actors": 2}}
 KIB = 1024
 
 
@@ -80,20 +78,7 @@ def train(backend: str, overrides: list[str], rows: Path, settings: dict[str, An
             file.write(json.dumps(row) + "\n")
         latest = time.perf_counter(), time.process_time()
 
-    BACKENDS[backend](
-        federation.server,
-        source,
-        rounds=federation.rounds,
-        audit=Audit(),
-        interceptor=Interceptor(
-            model=federation.model,
-            plan=federation.server.local_plan,
-            input_shape=federation.dataset.train.input_shape,
-            num_classes=federation.dataset.train.num_classes,
-            sink=lambda observation: None,
-        ),
-        on_round=on_round,
-    )
+    run_unwatched(backend, federation, source, on_round, **OPTIONS.get(backend, {}))
     state = federation.server.state
     tensors = {name: t.contiguous() for name, t in {**state.parameters, **state.buffers}.items()}
     digest = hashlib.sha256(safetensors.torch.save(tensors)).hexdigest()

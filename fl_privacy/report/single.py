@@ -1,6 +1,7 @@
 """The page of one run."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from markupsafe import Markup
@@ -24,17 +25,39 @@ from fl_privacy.victim_ids import Certainty
 CURVES_SHOWN = 100
 
 
-def render_run(
-    run: Run,
-    pairs: Mapping[tuple[str, int], Pair],
-    problems: list[str],
-    sentences: Mapping[tuple[str, int], Sentence] | None = None,
-    films: Mapping[Attacker, Sequence[Film | TextFilm]] | None = None,
-    *,
-    live: bool = False,
-) -> str:
-    """The HTML of ``run`` with its pictures ``pairs`` and ``films``, or ``sentences``; ``problems`` are told in a
-    banner. A page that is ``live`` is of a run that goes on, and refreshes itself."""
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a run's folder holds of its victims; nothing where it was shared with figures alone.
+
+    Attributes:
+        pairs: original and reconstruction, by id and image.
+        sentences: likewise, of texts.
+        films: of how some were read, by who did.
+        problems: what could not be read.
+    """
+
+    pairs: Mapping[tuple[str, int], Pair] = field(default_factory=dict)
+    sentences: Mapping[tuple[str, int], Sentence] = field(default_factory=dict)
+    films: Mapping[Attacker, Sequence[Film | TextFilm]] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, run: Run) -> "Shown":
+        """Read from the folder of ``run``."""
+        if run.shared == "figures":
+            return cls()
+        pairs, unpaired = run.read_pairs()
+        sentences, unread = run.read_sentences()
+        films, damaged = run.read_films()
+        return cls(pairs=pairs, sentences=sentences, films=films, problems=(*unpaired, *unread, *damaged))
+
+
+def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bool = False) -> str:
+    """The HTML of ``run`` with what is ``shown`` of it; ``problems``, and those of what is shown, are told in a banner.
+
+    A page that is ``live`` is of a run that goes on, and refreshes itself.
+    """
+    pairs, sentences = shown.pairs, shown.sentences
     found = readings_of(run.summary)
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
@@ -50,7 +73,7 @@ def render_run(
         summary=run.summary,
         adaptive=run.summary.adaptive,
         verdict=verdict(run.summary, kind),
-        problems=problems,
+        problems=[*problems, *shown.problems],
         lede=what_was_done(run),
         main_tiles=_main_tiles(found),
         labels=worst_by("label_correct", last),
@@ -63,7 +86,7 @@ def render_run(
         images=[] if sentences else view_all(run, pairs),
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run).replace("images", f"{kind}s"),
-        films=films_of_run(run, films or {}, pairs, sentences or {}),
+        films=films_of_run(run, shown.films, pairs, sentences),
         leakage=_leakage_rows(last),
         members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],

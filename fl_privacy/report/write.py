@@ -14,7 +14,7 @@ from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import Sample, samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view_of
 from fl_privacy.report.recommendation import RECOGNIZABLE
-from fl_privacy.report.single import render_run
+from fl_privacy.report.single import Shown, render_run
 from fl_privacy.report.trade_off import Outcome, read_rows, row_as_plain
 from fl_privacy.report.trade_off_page import render_trade_off
 from fl_privacy.results import Run, read_run
@@ -100,12 +100,8 @@ def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
 
 def page_of_run(run: Run, *, live: bool = False) -> str:
     """The HTML of a single run; nothing is written."""
-    figures = run.shared == "figures"
-    pairs, problems = ({}, []) if figures else run.read_pairs()
-    sentences, unread = ({}, []) if figures else run.read_sentences()
-    films, damaged = ({}, []) if figures else run.read_films()
-    own = [] if live and not run.finished else run.problems  # a line that is being written is no damage
-    return render_run(run, pairs, [*own, *problems, *unread, *damaged], sentences, films, live=live)
+    problems = [] if live and not run.finished else run.problems  # a line that is being written is no damage
+    return render_run(run, Shown.of(run), problems=problems, live=live)
 
 
 def _write_picture(run: Run) -> None:

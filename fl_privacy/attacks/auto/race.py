@@ -27,6 +27,7 @@ from fl_privacy.attacks.optimizers import EvolutionStrategy
 from fl_privacy.film import shortened
 from fl_privacy.models import Front
 from fl_privacy.progress import counted
+from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Batch
 
 FEATURES = 0.3
@@ -62,7 +63,8 @@ class Race:
     ) -> None:
         self._features = features
         self._members = list(dict.fromkeys(member for member, _, _ in entered))
-        self._prepared: list[Prepared] = [prepare(member.attack, group, seed) for member in self._members]
+        with cpu_threads(1):
+            self._prepared: list[Prepared] = [prepare(member.attack, group, seed) for member in self._members]
         first = self._prepared[0]
         self.failures: Mapping[int, str] = first.failures
         self._victims = [{victim.position: victim for victim in one.victims} for one in self._prepared]
@@ -201,14 +203,14 @@ class Race:
         """Each attempt after so many evaluations, or as it was where it got no better."""
         prepared = self._prepared[member]
         victims = [self._victims[member][position] for position, _ in jobs]
-        variables, generators = prepared.start(victims, [attempt.start for _, attempt in jobs])
-        known = [attempt.variables for _, attempt in jobs]
-        variables = torch.stack(
-            [row if own is None else own.to(row) for row, own in zip(variables, known, strict=True)]
-        )
-        problem, settings = self._problem(member, jobs), self._members[member].settings(evaluations)
+        settings, known = self._members[member].settings(evaluations), [attempt.variables for _, attempt in jobs]
         assert not isinstance(settings.optimizer, EvolutionStrategy)
-        with fitting_threads(multiplications_of_a_layer(prepared.observer, problem.images(variables))):
+        with cpu_threads(1):
+            variables, generators = prepared.start(victims, [attempt.start for _, attempt in jobs])
+            rows = [row if own is None else own.to(row) for row, own in zip(variables, known, strict=True)]
+            variables, problem = torch.stack(rows), self._problem(member, jobs)
+            size = multiplications_of_a_layer(prepared.observer, problem.images(variables))
+        with fitting_threads(size):
             found = minimize(
                 problem,
                 variables,
@@ -224,7 +226,7 @@ class Race:
                 report=report,
                 filmed=filmed_rows(victim.observation for victim in victims),
             )
-        judged, films = judge(problem, found.variables), films_of(problem, found)
+            judged, films = judge(problem, found.variables), films_of(problem, found)
         return [
             attempt.after(found.variables[row], judged, row, found.history[:, row], films.get(row, ()))
             for row, (_, attempt) in enumerate(jobs)

@@ -11,6 +11,7 @@ from fl_privacy.attacks.gradient_inversion.preparation import prepare
 from fl_privacy.attacks.gradient_inversion.restarts import attack_victims
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.generator import Provenance
+from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Observation, Reconstruction
 
 
@@ -50,6 +51,7 @@ class GradientInversion(Settings):
         return None if self.source is None else self.source.provenance(image)
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        prepared = prepare(self, group, seed)
+        with cpu_threads(1):  # a few evaluations, of which none is known yet to be worth more
+            prepared = prepare(self, group, seed)
         results = {position: failed(group.observations[position], why) for position, why in prepared.failures.items()}
         return results | attack_victims(prepared, report) if prepared.victims else results

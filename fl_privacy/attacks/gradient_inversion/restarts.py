@@ -12,6 +12,7 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared, Prepared
 from fl_privacy.attacks.gradient_inversion.stages import minimize_in_stages
 from fl_privacy.attacks.gradient_inversion.threads import fitting_threads, multiplications_of_a_layer
 from fl_privacy.film import Snapshot, shortened
+from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Batch, Reconstruction
 
 
@@ -62,14 +63,16 @@ def _attack_chunk(
 ) -> list[tuple[PreparedVictim, _Restarted]]:
     settings = prepared.settings
     victims, restarts = zip(*jobs, strict=True)
-    problem = prepared.problem(victims, restarts, together)
-    variables, generators = prepared.start(victims, restarts)
+    with cpu_threads(1):
+        problem = prepared.problem(victims, restarts, together)
+        variables, generators = prepared.start(victims, restarts)
+        size = multiplications_of_a_layer(prepared.observer, problem.images(variables))
     filmed = filmed_rows(victim.observation for victim in victims)
-    with fitting_threads(multiplications_of_a_layer(prepared.observer, problem.images(variables))):
+    with fitting_threads(size):
         found = minimize_in_stages(prepared, problem, variables, generators, report, filmed=filmed)
-    images, labels = prepared.read(found.images), found.labels
+        images, labels = prepared.read(found.images), found.labels
+        accepted = (found.loss < settings.accept * problem.zero_loss()).tolist()
     labels = (labels.argmax(-1) if labels.is_floating_point() else labels).cpu()
-    accepted = (found.loss < settings.accept * problem.zero_loss()).tolist()
     histories = [tuple(row[row.isfinite()].tolist()) for row in found.history.T.cpu()]
     return [
         (

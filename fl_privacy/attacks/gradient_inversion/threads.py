@@ -29,7 +29,7 @@ def fitting_threads(multiplications: int) -> Iterator[None]:
 @torch.no_grad()
 def multiplications_of_a_layer(model: nn.Module, inputs: Tensor) -> int:
     """Of ``inputs`` (V, B, ...), in the mean over the layers of ``model`` that multiply by a matrix or convolve."""
-    with leaving(owners(model)) as calls:
+    with cpu_threads(1), leaving(owners(model)) as calls:
         model(inputs[0])
     numbers = [_multiplications(call.module, call.inputs, call.output) for call in calls]
     found = [number for number in numbers if number]
