@@ -15,7 +15,6 @@ SOURCES = ("pyproject.toml", "README.md", "LICENSE", "fl_privacy", "conf", "test
 @pytest.fixture(scope="module")
 def contents(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Names of the files in a wheel built from a copy of the sources."""
-    pytest.importorskip("hatchling")
     copy = tmp_path_factory.mktemp("sources")
     for name in SOURCES:
         source, target = ROOT / name, copy / name

@@ -18,7 +18,7 @@ import torch
 
 from fl_privacy.cli.watching import LOOPBACK, WatchServer
 from fl_privacy.errors import UserError
-from fl_privacy.film import Frame
+from fl_privacy.film import Frame, TextFrame
 from fl_privacy.report.live import WatchedFolder
 from fl_privacy.results import Run, RunFolder
 from fl_privacy.results.ongoing import PICTURES, PROGRESS, Teller, read_ongoing, read_planned, write_planned
@@ -246,6 +246,11 @@ def test_what_is_told_is_read_back_and_nothing_is_trusted(tmp_path):
         assert read_ongoing(tmp_path) is None
     (tmp_path / "plan.json").write_text(json.dumps({"jobs": [1]}))
     assert read_planned(tmp_path) == []
+
+
+def test_texts_on_their_way_are_no_pictures(tmp_path):
+    Teller(tmp_path).picture([TextFrame(0, torch.tensor([1, 2]))])
+    assert not (tmp_path / PICTURES).exists()
 
 
 def test_two_sweeps_in_a_folder_are_both_planned(tmp_path):

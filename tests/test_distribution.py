@@ -1,0 +1,45 @@
+"""How tests are spread over processes: a file's in one, so that its fixtures are made once, and all on Ray in one."""
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = """
+import os, time
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("number", range(4))
+def test_one(number):
+    time.sleep(0.02)
+    with (Path(__file__).parent / "said.txt").open("a") as said:
+        print(Path(__file__).stem, os.getpid(), file=said)
+"""
+ON_RAY = TESTS.replace("@pytest.mark.parametrize", "@pytest.mark.ray\n@pytest.mark.parametrize")
+
+
+def test_a_file_stays_in_one_process_and_those_on_ray_share_one(tmp_path: Path) -> None:
+    for name, content in {"a": TESTS, "b": ON_RAY, "c": TESTS, "d": TESTS, "e": ON_RAY}.items():
+        (tmp_path / f"test_{name}.py").write_text(content)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  ray: starts a Ray cluster\n")
+    options = "-p xdist -p tests.conftest -p no:cacheprovider --numprocesses 2 --dist loadfile --no-loadscope-reorder"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    processes, order = defaultdict(set), []
+    for line in (tmp_path / "said.txt").read_text().splitlines():
+        name, process = line.split()
+        processes[name].add(process)
+        order.append(name)
+    assert {name: len(found) for name, found in processes.items()} == dict.fromkeys(processes, 1)
+    assert processes["test_b"] == processes["test_e"] and len(set.union(*processes.values())) == 2
+    assert "test_b" in order[:2], "Ray's begin"
