@@ -96,10 +96,10 @@ class CocktailParty:
         for observation in observations:
             rng = derive_generator(seed, "cocktail_party", str(observation.id))
             starts.append(torch.linalg.qr(torch.randn(count, count, generator=rng, dtype=torch.float64))[0])
-        features = neighbors((basis / layer.scale).unflatten(2, shape))
+        features = neighbors((basis / layer.scale).reshape(-1, count, *shape))
         directions = independent_directions(features, torch.stack(starts).to(basis), iterations=self.iterations)
         inputs = unmixed(basis, directions, weights, biases)
-        return layer.pixels(inputs).unflatten(2, shape), residual(weights, biases, inputs), enough
+        return layer.pixels(inputs).reshape(-1, count, *shape), residual(weights, biases, inputs), enough
 
 
 def _reconstruction(reproduction: Reproduction, images: Tensor, loss: float) -> Reconstruction:

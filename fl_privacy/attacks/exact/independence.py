@@ -36,7 +36,8 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
     columns = weights.double() @ basis.mT
     gram = columns.mT @ columns
     balance = torch.linalg.solve_ex(gram, columns.mT @ biases.double()[..., None])[0]
-    return directions / (directions @ balance) @ basis
+    inputs: Tensor = directions / (directions @ balance) @ basis
+    return inputs
 
 
 def neighbors(images: Tensor) -> Tensor:
@@ -65,7 +66,8 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
     scale = values.clamp_min(_RANK**2 * values[:, -1:]).rsqrt()
     whitening = vectors * scale[:, None] @ vectors.mT
     white = whitening @ centered
-    return _most_likely(white, _uncorrelated(white, start, iterations), iterations) @ whitening
+    found: Tensor = _most_likely(white, _uncorrelated(white, start, iterations), iterations) @ whitening
+    return found
 
 
 def _uncorrelated(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
