@@ -31,6 +31,7 @@ QUICK = "attack=idlg attack.iterations=100 threat_model=adaptive"
 SPECIAL = {
     "attack-auto": "attack=auto attack.budget=quick",
     "attack-analytic": "model=mlp attack=analytic",
+    "attack-cocktail_party": "model=mlp attack=cocktail_party batch_size=4",
     "attack-exact": "model=mlp attack=exact",
     "attack-adam_dlg": "attack=adam_dlg attack.iterations=1000 attack.lr=0.1",
     "attack-inverting_gradients": "model=lenet attack=inverting_gradients attack.iterations=300",

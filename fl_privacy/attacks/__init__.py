@@ -2,7 +2,7 @@
 
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.auto import AutoAttack
-from fl_privacy.attacks.exact import AnalyticInversion, ExactInversion
+from fl_privacy.attacks.exact import AnalyticInversion, CocktailParty, ExactInversion
 from fl_privacy.attacks.feature_inversion import ModelInversion
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.presets import (
@@ -26,6 +26,7 @@ from fl_privacy.attacks.text import Dager
 __all__ = [
     "AnalyticInversion",
     "AutoAttack",
+    "CocktailParty",
     "Dager",
     "ExactInversion",
     "GradientInversion",

@@ -6,7 +6,7 @@ from typing import Any, overload
 
 from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
 from fl_privacy.attacks.auto import AutoAttack
-from fl_privacy.attacks.exact import AnalyticInversion, ExactInversion
+from fl_privacy.attacks.exact import AnalyticInversion, CocktailParty, ExactInversion
 from fl_privacy.attacks.presets import adam_dlg, dlg, ggl, gifd, grad_inversion, idlg, inverting_gradients, sapag, tag
 from fl_privacy.attacks.text import Dager
 from fl_privacy.checks import one_of
@@ -24,6 +24,7 @@ NAMED: Mapping[str, Callable[..., ReconstructionAttack]] = {
     "ggl": ggl,
     "gifd": gifd,
     "analytic": AnalyticInversion,
+    "cocktail_party": CocktailParty,
     "exact": ExactInversion,
     "dager": Dager,
     "tag": tag,

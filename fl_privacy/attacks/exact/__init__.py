@@ -2,5 +2,6 @@
 
 from fl_privacy.attacks.exact.analytic import AnalyticInversion
 from fl_privacy.attacks.exact.attack import ExactInversion
+from fl_privacy.attacks.exact.cocktail_party import CocktailParty
 
-__all__ = ["AnalyticInversion", "ExactInversion"]
+__all__ = ["AnalyticInversion", "CocktailParty", "ExactInversion"]
