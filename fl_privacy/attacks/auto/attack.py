@@ -11,7 +11,7 @@ from fl_privacy.attacks.auto.budget import EVALUATIONS, Budget, expect_budget, m
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.auto.texts import TextMembers, of_texts
-from fl_privacy.attacks.exact import CocktailParty, ExactInversion
+from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
 from fl_privacy.attacks.gradient_inversion import GradientInversion
@@ -38,11 +38,10 @@ class AutoAttack:
     What the first layer gives away exactly is solved for (``attack=exact``); victims that are proven need no descent.
     The others are attacked by members that differ in kind, from several starts, under successive halving: L-BFGS on the
     angle and on the distance of the updates where the model is smooth, signed Adam with little and with much total
-    variation where it is not, batch-norm statistics where they were sent. What was solved for without a proof, or taken
-    apart by its independence (``attack=cocktail_party``), is among the starts. Where a hidden layer in front of a ReLU
-    gives the features of a batch away, all take its labels and one attempt is held to the features. A defense that is
-    known, or that the update itself shows (zeros, few levels, empty columns), is answered by all; where it leaves fewer
-    values than there are pixels, by smooth images.
+    variation where it is not, batch-norm statistics where they were sent. What was solved for without a proof is one of
+    the starts. Where a hidden layer in front of a ReLU gives the features of a batch away, all take its labels and one
+    attempt is held to the features. A defense that is known, or that the update itself shows (zeros, few levels, empty
+    columns), is answered by all; where it leaves fewer values than there are pixels, by smooth images.
 
     Texts are read by ``attack=dager``; where it proves nothing, descents on the embeddings of words are tried as well
     (:class:`fl_privacy.attacks.auto.texts.TextMembers`), by ``standard`` where the budget is in seconds.
@@ -93,16 +92,13 @@ class AutoAttack:
         ]
         return results | self._race(Group(rest, earlier), partly, seed, report)
 
-    def _race(
-        self, group: Group, partly: dict[int, list[Batch]], seed: int, report: Report
-    ) -> dict[int, Reconstruction]:
+    def _race(self, group: Group, partly: dict[int, Batch], seed: int, report: Report) -> dict[int, Reconstruction]:
         named = self.evaluations or (EVALUATIONS[self.budget] if isinstance(self.budget, str) else None)
         most = most_attempts(named or EVALUATIONS["standard"])
         features = _features_of(group, seed)
         race = Race(group, entries(group.first, most, self._placed), seed, features=features)
-        for position, batches in partly.items():
-            for batch in batches:
-                race.add(position, batch)
+        for position, batch in partly.items():
+            race.add(position, batch)
         if named is None and race.attempts:
             named = max(_LEAST_EVALUATIONS, int(float(self.budget) / race.seconds_per_evaluation()))
             logger.info(
@@ -122,29 +118,19 @@ class AutoAttack:
         return replace(attack, dtype=self.dtype, device=self.device, most_victims=self.most_victims)
 
 
-def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Reconstruction], dict[int, list[Batch]]]:
+def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Reconstruction], dict[int, Batch]]:
     """By position: victims that need no descent on their update, and images of others that one may start from."""
     if group.first.knowledge.features is not None:
         return _from_features(group, seed, evaluations), {}
     exact = ExactInversion(rounds=max(1, min(400, evaluations // 12 or 400)))
     found = exact(list(group.observations.values()), seed=seed)
-    results, partly = {}, _taken_apart(group, [one.certainty for one in found], seed)
+    results, partly = {}, {}
     for position, one in zip(group.observations, found, strict=True):
         if one.certainty is not Certainty.APPROXIMATE:
             results[position] = replace(one, member="exact")
         elif one.batch is not None:
-            partly.setdefault(position, []).append(one.batch)
+            partly[position] = one.batch
     return results, partly
-
-
-def _taken_apart(group: Group, certainties: Sequence[Certainty], seed: int) -> dict[int, list[Batch]]:
-    """By position, the images of batches that were not solved for exactly, by their independence."""
-    pairs = zip(group.observations.items(), certainties, strict=True)
-    mixed = {position: one for (position, one), certain in pairs if certain is Certainty.APPROXIMATE}
-    if not mixed or group.first.upload.num_examples < 2:
-        return {}
-    found = CocktailParty()(list(mixed.values()), seed=seed)
-    return {position: [one.batch] for position, one in zip(mixed, found, strict=True) if one.batch is not None}
 
 
 def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:

@@ -17,11 +17,8 @@ from fl_privacy.data import load_data
 from fl_privacy.defenses.compression import pruning, quantization, selective_sharing
 from fl_privacy.effects import MutedFeatures, Quantized, Sparse
 from fl_privacy.errors import UserError
-from fl_privacy.metrics import evaluate_all
 from fl_privacy.models import LeNet
 from fl_privacy.types import Batch, Certainty, LocalPlan, Observation
-from tests.attacks.exact.test_cocktail_party import mlp as mixing_layer
-from tests.attacks.exact.test_cocktail_party import patched
 from tests.attacks.exact.test_exact import mlp
 from tests.attacks.exact.test_exact import victims as images_behind
 from tests.attacks.victims import CLASSES, error, examples, observations, observe, smooth_net
@@ -207,10 +204,3 @@ def test_a_smooth_picture_is_read_from_a_thinned_update():
     (found,) = AutoAttack(evaluations=300)([seen], seed=0)
     (plain,) = inverting_gradients(iterations=300, total_variation=0.1)(seen_through([seen]), seed=0)
     assert error(found.batch, picture) < error(plain.batch, picture)
-
-
-def test_a_batch_that_a_linear_layer_has_mixed_is_read_where_nothing_is_silent():
-    truth = patched(4, 0)
-    (found,) = AutoAttack(evaluations=60)([observe(mixing_layer("sigmoid"), truth)], seed=0)
-    (score,) = evaluate_all([found], [truth])
-    assert min(image.values["psnr"] for image in score.images) > 20
