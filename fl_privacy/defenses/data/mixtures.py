@@ -17,6 +17,7 @@ from fl_privacy.types import Batch
 _IMAGES, _LABELS, _MARKS = "instahide/images", "instahide/labels", "instahide/marks"
 _PRIVATE_IN_PUBLIC = 2
 """Images of its own that a client mixes where the others are public."""
+_MARKED_AT_ONCE = 512
 _TRIED, _WITHIN = 10_000, 10
 """Of so many trial draws of coefficients, so many at least are to be within the bound."""
 
@@ -84,9 +85,10 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
 
 
 def _keep_examples(batch: Batch, data: LocalData) -> None:
-    data.state.tensors[_IMAGES] = levels(batch.inputs)
-    data.state.tensors[_MARKS] = _marks(batch.inputs)
-    data.state.tensors[_LABELS] = one_hot(batch.labels, data.num_classes)
+    images, tensors = levels(batch.inputs), data.state.tensors
+    if _IMAGES not in tensors or not torch.equal(tensors[_IMAGES], images.to(tensors[_IMAGES].device)):
+        tensors[_IMAGES], tensors[_MARKS] = images, _marks(images)
+    tensors[_LABELS] = one_hot(batch.labels, data.num_classes)
 
 
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
@@ -137,16 +139,18 @@ def _expect_within_reach(k: int, largest: float) -> None:
 
 
 def _marks(images: Tensor) -> Tensor:
-    """(N,) int64, the same for the same image."""
-    flat = levels(images).flatten(1).long()
-    weights = torch.randint(-(2**62), 2**62, flat.shape[1:], generator=derive_generator(0, "instahide", "marks"))
-    return (flat * weights.to(flat.device)).sum(1)
+    """(N,) int64 of the levels of images, the same for the same image: sums that float64 holds exactly."""
+    flat = images.flatten(1)
+    largest = 2**53 // (255 * flat.shape[1])
+    weights = torch.randint(largest, flat.shape[1:], generator=derive_generator(0, "instahide", "marks"))
+    weights = weights.to(flat.device, torch.float64)
+    return torch.cat([part.double() @ weights for part in flat.split(_MARKED_AT_ONCE)]).long()
 
 
 def _places(images: Tensor, marks: Tensor, rng: torch.Generator) -> Tensor:
     """(B,) which of the examples with ``marks`` (N,) the images are; any, where they are none of them."""
     known, order = marks.cpu().sort()
-    wanted = _marks(images).cpu()
+    wanted = _marks(levels(images)).cpu()
     at = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
     return torch.where(known[at] == wanted, order[at], torch.randint(len(known), (len(images),), generator=rng))
 

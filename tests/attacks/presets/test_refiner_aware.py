@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from fl_privacy import network_files
 from fl_privacy.attacks import refiner_aware
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import Guess
 from fl_privacy.attacks.gradient_inversion.statistics import Explicit, Target
 from fl_privacy.attacks.presets.refiner import NoiseRatio, Sphere
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator import EvaluationNetwork, find_evaluator, save_evaluator, store, uniform_noise
+from fl_privacy.evaluator import EvaluationNetwork, find_evaluator, save_evaluator, uniform_noise
 from tests.attacks.victims import SHAPE, observations, smooth_net
 
 
@@ -66,13 +67,13 @@ def test_the_evaluator_is_opened_once(tmp_path: Path, monkeypatch: pytest.Monkey
     file, opened = tmp_path / "evaluator.safetensors", []
     save_evaluator(EvaluationNetwork(input_shape=SHAPE, widths=(2, 2, 2)), file, {})
     attack = refiner_aware(radius=None, iterations=5, away_from_noise=1.0, evaluator=str(file))
-    really_open = store.safe_open
+    really_open = network_files.safe_open
 
     def counted(path: Path, framework: str) -> object:
         opened.append(path)
         return really_open(path, framework=framework)
 
-    monkeypatch.setattr(store, "safe_open", counted)
+    monkeypatch.setattr(network_files, "safe_open", counted)
     before = attack(observations(smooth_net(), 2), seed=0)
     assert opened == [file]
     # An attack that has begun goes on with the network it began with, whatever becomes of the file.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fl_privacy import network_files
 from fl_privacy.defenses import ClientState, refiner
 from fl_privacy.defenses.data.image_memory import ImageMemory, fingerprints
 from fl_privacy.defenses.data.robust_data import (
@@ -18,7 +19,7 @@ from fl_privacy.defenses.data.robust_data import (
     pull_within,
 )
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator import load_evaluator, store
+from fl_privacy.evaluator import load_evaluator
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -320,8 +321,8 @@ def test_bad_options_are_one_line(wrong):
 def test_a_training_opens_the_evaluator_once(tmp_path, monkeypatch):
     file, opened = tmp_path / "evaluator.safetensors", []
     file.write_bytes(Path(small_evaluator()).read_bytes())
-    really_open = store.safe_open
-    monkeypatch.setattr(store, "safe_open", lambda *a, **k: opened.append(a) or really_open(*a, **k))
+    really_open = network_files.safe_open
+    monkeypatch.setattr(network_files, "safe_open", lambda *a, **k: opened.append(a) or really_open(*a, **k))
     defense, step = refiner(evaluator=str(file)), local_step()
     (prepare,) = defense.prepare
     prepare((3, 16, 16))
