@@ -12,12 +12,12 @@ from fl_privacy.defenses.defense import ClientState, Defense, LocalData
 from fl_privacy.effects import OtherImages, Part
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch
+from fl_privacy.types import Batch, Tensors
 
 _IMAGES, _LABELS, _MARKS = "instahide/images", "instahide/labels", "instahide/marks"
 _PRIVATE_IN_PUBLIC = 2
 """Images of its own that a client mixes where the others are public."""
-_MARKED_AT_ONCE = 512
+_MARKED_AT_ONCE, _COMPARED = 512, 64
 _TRIED, _WITHIN = 10_000, 10
 """Of so many trial draws of coefficients, so many at least are to be within the bound."""
 
@@ -85,10 +85,18 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
 
 
 def _keep_examples(batch: Batch, data: LocalData) -> None:
-    images, tensors = levels(batch.inputs), data.state.tensors
-    if _IMAGES not in tensors or not torch.equal(tensors[_IMAGES], images.to(tensors[_IMAGES].device)):
-        tensors[_IMAGES], tensors[_MARKS] = images, _marks(images)
-    tensors[_LABELS] = one_hot(batch.labels, data.num_classes)
+    tensors, labels = data.state.tensors, one_hot(batch.labels, data.num_classes)
+    if _IMAGES not in tensors or not _same(batch.inputs, labels, tensors):
+        tensors[_IMAGES], tensors[_LABELS] = levels(batch.inputs), labels
+        tensors[_MARKS] = _marks(tensors[_IMAGES])
+
+
+def _same(images: Tensor, labels: Tensor, kept: Tensors) -> bool:
+    """Whether the examples are those that were kept, by all labels and some of the images."""
+    if kept[_LABELS].shape != labels.shape or not torch.equal(kept[_LABELS].to(labels.device), labels):
+        return False
+    some = torch.linspace(0, len(images) - 1, min(_COMPARED, len(images))).long()
+    return torch.equal(kept[_IMAGES][some].to(images.device), levels(images[some]))
 
 
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
