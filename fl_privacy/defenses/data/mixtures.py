@@ -152,7 +152,7 @@ def _marks(images: Tensor) -> Tensor:
     largest = 2**53 // (255 * flat.shape[1])
     weights = torch.randint(largest, flat.shape[1:], generator=derive_generator(0, "instahide", "marks"))
     weights = weights.to(flat.device, torch.float64)
-    return torch.cat([part.double() @ weights for part in flat.split(_MARKED_AT_ONCE)]).long()
+    return torch.cat([part.double() @ weights for part in torch.split(flat, _MARKED_AT_ONCE)]).long()
 
 
 def _places(images: Tensor, marks: Tensor, rng: torch.Generator) -> Tensor:
