@@ -32,12 +32,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileByFile |
     return FileByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors: tests wait for clusters, browsers and commands."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long begin, so that no process is left alone with them."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
