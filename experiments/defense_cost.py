@@ -232,7 +232,8 @@ def main() -> None:
     print(f"Batch size {options.batch_size}, {where}, median of {options.repeats}\n")
     print("| model | defense | seconds | to undefended | to GQ | Refiner's, to GQ |")
     print("|---|---|---|---|---|---|")
-    batch = random_batch(options.batch_size).to(device)
+    made = random_batch(options.batch_size)
+    batch = Batch(made.inputs.to(device), made.labels.to(device))
     for name in options.models:
         torch.manual_seed(0)
         model = MODELS[name](in_channels=3, image_size=32, num_classes=10).to(device)
