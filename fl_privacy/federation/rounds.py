@@ -14,6 +14,7 @@ from fl_privacy.federation.client.training import LocalResult
 from fl_privacy.federation.evaluation import Evaluation, mean_evaluation
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.federation.server import Server, upload_bytes
+from fl_privacy.gradients.memory import freed_memory_kept
 from fl_privacy.progress import counted
 from fl_privacy.types import ModelState, Upload, VictimId
 
@@ -54,6 +55,7 @@ class CapturesUploads(Protocol):
         """One upload, with the values sent and what each client held before."""
 
 
+@freed_memory_kept()
 def run_rounds(
     server: Server,
     clients: Mapping[int, Client],
