@@ -171,8 +171,8 @@ class Peeling:
         A word that was in this text alone has the same part in the gradient of the text as in that of the batch, but
         for a positive factor, by which the client has scaled all.
         """
-        seen = self._attended(left, left.gradient)
-        if len(text) not in left.lengths or seen is None:
+        seen = self._attended(left, left.gradient) if len(text) in left.lengths else None
+        if seen is None:
             return left
         most, factor, taken = 0, 0.0, left.gradient
         for label in range(self.model(text[None]).shape[1]):

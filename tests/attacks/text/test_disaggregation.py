@@ -108,3 +108,21 @@ def test_only_a_text_of_the_batch_is_taken_off() -> None:
         left = peeling.peel(gradient_of(observation), [8, 7, 6])
         assert [text.tolist() for text in left.texts] == taken
         assert left.lengths == [6, 7, 8][: 3 - len(taken)]
+
+
+class ToldTooMany(Peeling):
+    """Is told more texts than there are."""
+
+    def _known(self, left: Peeled, candidates: Candidates) -> list[torch.Tensor]:
+        return [torch.cat(list(candidates.tokens)), torch.cat(list(candidates.tokens))]
+
+
+def test_no_more_texts_are_taken_off_than_there_are() -> None:
+    tokens = texts([8])
+    observation = observed(encoder, tokens)
+    model = observation.model.double()
+    assert isinstance(model, TextModel)
+    rng = torch.Generator().manual_seed(0)
+    peeling = ToldTooMany(model=model, searched=model, loss_scale=1.0, tolerance=0.05, rng=rng, rounds=1)
+    left = peeling.peel(gradient_of(observation), [8])
+    assert [text.tolist() for text in left.texts] == tokens.tolist() and not left.lengths
