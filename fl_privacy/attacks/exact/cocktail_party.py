@@ -28,6 +28,9 @@ from fl_privacy.checks import whole
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
+_DIFFERENT = 1e-4
+"""Least singular value of images, as a share of the largest, that are no combinations of each other."""
+
 _SILENT = 0.1
 """Share of the layer's signals that are zero, from which a ReLU is behind it."""
 
@@ -120,7 +123,7 @@ class CocktailParty:
     def _finished(self, mixed: "_Mixed", inputs: Tensor) -> Reconstruction:
         """From ``inputs`` (B, N) that components gave."""
         unique = False
-        if self.steps and (labels := mixed.classes(inputs)) is not None:
+        if self.steps and mixed.differ(inputs) and (labels := mixed.classes(inputs)) is not None:
             found = mixed.behind_zeros(inputs, labels)
             if found is None:
                 inputs = mixed.behind_network(inputs, labels, self.steps)
@@ -178,6 +181,11 @@ class _Mixed:
         """(B, C, H, W) of what entered the layer (B, N)."""
         return self.layer.pixels(inputs).reshape(len(inputs), *self.reproduction.observation.input_shape)
 
+    def differ(self, inputs: Tensor) -> bool:
+        """Whether none of the images (B, N) is a combination of the others."""
+        values = torch.linalg.svdvals(inputs @ self.basis.T) if inputs.isfinite().all() else inputs.new_zeros(1)
+        return bool(values[-1] > _DIFFERENT * values[0])
+
     def classes(self, inputs: Tensor) -> Tensor | None:
         """(B,) the likeliest; ``None`` where nothing tells them."""
         return self.reproduction.classes(self.images(inputs).clamp(0, 1))
@@ -198,7 +206,8 @@ class _Mixed:
         mixing = inputs @ self.basis.T
         for _ in range(_RELABELED):
             mixing = unmixed_by_network(self._mixture, mixing, labels, steps=steps)
-            before, labels = labels, self.classes(mixing @ self.basis)
-            if labels is None or torch.equal(before, labels):
+            following = self.classes(mixing @ self.basis)
+            if following is None or torch.equal(following, labels):
                 break
+            labels = following
         return mixing @ self.basis
