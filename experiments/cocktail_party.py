@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--victims", type=int, default=2)
     parser.add_argument("--evaluations", type=int, default=200, help="of auto, for each victim")
     parser.add_argument("--training-steps", type=int, default=200)
-    parser.add_argument("--minutes", type=float, default=600)
+    parser.add_argument("--minutes", type=float, default=600, help="of wall clock, after which no row is begun")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
