@@ -54,8 +54,15 @@ def gradient_by_inputs(
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 
     def plain(inputs: Tensor, labels: Tensor) -> Tensors:
-        options = {"batch_norm": plan.batch_norm, "loss_scale": plan.loss_scale, "changes": changes}
-        found = loss_gradients(model, frozen, Batch(inputs, labels), create_graph=True, **options).gradients
+        found = loss_gradients(
+            model,
+            frozen,
+            Batch(inputs, labels),
+            batch_norm=plan.batch_norm,
+            loss_scale=plan.loss_scale,
+            changes=changes,
+            create_graph=True,
+        ).gradients
         return {name: found[name] for name in names}
 
     layered = None if changes or _drops(model) else _layered(model, frozen, batch, names, plan, plain=plain)
