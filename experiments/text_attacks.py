@@ -4,6 +4,7 @@
     python experiments/text_attacks.py defended --model minilm
     python experiments/text_attacks.py federation --rounds 20
     python experiments/text_attacks.py descents --model minilm --frozen --victims 32
+    python experiments/text_attacks.py descents --attacks TAG LAMP --defenses none --frozen --victims 8 --max-length 24
     python experiments/text_attacks.py sapag --victims 20
     python experiments/text_attacks.py adapters --ranks 8 16 32 --victims 8 --max-length 24 --iterations 300
     python experiments/text_attacks.py together --model bert_tiny --victims 32 --max-length 24 --iterations 100
@@ -167,12 +168,13 @@ def descents(options: argparse.Namespace) -> Iterator[Job]:
     }
     data, model = loaded(options.model, options)
     trained = load_round(model, options) if options.model == "minilm" else 0
-    for (attack, defense), adaptive in product(product(options.attacks, TABLE_13), (False, True)):
+    for (attack, defense), adaptive in product(product(options.attacks, options.defenses), (False, True)):
         if adaptive and (defense == "none" or not options.adaptive):
             continue
         key = {"attack": attack, "model": options.model, "defense": defense, "frozen": options.frozen}
         key |= {"iterations": options.iterations, "victims": options.victims, "max_length": options.max_length}
         key |= {"attacker": "adaptive" if adaptive else "plain", "round": trained}
+        key |= {"public": options.public} if attack == "LAMP" else {}
         yield key, partial(_descended, options, data, model, attack=attacks[attack], cell=(defense, adaptive))
 
 
@@ -336,6 +338,7 @@ def main() -> None:
     parser.add_argument(
         "--adaptive", action="store_true", help="an attacker that knows the defense beside the plain one"
     )
+    parser.add_argument("--defenses", nargs="+", choices=DEFENSES, default=TABLE_13)
     parser.add_argument("--data", default="sst2")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--victims", type=int, default=10)

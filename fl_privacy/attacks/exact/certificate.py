@@ -110,7 +110,7 @@ def least_squares(known: Tensor, sums: Tensor) -> Tensor:
     On the CPU: on a GPU ``torch.linalg.lstsq`` takes every matrix for one of full rank, and finds nothing where two
     examples of a batch are equal.
     """
-    found = torch.linalg.lstsq(known.cpu(), sums.cpu(), driver="gelsd").solution
+    found: Tensor = torch.linalg.lstsq(known.cpu(), sums.cpu(), driver="gelsd").solution
     return found.to(sums.device)
 
 

@@ -131,7 +131,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
     return Parts(
         torch.cat([one * scale for (one, _), scale in zip(pairs, scales, strict=True)], 1),
         torch.cat([other * scale for (_, other), scale in zip(pairs, scales, strict=True)], 1),
-        of_words[:, : 2 * width].unflatten(1, (2, width)),
+        of_words[:, : 2 * width].reshape(-1, 2, width),
     )
 
 

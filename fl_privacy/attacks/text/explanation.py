@@ -99,7 +99,7 @@ def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
     if not batch.labels.is_floating_point():
         return batch
     classes = []
-    for own, times in zip(batch.labels.split(list(copies)), copies, strict=True):
+    for own, times in zip(torch.split(batch.labels, list(copies)), copies, strict=True):
         sums = own.sum(0)
         whole = sums.round().long()
         if int(whole.sum()) != times or float((sums - whole).abs().max()) > _WHOLE:
