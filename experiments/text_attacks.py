@@ -4,7 +4,9 @@
     python experiments/text_attacks.py defended --model minilm
     python experiments/text_attacks.py federation --rounds 20
     python experiments/text_attacks.py descents --model minilm --frozen --victims 32
+    python experiments/text_attacks.py descents --attacks TAG LAMP --defenses none --frozen --victims 8 --max-length 24
     python experiments/text_attacks.py sapag --victims 20
+    python experiments/text_attacks.py adapters --ranks 8 16 32 --victims 8 --max-length 24 --iterations 300
     python experiments/text_attacks.py together --model bert_tiny --victims 32 --max-length 24 --iterations 100
 
 One line of ``--out``/rows.jsonl for each cell, as it comes; ``--minutes`` ends before the next one, and the
@@ -31,7 +33,17 @@ from fl_privacy.data import Dataset, Iid, TextExamples, load_text
 from fl_privacy.defenses import ClientState, Defense, dp_noise, pruning, quantization, refiner
 from fl_privacy.federation import Client, Server, ServerPlan, evaluate_model
 from fl_privacy.metrics import evaluate_all
-from fl_privacy.models import TextModel, TransformerLM, bert_mini, bert_tiny, build_fitting, gpt_tiny, minilm
+from fl_privacy.models import (
+    ADAPTED,
+    TextModel,
+    TransformerLM,
+    bert_mini,
+    bert_tiny,
+    build_fitting,
+    gpt_tiny,
+    minilm,
+    with_adapters,
+)
 from fl_privacy.types import Batch, Certainty, Knowledge, LocalPlan, ModelState, Observation, VictimId
 
 MODELS: dict[str, tuple[Callable[..., TextModel], dict[str, str]]] = {
@@ -156,12 +168,13 @@ def descents(options: argparse.Namespace) -> Iterator[Job]:
     }
     data, model = loaded(options.model, options)
     trained = load_round(model, options) if options.model == "minilm" else 0
-    for (attack, defense), adaptive in product(product(options.attacks, TABLE_13), (False, True)):
+    for (attack, defense), adaptive in product(product(options.attacks, options.defenses), (False, True)):
         if adaptive and (defense == "none" or not options.adaptive):
             continue
         key = {"attack": attack, "model": options.model, "defense": defense, "frozen": options.frozen}
         key |= {"iterations": options.iterations, "victims": options.victims, "max_length": options.max_length}
         key |= {"attacker": "adaptive" if adaptive else "plain", "round": trained}
+        key |= {"public": options.public} if attack == "LAMP" else {}
         yield key, partial(_descended, options, data, model, attack=attacks[attack], cell=(defense, adaptive))
 
 
@@ -178,6 +191,34 @@ def _descended(
     public, parts = data.train.batch(torch.arange(options.public)).inputs, DEFENSES[defense]().parts
     seen = [one.told(public_images=public, defense=parts if adaptive else None) for one in seen]
     return figures(attack, seen, truths, data)
+
+
+def adapters(options: argparse.Namespace) -> Iterator[Job]:
+    """DAGER and TAG where adapters and the head alone are trained and uploaded: in the first round, and in one in which
+    the adapters have learned."""
+    data, model = loaded(options.model, options)
+    attacks = {"dager": Dager(), "TAG": tag(iterations=options.iterations)}
+    for rank, learned, (name, attack) in product(options.ranks, (0, 50), attacks.items()):
+        key = {"attack": name, "model": options.model, "adapters": rank, "learned_steps": learned}
+        key |= {"victims": options.victims, "max_length": options.max_length}
+        key |= {"iterations": options.iterations} if name == "TAG" else {}
+        yield key, partial(_adapted, options, data, model, attack=attack, cell=(rank, learned))
+
+
+def _adapted(
+    options: argparse.Namespace, data: Dataset, model: TextModel, attack: ReconstructionAttack, cell: tuple[int, int]
+) -> Row:
+    rank, learned = cell
+    torch.manual_seed(options.seed)
+    adapted, plan = with_adapters(model, rank=rank), LocalPlan(trained=ADAPTED)
+    held = plan.held(dict(adapted.named_parameters()))
+    optimizer = torch.optim.AdamW([p for name, p in adapted.named_parameters() if name not in held], lr=1e-3)
+    for step in range(learned):
+        batch = data.train.batch(torch.arange(16 * step, 16 * (step + 1)))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(adapted(batch.inputs), batch.labels).backward()
+        optimizer.step()
+    return figures(attack, *observed(adapted, data, options, plan=plan, defense="none"), data)
 
 
 def language_model(options: argparse.Namespace) -> Iterator[Job]:
@@ -276,6 +317,7 @@ def load_round(model: TextModel, options: argparse.Namespace) -> int:
 
 
 ROWS = {
+    "adapters": adapters,
     "dager": dager,
     "defended": dager,
     "descents": descents,
@@ -296,9 +338,11 @@ def main() -> None:
     parser.add_argument(
         "--adaptive", action="store_true", help="an attacker that knows the defense beside the plain one"
     )
+    parser.add_argument("--defenses", nargs="+", choices=DEFENSES, default=TABLE_13)
     parser.add_argument("--data", default="sst2")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--victims", type=int, default=10)
+    parser.add_argument("--ranks", nargs="+", type=int, default=[8, 16, 32], help="of adapters")
     parser.add_argument("--rounds", type=int, default=20, help="of the federation")
     parser.add_argument("--public", type=int, default=200, help="texts that LAMP learns a language model from")
     parser.add_argument("--iterations", type=int, default=1000)

@@ -119,7 +119,7 @@ class AttackStage:
         """One for each of ``asked``; failures where the attack raised or gave no answer."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
-            with viewed_by(self.folder.teller.picture):
+            with viewed_by(partial(self.folder.teller.picture, pieces=self.judge.pieces)):
                 found = attempt(lambda: _expect_answers(self.attack(asked, seed=self.seed, progress=progress), asked))
         self.folder.teller.clear()
         if not isinstance(found, Failure):

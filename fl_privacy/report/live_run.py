@@ -12,9 +12,10 @@ from fl_privacy.report.headline import Verdict, verdict
 from fl_privacy.report.images import data_uri
 from fl_privacy.report.numbers import percent, seconds
 from fl_privacy.report.readings import kind_of, readings_of
+from fl_privacy.report.sentences import Piece, uncolored
 from fl_privacy.results import Run
 from fl_privacy.results.occupancy import IDENTITY, METRICS, SUMMARY
-from fl_privacy.results.ongoing import PROGRESS, read_guesses, read_ongoing
+from fl_privacy.results.ongoing import PROGRESS, read_guesses, read_ongoing, read_texts
 
 LAST_ROUNDS = 5
 """By which the time left of a training is told."""
@@ -40,6 +41,7 @@ class LiveRun:
         silent: seconds since it last wrote anything.
         verdict: of what is recorded.
         guesses: what the attack that goes on has by now: PNGs as data URIs.
+        texts: likewise, of an attack on texts: tokens of each.
     """
 
     name: str
@@ -51,6 +53,7 @@ class LiveRun:
     silent: float
     verdict: Verdict
     guesses: Sequence[str] = ()
+    texts: Sequence[Sequence[Piece]] = ()
 
     @classmethod
     def of(cls, path: Path, told: "Told | UserError") -> "LiveRun":
@@ -68,6 +71,7 @@ class LiveRun:
                 verdict=Verdict("Not known", "", "open"),
             )
         doing, share, left = _doing(path, told)
+        hidden = told.finished or told.shared
         news = max(changed_at(path / name) for name in (*_WATCHED, PROGRESS))
         return cls(
             name=path.name,
@@ -78,7 +82,8 @@ class LiveRun:
             left=left,
             silent=max(0.0, time.time() - news),
             verdict=told.verdict,
-            guesses=[] if told.finished or told.shared else [data_uri(image) for image in read_guesses(path)],
+            guesses=[] if hidden else [data_uri(image) for image in read_guesses(path)],
+            texts=[] if hidden else [uncolored(text) for text in read_texts(path)],
         )
 
     @property

@@ -9,6 +9,7 @@ from fl_privacy.pieces import as_shown
 from fl_privacy.report.gallery import SHOWN, certainty_of, place_of, rank_by, whose_label
 from fl_privacy.report.numbers import metric, title
 from fl_privacy.results import Run, Sentence
+from fl_privacy.victim_ids import Attacker
 
 CAPTION = ("token_f1", "rouge_l", "exact_match")
 
@@ -55,8 +56,12 @@ def all_sentences(run: Run, found: Mapping[tuple[str, int], Sentence]) -> list[S
 
 
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[SentenceView]:
-    """The text that was read best, the median and the worst by the metric ``by``, as far as there are that many."""
+    """The text that was read best, the median and the worst by the metric ``by``, as far as there are that many; any
+    three of different places where all were read equally well."""
     ranked = rank_by(run, by)
+    if len({record.get(by) for record in ranked}) == 1 and not run.of_kind("image", Attacker.ADAPTIVE):
+        different = {place_of(record, "text"): record for record in reversed(ranked)}
+        return [_view(record, found) for record in list(different.values())[::-1][:3]]
     places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
     if len(ranked) < 3:
         places = dict(list({"Best": 0, "Worst": len(ranked) - 1}.items())[: len(ranked)])
@@ -92,7 +97,11 @@ def _readable(token: str, kind: Kind) -> tuple[str, Kind, bool]:
 def _view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> SentenceView:
     sentence = found.get((record["id"], record["image"]), Sentence(None))
     failed, original = record.get("failure"), sentence.original
-    figures = [f"{title(name)} {metric(record[name], name)}" for name in CAPTION if record.get(name) is not None]
+    figures = [
+        f"{title(name)} {metric(record[name], name)}".replace(" ", "\u00a0")
+        for name in CAPTION
+        if record.get(name) is not None
+    ]
     said = [whose_label(record), certainty_of(record), record["member"]]
     return SentenceView(
         rank=rank,

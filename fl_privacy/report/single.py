@@ -196,7 +196,7 @@ def _charts(run: Run) -> dict[str, Markup]:
             y=f"Epsilon at delta = {run.summary.privacy.delta:.3g}",
             alt=f"Epsilon over rounds, up to {spent[-1][1]:.3g}",
         )
-    histories = [h["loss"] for h in run.of_kind("history")]
+    histories = [h["loss"] for h in run.of_kind("history") if len(h["loss"]) > 1]
     if histories:
         charts["The attacker's loss"] = line_chart(
             [Curve(x=_shares(len(h)), y=h) for h in histories[:CURVES_SHOWN]],

@@ -1,5 +1,7 @@
 """How far the work on a run's folder is, for whoever watches: ``progress.json``, what the attacker has by then as
-``progress.safetensors``, and ``plan.json`` of a sweep."""
+``progress.safetensors`` or ``progress-texts.json``, and ``plan.json`` of a sweep."""
+
+from __future__ import annotations
 
 import json
 import time
@@ -7,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from filelock import FileLock
@@ -15,12 +18,16 @@ from safetensors.numpy import save
 
 from fl_privacy.checks import fits
 from fl_privacy.files import write_private, write_whole
-from fl_privacy.film import Frame, Snapshot
+from fl_privacy.film import Frame, Snapshot, TextFrame
 from fl_privacy.results.occupancy import LOCKS, is_finished
 from fl_privacy.results.pictures import Pixels
 from fl_privacy.results.records import dump_json
+from fl_privacy.results.sentences import Pieces
 
-PROGRESS, PICTURES, PLAN = "progress.json", "progress.safetensors", "plan.json"
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PROGRESS, PICTURES, TEXTS, PLAN = "progress.json", "progress.safetensors", "progress-texts.json", "plan.json"
 PICTURED = 3
 """Guesses that are shown while an attack goes on."""
 TELL_EVERY = 2.0
@@ -47,7 +54,7 @@ class Teller:
     """Writes down how far the work in ``folder`` is, now and then; nothing is left when it is over."""
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._pictures = folder / PROGRESS, folder / PICTURES
+        self._path, self._pictures, self._texts = (folder / name for name in (PROGRESS, PICTURES, TEXTS))
         self._told = self._pictured = 0.0
 
     def telling(self, what: str, progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
@@ -66,19 +73,30 @@ class Teller:
 
         return tell
 
-    def picture(self, frames: Sequence[Snapshot]) -> None:
-        """Show the images that an attack has by now, to the owner of the folder alone."""
-        now, seen = time.monotonic(), [frame.image.numpy() for frame in frames if isinstance(frame, Frame)]
-        if seen and now - self._pictured >= TELL_EVERY:
-            self._pictured = now
-            images = {f"image-{k}": image for k, image in enumerate(seen[:PICTURED])}
-            with suppress(OSError):
-                write_private(self._pictures, save(images))
+    def picture(self, frames: Sequence[Snapshot], pieces: Callable[[Tensor], Sequence[str]]) -> None:
+        """Show the images or texts that an attack has by now, to the owner of the folder alone.
+
+        Args:
+            frames: of victims.
+            pieces: a text's tokens (L,) as its tokenizer writes them.
+        """
+        now = time.monotonic()
+        if not frames or now - self._pictured < TELL_EVERY:
+            return
+        self._pictured = now
+        images = [frame.image.numpy() for frame in frames if isinstance(frame, Frame)][:PICTURED]
+        texts = [list(pieces(frame.tokens)) for frame in frames if isinstance(frame, TextFrame)][:PICTURED]
+        with suppress(OSError):
+            if images:
+                write_private(self._pictures, save({f"image-{k}": image for k, image in enumerate(images)}))
+            if texts:
+                write_private(self._texts, json.dumps({"texts": texts}, ensure_ascii=False))
 
     def clear(self) -> None:
         """Nothing goes on any more."""
         self._path.unlink(missing_ok=True)
         self._pictures.unlink(missing_ok=True)
+        self._texts.unlink(missing_ok=True)
 
 
 def read_ongoing(folder: Path) -> Ongoing | None:
@@ -98,6 +116,15 @@ def read_guesses(folder: Path) -> list[Pixels]:
     except (SafetensorError, OSError, ValueError):
         return []
     return [image for image in images if image.dtype == np.uint8 and image.ndim == 3 and 0 < image.size <= _MOST_BYTES]
+
+
+def read_texts(folder: Path) -> list[Pieces]:
+    """The tokens of what the attack that goes on in ``folder`` has, trusting nothing; empty if nobody says."""
+    content = _read(folder / TEXTS)
+    texts = content.get("texts") if isinstance(content, dict) else None
+    return (
+        [tuple(text) for text in texts[:PICTURED]] if isinstance(texts, list) and fits(texts, list[list[str]]) else []
+    )
 
 
 def write_planned(out: Path, jobs: Sequence[str]) -> None:

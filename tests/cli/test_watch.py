@@ -21,7 +21,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.film import Frame, TextFrame
 from fl_privacy.report.live import WatchedFolder
 from fl_privacy.results import Run, RunFolder
-from fl_privacy.results.ongoing import PICTURES, PROGRESS, Teller, read_ongoing, read_planned, write_planned
+from fl_privacy.results.ongoing import PICTURES, PROGRESS, TEXTS, Teller, read_ongoing, read_planned, write_planned
 from tests.results.runs import config, record, round_report, score
 
 
@@ -150,7 +150,7 @@ def test_a_record_that_is_being_written_is_no_damage_and_a_damaged_one_is_told(t
 def test_what_an_attack_has_by_now_is_shown_and_gone_when_it_is_over(tmp_path):
     run = record(tmp_path, label="x", finish=False)
     teller = Teller(run)
-    teller.picture([Frame(0, torch.full((3, 8, 8), k, dtype=torch.uint8)) for k in range(5)])
+    teller.picture([Frame(0, torch.full((3, 8, 8), k, dtype=torch.uint8)) for k in range(5)], pieces=lambda _: [])
     assert (run / PICTURES).stat().st_mode & 0o077 == 0
     with serving(run) as server:
         assert ask(server, "status")[1].count('<img src="data:image/png') == 3
@@ -248,9 +248,21 @@ def test_what_is_told_is_read_back_and_nothing_is_trusted(tmp_path):
     assert read_planned(tmp_path) == []
 
 
-def test_texts_on_their_way_are_no_pictures(tmp_path):
-    Teller(tmp_path).picture([TextFrame(0, torch.tensor([1, 2]))])
-    assert not (tmp_path / PICTURES).exists()
+def test_texts_on_their_way_are_shown_token_by_token_and_gone_when_the_attack_is_over(tmp_path):
+    run = record(tmp_path, label="x", finish=False)
+    teller, vocabulary = Teller(run), ["", "warm", "##th", "<b>"]
+    texts = [TextFrame(0, torch.tensor([1, 2, 3, -1])) for _ in range(5)]
+    teller.picture(texts, pieces=lambda tokens: [vocabulary[k] for k in tokens.tolist() if k >= 0])
+    assert (run / TEXTS).stat().st_mode & 0o077 == 0 and not (run / PICTURES).exists()
+    with serving(run) as server:
+        page = ask(server, "status")[1]
+        assert page.count(">warm</span>") == page.count(">th</span>") == page.count(">&lt;b&gt;</span>") == 3
+        for damaged in ("", "[]", '{"texts": [[1]]}', '{"texts": "x"}'):
+            (run / TEXTS).write_text(damaged)
+            status, page, _ = ask(server, "status")
+            assert status == 200 and "What the attacker has" not in page
+        teller.clear()
+        assert not (run / TEXTS).exists()
 
 
 def test_two_sweeps_in_a_folder_are_both_planned(tmp_path):

@@ -12,11 +12,18 @@ transformers = pytest.importorskip("transformers")
 
 SMALL = {
     "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32},
+    "roberta": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "pad_token_id": 1,
+    },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 1},
 }
 
 
-@pytest.mark.parametrize(("kind", "next_token"), [("bert", False), ("gpt2", False), ("gpt2", True)])
+@pytest.mark.parametrize(("kind", "next_token"), [("bert", False), ("roberta", False), ("gpt2", False), ("gpt2", True)])
 def test_a_model_from_a_folder_reads_tokens_and_embeddings(tmp_path: Path, kind: str, next_token: bool) -> None:
     transformers.AutoConfig.for_model(kind, vocab_size=60, **SMALL[kind]).save_pretrained(tmp_path)
     settings = {"vocabulary_size": 60, "name": str(tmp_path), "pretrained": False, "next_token": next_token}
@@ -33,6 +40,9 @@ def test_a_model_from_a_folder_reads_tokens_and_embeddings(tmp_path: Path, kind:
     assert model.causal == (kind == "gpt2") and len(model.attention_weights) == 2
     assert all(name in named for block in model.attention_weights for name in block)
     assert named[model.word_weight] is model.words.weight
+    (rows,) = torch.autograd.grad(model(tokens).square().sum(), named[str(model.position_weight)])
+    first = int(rows.abs().amax(1).nonzero()[0])
+    assert model.first_position == first == (2 if kind == "roberta" else 0)
 
 
 def test_a_name_that_is_none_is_said(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def pages(tmp_path_factory):
     going = record(out / "watched", label="a-run-with-a-name-that-is-as-long-as-names-of-runs-are", finish=False)
     teller = Teller(going)
     teller.telling("Attacking 6 updates of round 12, adaptive attacker", lambda done, total: None)(1, 3)
-    teller.picture([Frame(0, (255 * image).byte()) for image in pictures(3)])
+    teller.picture([Frame(0, (255 * image).byte()) for image in pictures(3)], pieces=lambda _: [])
     with WatchServer(WatchedFolder(going.parent)) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         found["watched runs"], found["progress"] = server.address, f"{server.address}status"

@@ -80,7 +80,7 @@ class Reproduction:
         gradient = as_gradient(observation)
         if output is None or output[0] not in gradient:
             return None
-        owner, device = output[0].rpartition(".")[0], self._device
+        owner = output[0].rpartition(".")[0]
         with torch.no_grad(), entering({owner: self.model.get_submodule(owner)}) as calls:
             probabilities = network(inputs).softmax(1)
         entered, observed = calls[0].inputs, gradient[output[0]].double()
@@ -90,27 +90,32 @@ class Reproduction:
             entered = torch.cat([entered, torch.ones_like(entered[:, :1])], 1)
             observed = torch.cat([observed, gradient[output[1]].double()[:, None]], 1)
         scale = len(inputs) / observation.plan.loss_scale
-        errors = scale * torch.linalg.lstsq(entered.T, observed.T, driver="gelsd" if device.type == "cpu" else None)[0]
-        return probabilities, errors
+        return probabilities, scale * least_squares(entered.T, observed.T)
 
-    def distance(self, batch: Batch) -> float:
+    def distance(self, batch: Batch, *, any_scale: bool = True) -> float:
         """How far the gradient of ``batch`` is from the one observed, as a share of the latter's length.
 
-        Up to a common factor, since clients clip. The worst of the tensors counts whose length is not within rounding
-        of zero, so that no small layer hides.
+        Up to a common factor, since clients clip, unless ``any_scale`` is off. The worst of the tensors counts whose
+        length is not within rounding of zero, so that no small layer hides.
         """
-        observation, observed = self.observation, as_gradient(self.observation)
-        device = self._device
-        labels = batch.labels.to(device)
-        found = loss_gradients(
+        return _distance(self._gradients(batch), as_gradient(self.observation), any_scale=any_scale)
+
+    def share(self, batch: Batch, weight: float) -> float:
+        """How long the gradient of ``batch`` times ``weight`` is, as a share of the one observed: that of the tensor
+        where it is largest."""
+        found, observed = self._gradients(batch), as_gradient(self.observation)
+        return max(weight * float(found[name].norm()) / float(v.norm()) for name, v in observed.items() if v.any())
+
+    def _gradients(self, batch: Batch) -> Tensors:
+        plan, labels = self.observation.plan, batch.labels.to(self._device)
+        return loss_gradients(
             self.model,
             ModelState(dict(self.model.named_parameters()), dict(self.model.named_buffers())),
             Batch(self._entering(batch.inputs), labels.double() if labels.is_floating_point() else labels),
-            batch_norm=observation.plan.batch_norm,
-            loss_scale=observation.plan.loss_scale,
+            batch_norm=plan.batch_norm,
+            loss_scale=plan.loss_scale,
             loss_function=F.cross_entropy,
         ).gradients
-        return _distance(found, observed)
 
     def _entering(self, inputs: Tensor) -> Tensor:
         """Images in double precision; tokens as they are."""
@@ -119,6 +124,16 @@ class Reproduction:
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+
+def least_squares(known: Tensor, sums: Tensor) -> Tensor:
+    """The shortest X (n, k) for which ``known`` (m, n) X is nearest to ``sums`` (m, k), of any rank.
+
+    On the CPU: on a GPU ``torch.linalg.lstsq`` takes every matrix for one of full rank, and finds nothing where two
+    examples of a batch are equal.
+    """
+    found: Tensor = torch.linalg.lstsq(known.cpu(), sums.cpu(), driver="gelsd").solution
+    return found.to(sums.device)
 
 
 def model_as_sent(observation: Observation) -> nn.Module:
@@ -177,10 +192,10 @@ def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
     return labels / labels.sum(1, keepdim=True).clamp_min(torch.finfo(labels.dtype).tiny)
 
 
-def _distance(found: Tensors, observed: Tensors) -> float:
+def _distance(found: Tensors, observed: Tensors, *, any_scale: bool) -> float:
     inner = sum(float((found[name] * value.double()).sum()) for name, value in observed.items())
     squared = sum(float(found[name].double().square().sum()) for name in observed)
-    factor = max(inner, 0.0) / squared if squared else 0.0
+    factor = (max(inner, 0.0) / squared if squared else 0.0) if any_scale else 1.0
     lengths = {name: float(value.double().norm()) for name, value in observed.items()}
     longest = max(lengths.values())
     apart = {name: float((factor * found[name] - value.double()).norm()) for name, value in observed.items()}

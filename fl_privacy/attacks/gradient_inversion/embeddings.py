@@ -92,6 +92,10 @@ class WordEmbeddings:
             scores = found @ self._inverse
         return scores.argmax(-1).masked_fill(inputs[..., -1] < 0.5, -1)
 
+    def variables_of(self, tokens: Tensor) -> Tensor:
+        """Tokens (..., L), -1 where there is none -> variables (..., L, d) that are their embeddings."""
+        return self.table[tokens.clamp_min(0)] / self._unit * (tokens >= 0).unsqueeze(-1)
+
     @cached_property
     def _inverse(self) -> Tensor:
         """(d, n)."""
@@ -111,8 +115,8 @@ def known_lengths(observation: Observation) -> Tensor | None:
     rows = observation.update().get(model.position_weight)
     if rows is None or observation.upload.num_examples != 1:
         return None
-    seen = (rows.abs().amax(1) > 0).nonzero().flatten()
-    return seen[-1:] + 1 if 0 < len(seen) < len(rows) else None
+    seen = (rows[model.first_position :].abs().amax(1) > 0).nonzero().flatten()
+    return seen[-1:] + 1 if 0 < len(seen) < len(rows) - model.first_position else None
 
 
 def longest_text(observations: Sequence[Observation]) -> int:

@@ -227,21 +227,31 @@ class WeightedL2L1:
     Attributes:
         alpha: of the first tensor.
         last: factor on it at the last one, linear between; 1 is the same for all.
+        relative: in shares of what a gradient of zero would get, so that it does not depend on how large gradients are.
     """
 
     alpha: float = 0.1
     last: float = 0.1
+    relative: bool = False
     layers: LayerWeights = field(default_factory=dict)
     elementwise: bool = field(default=True, init=False)
     by_layer: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        weights = self.coefficients(list(statistics))
+        weights = self._weights(list(statistics))
         terms = [weights[name][0] * s.distance + weights[name][1] * s.absolute for name, s in statistics.items()]
-        return torch.stack(terms).sum(0)
+        loss = torch.stack(terms).sum(0)
+        if not self.relative:
+            return loss
+        targets = {name: s.target for name, s in statistics.items()}
+        observed = [weights[n][0] * t.squared + weights[n][1] * t.value.abs().sum(1) for n, t in targets.items()]
+        return loss / torch.stack(observed).sum(0).clamp_min(torch.finfo(loss.dtype).tiny)
 
-    def coefficients(self, names: Sequence[str]) -> Coefficients:
+    def coefficients(self, names: Sequence[str]) -> Coefficients | None:
         """See :class:`SumOfDistances`."""
+        return None if self.relative else self._weights(names)
+
+    def _weights(self, names: Sequence[str]) -> Coefficients:
         shares = [position / max(len(names) - 1, 1) for position in range(len(names))]
         layers = [layer_weight(self.layers, name) for name in names]
         return {

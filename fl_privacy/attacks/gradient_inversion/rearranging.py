@@ -23,6 +23,10 @@ NO_PUBLIC_TEXTS = (
 )
 
 
+_BETTER = 1e-2
+"""Share of the usual difference of orders by which another has to be better."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rearranged:
     """The moves of one attack.
@@ -71,22 +75,45 @@ class Rearranged:
 
     @torch.no_grad()
     def __call__(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """``variables`` (V, N) with the words of each text in the best of several orders."""
+        """``variables`` (V, N) with the words of each text in the best of several orders, as they are read."""
+        read = _as_read(problem, variables)
+        for text in range(problem.shape[0]):
+            orders = self._best(problem, read, text, generators)
+            read, variables = (_in_order(problem, rows, orders[:, None])[:, 0] for rows in (read, variables))
+        return variables
+
+    @torch.no_grad()
+    def end(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
+        """The texts that ``variables`` (V, N) are read as, in the best order that moves lead to, their loss (V,)."""
+        read = _as_read(problem, variables)
+        ended = torch.zeros(len(read), dtype=torch.bool, device=read.device)
+        for _ in range(self.moves.last):
+            before = read
+            for text in range(problem.shape[0]):
+                moved = _in_order(problem, read, self._best(problem, read, text, generators)[:, None])[:, 0]
+                read = torch.where(ended[:, None], read, moved)
+            ended |= (read == before).all(1)
+            if bool(ended.all()):
+                break
+        return read, self._mismatch(problem, read[:, None])[:, 0]
+
+    def _best(self, problem: Problem, read: Tensor, text: int, generators: Sequence[torch.Generator]) -> Tensor:
+        """(V, B, L) the best of several orders of the words of one text of ``read`` (V, N); the present one where the
+        others are no better, as where equal words change places."""
         source, (batch, longest) = problem.settings.source, problem.shape[:2]
         assert isinstance(source, WordEmbeddings)
-        lengths = _lengths(problem)
-        for text in range(batch):
-            orders = torch.arange(longest).repeat(len(variables), self.moves.tries, batch, 1)
-            orders[:, :, text] = moved_orders(lengths[:, text], self.moves.tries, longest, generators)
-            tried = _in_order(problem, variables, orders)
-            scores = self._mismatch(problem, tried)
-            if self.language is not None:
-                tokens = source.read(problem.images(variables)[:, text]).cpu()
-                texts = tokens[:, None].expand(-1, self.moves.tries, -1).gather(2, orders[:, :, text])
-                surprise = self.language.surprise(texts.flatten(0, 1)).reshape(scores.shape)
-                scores = scores + self.moves.prior * surprise.to(scores)
-            variables = tried[torch.arange(len(tried), device=tried.device), scores.argmin(1)]
-        return variables
+        orders = torch.arange(longest).repeat(len(read), self.moves.tries, batch, 1)
+        orders[:, :, text] = moved_orders(_lengths(problem)[:, text], self.moves.tries, longest, generators)
+        scores = self._mismatch(problem, _in_order(problem, read, orders))
+        usual = (scores - scores.amin(1, keepdim=True)).median(1, keepdim=True).values
+        if self.language is not None:
+            tokens = source.read(problem.images(read)[:, text]).cpu()
+            texts = tokens[:, None].expand(-1, self.moves.tries, -1).gather(2, orders[:, :, text])
+            surprise = self.language.surprise(texts.flatten(0, 1)).reshape(scores.shape)
+            scores = scores + self.moves.prior * usual * surprise.to(scores)
+        least, best = scores.min(1)
+        best = torch.where(least < scores[:, 0] - _BETTER * usual[:, 0], best, 0).cpu()
+        return orders[torch.arange(len(read)), best]
 
     def _mismatch(self, problem: Problem, tried: Tensor) -> Tensor:
         """(V, T) of guesses (V, T, N)."""
@@ -150,6 +177,14 @@ def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence
     chosen = torch.where(beyond, 2.0 * longest + at, chosen)
     chosen[:, 0] = at.double()
     return chosen.argsort(-1)
+
+
+def _as_read(problem: Problem, variables: Tensor) -> Tensor:
+    """``variables`` (V, N) with the embeddings of the tokens that they are read as."""
+    source, found = problem.settings.source, problem.images(variables)
+    assert isinstance(source, WordEmbeddings)
+    words = source.variables_of(source.read(found)).flatten(1)
+    return torch.cat([words, variables[:, problem.pixels :]], 1)
 
 
 def _in_order(problem: Problem, variables: Tensor, orders: Tensor) -> Tensor:

@@ -40,22 +40,25 @@ class Rearranging:
 
     At each of them ``tries`` orders of the words are compared: two words exchanged, one moved, a sequence moved, a
     beginning put to the end; the one is taken whose mismatch of the gradients plus ``prior`` times the mean negative
-    log likelihood under a language model of the attacker's public texts is least. One text of a batch goes after the
-    other, all victims at once.
+    log likelihood under a language model of the attacker's public texts is least, the latter in units of the median by
+    which orders are worse than the best of them. Words are judged as they are read, as tokens. One text of a batch goes
+    after the other, all victims at once.
 
     Attributes:
         every: so many iterations.
         burn_in: share of the iterations before the first.
         tries: orders that are compared, the present one included.
         prior: weight of the language model.
+        last: moves at most of the text that is read at the end, as long as they lead on.
         starts: random first guesses of which the one with the least mismatch is taken, and then as many orders of it.
     """
 
     every: int = 75
     burn_in: float = 0.1
     tries: int = 200
-    prior: float = 0.2
+    prior: float = 0.5
     starts: int = 500
+    last: int = 10
 
     def __post_init__(self) -> None:
         whole("attack.every", self.every, at_least=1, example=75)

@@ -122,7 +122,7 @@ def _minimum(
         noise=settings.noise,
         moves=moves,
     )
-    return minimize(
+    found = minimize(
         problem,
         variables,
         generators=generators,
@@ -132,6 +132,10 @@ def _minimum(
         report=report,
         filmed=filmed,
     )
+    if moves is None:
+        return found
+    read, loss = moves.end(problem, found.variables, generators)
+    return replace(found, variables=read, loss=loss)
 
 
 @torch.no_grad()

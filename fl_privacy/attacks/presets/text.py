@@ -46,7 +46,7 @@ def lamp(
     *,
     lr: float = 0.2,
     distance: Literal["cosine", "l2_l1"] = "cosine",
-    prior: float | None = None,
+    prior: float = 0.5,
     every: int = 75,
     burn_in: float = 0.1,
     tries: int = 200,
@@ -57,26 +57,29 @@ def lamp(
 
     Settings are those of the authors' code for BERT: cosine of each tensor, the mean length of the embeddings held at
     that of tokens (a weight of 1 at BERT's length of 1.4), 2,000 iterations of Adam whose rate of 0.01, 0.2 in units of
-    BERT's embeddings, falls by 0.89 every 50, and every 75 the best of 200 orders of the words, of those of two
-    exchanged, one moved, a sequence moved, the beginning put to the end. The language model, there GPT-2, is made of
-    the attacker's public texts (:class:`fl_privacy.attacks.gradient_inversion.ngrams.LanguageModel`).
+    BERT's embeddings, falls by 0.89 every 50, and every 75 the best of 200 orders of the words, of those of
+    two exchanged, one moved, a sequence moved, the beginning put to the end. The language model, there GPT-2, is made
+    of the attacker's public texts (:class:`fl_privacy.attacks.gradient_inversion.ngrams.LanguageModel`).
+
+    Two things differ. Orders are those of the tokens that the embeddings are read as, since embeddings that were
+    optimized at one position make up for its embedding, so that at another they fit worse wherever they belong; and
+    what was found is read and ordered once more at the end. What the language model says counts as much as orders
+    usually differ in their mismatch, since the size of that differs from model to model.
 
     Args:
         lr: of Adam, in units of the root mean square of embeddings.
-        distance: of gradients; ``l2_l1`` is TAG's, with an L1 weight of 0.01.
-        prior: weight of the mean negative log likelihood of a text; ``None``: 0.2 beside the cosine, 60 beside the
-            other, as in the authors' scripts.
+        distance: of gradients; ``l2_l1`` is TAG's, with an L1 weight of 0.01, in shares of that of a zero gradient.
+        prior: weight of the mean negative log likelihood of a text, in units of the usual difference of orders.
         every, burn_in, tries, starts: see :class:`fl_privacy.attacks.gradient_inversion.settings.Rearranging`.
         options: as for all attacks.
     """
     one_of("attack.distance", distance, ("cosine", "l2_l1"))
     cosine = distance == "cosine"
-    weight = prior if prior is not None else 0.2 if cosine else 60.0
     published = GradientInversion(
-        objective=Cosine(per_layer=True) if cosine else WeightedL2L1(alpha=0.01, last=1.0),
+        objective=Cosine(per_layer=True) if cosine else WeightedL2L1(alpha=0.01, last=1.0, relative=True),
         optimizer=Adam(lr=lr, schedule=StairDecay(factor=0.89, every=50)),
-        embedding_norm=2.0 if cosine else 50.0,
-        moves=Rearranging(every=every, burn_in=burn_in, tries=tries, prior=weight, starts=starts),
+        embedding_norm=2.0,
+        moves=Rearranging(every=every, burn_in=burn_in, tries=tries, prior=prior, starts=starts),
         iterations=2000,
     )
     return vary(published, options)

@@ -1,14 +1,19 @@
 """Texts of an encoder: of the tokens at each position, those that together become what the second block has seen."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.text.candidates import CLEAR, Candidates
+from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.attacks.text.spans import Span, entering_block
 from fl_privacy.models import TextModel
+
+Enough = Callable[[Sequence[Tensor]], bool]
+"""Whether some texts (L,), which may be there several times, are all of a batch."""
 
 _AT_ONCE = 512
 _SWEEPS = 8
@@ -46,6 +51,7 @@ class Assembly:
         classified: the position of the token alone of which what it becomes is in the span; ``None`` where that of
             every token is.
         candidates: of the first block.
+        any_length: whether nobody says how long texts are.
         unit: how far texts of candidates at random are; what a token becomes depends mostly on itself, so that these
             are far nearer to the span than random vectors.
     """
@@ -54,6 +60,7 @@ class Assembly:
     span: Span
     classified: int | None
     candidates: Candidates
+    any_length: bool = False
     unit: float = 1.0
 
     def residuals(self, texts: Tensor) -> Tensor:
@@ -99,8 +106,9 @@ class Assembly:
         ]
 
     def judged(self, text: Assembled) -> Assembled:
-        """``text`` with every candidate tried at each position, also those that no descent has met."""
-        others = []
+        """``text`` with every candidate tried at each position, also those that no descent has met, and where it may
+        be of any length with a token less and with each one more."""
+        others, length = [], len(text.tokens)
         for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
             choices = at[at != text.tokens[position]]
             tried = text.tokens.repeat(len(choices), 1)
@@ -108,6 +116,12 @@ class Assembly:
             others.append(tried)
         tried = torch.cat(others)
         least = float(self.residuals(tried).min()) if len(tried) else torch.inf
+        if self.any_length and length > 1:
+            least = min(least, float(self.residuals(text.tokens[None, :-1])))
+        if self.any_length and length < len(self.candidates.tokens) and len(self.candidates.tokens[length]):
+            further = self.candidates.tokens[length]
+            longer = torch.cat([text.tokens.repeat(len(further), 1), further[:, None]], 1)
+            least = min(least, float(self.residuals(longer).min()))
         return replace(text, clear=least > CLEAR * text.residual)
 
     def exchanged(self, texts: Tensor) -> Tensor:
@@ -131,7 +145,7 @@ class Assembly:
         return torch.stack(found)
 
 
-def narrowed(assembly: Assembly, lengths: list[int], rng: torch.Generator) -> Assembly:
+def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
     """With fewer candidates at each position: those that come nearest to the span among random others.
 
     What a token becomes depends mostly on itself, so that texts put together at random tell, for all their positions at
@@ -140,8 +154,8 @@ def narrowed(assembly: Assembly, lengths: list[int], rng: torch.Generator) -> As
     """
     if assembly.classified is not None:
         return assembly
-    tokens = list(assembly.candidates.tokens)
-    reached = [max(1, sum(length > p for length in lengths)) for p in range(len(tokens))]
+    tokens = list(assembly.candidates.tokens[: lengths.longest])
+    reached = [max(1, lengths.reaching(p)) for p in range(len(tokens))]
     for _ in range(_NARROWINGS):
         drawn = _TRIED * max(len(at) for at in tokens)
         picked = [_dealt(len(at), drawn, rng) for at in tokens]
@@ -166,35 +180,54 @@ def _dealt(number: int, drawn: int, rng: torch.Generator) -> Tensor:
 
 
 def assemble(
-    assembly: Assembly, *, lengths: list[int], tolerance: float, rng: torch.Generator, rounds: int
+    assembly: Assembly, *, lengths: Lengths, tolerance: float, rng: torch.Generator, rounds: int, enough: Enough
 ) -> list[Assembled]:
     """As many texts as ``lengths`` says, the nearest to the span where not all are well within ``tolerance``.
 
-    Every token that is in no text yet is the fixed one of a search of its own, from other tokens at random.
+    Every token that is in no text yet is the fixed one of a search of its own, from other tokens at random. Fewer texts
+    where ``enough`` says that these are all, some of them several times.
     """
     whole = assembly.in_units(rng)
     assembly = narrowed(whole, lengths, rng)
-    candidates = assembly.candidates
     found: dict[tuple[int, ...], Assembled] = {}
-    for each in [1, *[_STARTS] * (rounds - 1)]:
-        sure = [text.tokens.tolist() for text in found.values() if text.residual < tolerance / CLEAR]
-        if len(sure) >= len(lengths):
+    sure: dict[tuple[int, ...], Assembled] = {}
+    for each, length in product([1, *[_STARTS] * (rounds - 1)], reversed(lengths.possible)):
+        for text in _searched(assembly, length, list(sure.values()), each=each, tolerance=tolerance, rng=rng):
+            key = tuple(text.tokens.tolist())
+            if key not in found or text.residual < found[key].residual:
+                found[key] = text
+        before = len(sure)
+        for key, text in found.items():
+            near = key not in sure and text.residual < tolerance / CLEAR
+            if near and (not whole.any_length or whole.judged(text).clear):
+                sure[key] = text
+        if len(sure) >= lengths.number and _chosen(list(sure.values()), lengths, repeated=False):
             break
-        explained = {pair for tokens in sure for pair in enumerate(tokens)}
-        for length in sorted(set(lengths)):
-            likely = _likely(candidates, length, explained)
-            position = max(range(length), key=lambda p: len(likely[p]))
-            starts = torch.stack([_start(likely, position, t, rng) for t in likely[position] for _ in range(each)])
-            descended = assembly.descend(starts, position)
-            nearest = sorted(descended, key=lambda text: text.residual)
-            stuck = list({tuple(text.tokens.tolist()): text.tokens for text in nearest}.values())[:_STUCK]
-            if each > 1 and all(text.residual >= tolerance / CLEAR for text in descended):
-                descended += assembly.descend(assembly.exchanged(torch.stack(stuck)), position)
-            for text in descended:
-                key = tuple(text.tokens.tolist())
-                if key not in found or text.residual < found[key].residual:
-                    found[key] = text
+        if before < len(sure) < lengths.number and enough([text.tokens for text in sure.values()]):
+            return [whole.judged(text) for text in sure.values()]
     return [whole.judged(text) if text.clear else text for text in _chosen(list(found.values()), lengths)]
+
+
+def _searched(
+    assembly: Assembly,
+    length: int,
+    sure: Sequence[Assembled],
+    *,
+    each: int,
+    tolerance: float,
+    rng: torch.Generator,
+) -> list[Assembled]:
+    """What ``each`` search from every token that is in no text yet ends in, of texts of ``length``."""
+    explained = {pair for text in sure for pair in enumerate(text.tokens.tolist())}
+    likely = _likely(assembly.candidates, length, explained)
+    position = max(range(length), key=lambda p: len(likely[p]))
+    starts = torch.stack([_start(likely, position, t, rng) for t in likely[position] for _ in range(each)])
+    descended = assembly.descend(starts, position)
+    nearest = sorted(descended, key=lambda text: text.residual)
+    stuck = list({tuple(text.tokens.tolist()): text.tokens for text in nearest}.values())[:_STUCK]
+    if each > 1 and all(text.residual >= tolerance / CLEAR for text in descended):
+        descended += assembly.descend(assembly.exchanged(torch.stack(stuck)), position)
+    return descended
 
 
 def _likely(candidates: Candidates, length: int, explained: set[tuple[int, int]]) -> list[Tensor]:
@@ -213,16 +246,21 @@ def _start(likely: list[Tensor], position: int, token: Tensor, rng: torch.Genera
     return torch.stack(drawn)
 
 
-def _chosen(texts: list[Assembled], lengths: list[int]) -> list[Assembled]:
-    """For each of ``lengths`` one, the nearest to the span first."""
+def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
+    """For each of ``lengths`` one, the nearest to the span first; none where some can't be had without ``repeated``
+    ones."""
     left = sorted(texts, key=lambda text: text.residual)
+    if lengths.told is None:
+        return left[: lengths.number]
     chosen: list[Assembled] = []
-    for length in lengths:
+    for length in lengths.told:
         fitting = next((text for text in left if len(text.tokens) == length), None)
-        if fitting is None:  # equal texts of one length are one
-            fitting = next((text for text in chosen if len(text.tokens) == length), None)
-        else:
+        if fitting is not None:
             left.remove(fitting)
+        elif not repeated:
+            return []
+        else:  # equal texts of one length are one
+            fitting = next((text for text in chosen if len(text.tokens) == length), None)
         if fitting is not None:
             chosen.append(fitting)
     return chosen

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.attacks.text.spans import Span, entering_block
 from fl_privacy.models import TextModel
 from fl_privacy.types import Tensors
@@ -39,6 +40,11 @@ class Candidates:
         return max((p + 1 for p, found in enumerate(self.tokens) if len(found)), default=0)
 
     @property
+    def whole(self) -> bool:
+        """Whether there is one at each position of the longest text."""
+        return self.length > 0 and all(map(len, self.tokens[: self.length]))
+
+    @property
     def number(self) -> int:
         """Of all pairs of token and position."""
         return sum(map(len, self.tokens))
@@ -67,9 +73,7 @@ def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor | None:
     return None if bool(rows.all()) else rows.nonzero().flatten()
 
 
-def find_candidates(
-    model: TextModel, span: Span, *, tokens: Tensor, lengths: Tensor | None, longest: int, tolerance: float, texts: int
-) -> Candidates:
+def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Lengths, tolerance: float) -> Candidates:
     """Every pair of token and position whose embedding is in ``span``.
 
     Those of a single text are all in it that are in the span. Of several texts others can be as well: the embedding of
@@ -79,22 +83,20 @@ def find_candidates(
         model: with the values sent.
         span: of the first block.
         tokens: (n,) that may be in the texts at all.
-        lengths: (B,) of the texts, where they are known; where fewer tokens are in the span than there have to be, the
-            nearest are taken.
-        longest: no text is longer.
+        lengths: of the texts; where they are told, and fewer tokens are in the span than there have to be, the nearest
+            are taken.
         tolerance: distance up to which a pair is in the span, in that of a random vector.
-        texts: B.
     """
-    table = _distances(model, span, tokens, longest)
+    table = _distances(model, span, tokens, lengths.longest)
     found, distances, nearest_other, doubt = [], [], 1.0, False
-    for position in range(longest):
-        reached = texts if lengths is None else int((lengths > position).sum())
+    for position in range(lengths.longest):
+        reached = lengths.reaching(position)
         order = table[:, position].argsort()
         count = int((table[:, position] < tolerance).sum())
-        if texts == 1:
-            doubt |= count > 1 or (lengths is not None and count != reached)
+        if lengths.number == 1:
+            doubt |= count > 1 or (lengths.told is not None and count != reached)
             count = min(count, 1)
-        if lengths is not None and reached:
+        if lengths.told is not None and reached:
             count = max(count, reached if count == 0 else 1)
         found.append(tokens[order[:count]])
         distances.append(table[order[:count], position])

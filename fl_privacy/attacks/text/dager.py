@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, no_progress
-from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
+from fl_privacy.attacks.exact.certificate import ROUNDING, model_as_sent
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import failed, read_each, without_labels
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.text.assembly import Assembly, assemble
 from fl_privacy.attacks.text.candidates import CLEAR, Candidates, find_candidates, rows_of_words
-from fl_privacy.attacks.text.heads import last_tokens, next_tokens
+from fl_privacy.attacks.text.explanation import Explanation
+from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.attacks.text.peeling import Peeling
 from fl_privacy.attacks.text.prefixes import grow_prefixes
 from fl_privacy.attacks.text.spans import readable_model, span_of
@@ -46,12 +47,16 @@ class Dager:
     the derivative of attention which of them stood together (:mod:`fl_privacy.attacks.text.disaggregation`, ours);
     tokens are exchanged from there until all are in the span, and the gradient of a text that is known is taken off, so
     that an easier batch is left. Where that does not lead on, tokens are exchanged from texts at random. Where the
-    gradient of the embeddings was uploaded as well, only the tokens of its rows that are not zero are looked at.
+    gradient of the embeddings was uploaded as well, only the tokens of its rows that are not zero are looked at. Where
+    nobody says how long the texts are, each length up to the longest that the spans hold is tried. Equal texts are
+    found once; how often each is there, the update says.
 
     A reconstruction is ``proven`` if the whole update is reproduced and there is no second choice: of a single text
     every token is in the span and every other one at least ten times farther; of several, so is every one
     outside the span, and of those in it every other choice at any position, or of one that goes on with a prefix, is at
-    least ten times farther from the second span.
+    least ten times farther from the second span, as is a text with a token more or less where lengths are not told. Of
+    texts that are there several times no other numbers have the update, which is reproduced to its very scale, and each
+    copy adds to it.
 
     Attributes:
         tolerance: distance from a span up to which a vector lies in it, as a share of that of a random one.
@@ -81,116 +86,109 @@ class Dager:
     ) -> Reconstruction:
         """By ``searched``, in the precision of the values sent, and seen to be right by ``model``, in double."""
         gradient = {name: value.to(model.words.weight.device) for name, value in as_gradient(observation).items()}
-        read = self._read(observation, (searched, model), gradient, rng)
+        explanation = Explanation(observation, model, gradient)
+        read = self._read(explanation, searched, rng)
         if not read.texts:
             return failed(observation, "No token lies in the span of the gradient: there are too many, or it is noise.")
-        tokens = torch.nn.utils.rnn.pad_sequence(list(read.texts), batch_first=True, padding_value=-1)
-        reproduction = Reproduction(observation, model)
-        if model.next_token:
-            tokens = last_tokens(model, gradient, tokens, longest=observation.input_shape[0])
-            labels: Tensor | None = next_tokens(tokens)
-        else:
-            labels = reproduction.labels(tokens)
-        if labels is None:
+        different = list({tuple(text.tolist()): text for text in read.texts}.values())
+        repeated = explanation.repeated(different)
+        batch = repeated or explanation.labelled(read.texts)
+        if batch is None:
             return without_labels(observation)
-        whole_batch = len(tokens) == observation.upload.num_examples
-        apart = reproduction.distance(Batch(tokens, labels)) if whole_batch else float("inf")
+        apart = explanation.distance(batch)
         certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
-        if read.clear and certainty is Certainty.CONSISTENT:
+        sure_of_all = repeated is not None or len(different) == observation.upload.num_examples
+        if read.clear and sure_of_all and certainty is Certainty.CONSISTENT:
             certainty = Certainty.PROVEN
         return Reconstruction(
             id=observation.id,
-            batch=Batch(tokens.cpu(), labels.cpu()),
+            batch=Batch(batch.inputs.cpu(), batch.labels.cpu()),
             loss=read.apart,
             history=(read.apart,),
             certainty=certainty,
         )
 
-    def _read(
-        self, observation: Observation, models: tuple[TextModel, TextModel], gradient: Tensors, rng: torch.Generator
-    ) -> _Read:
-        model = models[0]
-        count, span = observation.upload.num_examples, span_of(model, gradient, 0)
+    def _read(self, explanation: Explanation, model: TextModel, rng: torch.Generator) -> _Read:
+        observation, gradient = explanation.observation, explanation.gradient
+        lengths, span = Lengths.of(observation, model), span_of(model, gradient, 0)
         if span.rank == span.width:
             raise NotAttackableError(
                 f"The texts are expected to have fewer than {span.width} different tokens and positions, but the"
                 " gradient's rank is full: there are more, or noise was added."
             )
-        rows, told = rows_of_words(model, gradient), _in_spans(observation, model)
+        rows = rows_of_words(model, gradient)
         candidates = find_candidates(
             model,
             span,
             tokens=torch.arange(model.words.num_embeddings, device=span.basis.device) if rows is None else rows,
-            lengths=told,
-            longest=observation.input_shape[0] if told is None else int(told.max()),
+            lengths=lengths,
             tolerance=self.tolerance,
-            texts=count,
         )
-        if candidates.length == 0:
+        if candidates.length == 0 or (lengths.number > 1 and not candidates.whole):
             return _Read([], float("nan"), False)
-        if count == 1:
+        if lengths.number == 1:
             worst = max(float(d[0]) for d in candidates.distances[: candidates.length] if len(d))
             texts = [torch.stack([at[0] for at in candidates.tokens[: candidates.length] if len(at)])]
             return _Read(texts, worst, candidates.clear)
-        return self._together(observation, models, gradient, candidates, rank=span.rank, rng=rng)
+        return self._together(
+            explanation, model, candidates, lengths.within(candidates.length), rank=span.rank, rng=rng
+        )
 
     def _together(
         self,
-        observation: Observation,
-        models: tuple[TextModel, TextModel],
-        gradient: Tensors,
+        explanation: Explanation,
+        model: TextModel,
         candidates: Candidates,
+        lengths: Lengths,
         *,
         rank: int,
         rng: torch.Generator,
     ) -> _Read:
         """The texts of a batch, of which ``candidates`` are the tokens."""
-        model = models[0]
-        count, told = observation.upload.num_examples, _in_spans(observation, model)
+        gradient = explanation.gradient
         if len(model.attention_weights) < 2:
             raise NotAttackableError(
                 "A second block is expected, to tell the texts of a batch apart, but there is none."
             )
         second = span_of(model, gradient, 1)
         full = second.rank >= _FULL * rank and second.rank < second.width
+        full = full and not _one_query_each(model, gradient, lengths.number)
         if model.causal and full:
-            grown = grow_prefixes(model, second, candidates, tolerance=self.tolerance, texts=count)
+            grown = grow_prefixes(model, second, candidates, tolerance=self.tolerance, texts=lengths.number)
             return _Read(grown.texts, grown.apart, grown.clear and candidates.hold(grown.texts))
-        lengths = _lengths(candidates, count) if told is None else sorted(told.tolist())
         classified = None
         if not full:
             second = span_of(model, gradient, 1, queries=True)
             classified = -1 if model.causal else 0
-        assembly = Assembly(model, second, classified, candidates)
+        assembly = Assembly(model, second, classified, candidates, any_length=lengths.told is None)
+
+        def enough(texts: Sequence[Tensor]) -> bool:
+            return explanation.repeated(texts) is not None
+
         if full:
             peeling = Peeling(
-                model=models[1],
+                model=explanation.model,
                 searched=model,
-                loss_scale=observation.plan.loss_scale,
+                loss_scale=explanation.observation.plan.loss_scale,
                 tolerance=self.tolerance,
                 rng=rng,
                 rounds=self.rounds,
+                enough=enough,
             )
             found = peeling.texts(gradient, lengths, assembly)
         else:
-            found = assemble(assembly, lengths=lengths, tolerance=self.tolerance, rng=rng, rounds=self.rounds)
+            found = assemble(
+                assembly, lengths=lengths, tolerance=self.tolerance, rng=rng, rounds=self.rounds, enough=enough
+            )
         worst = max((text.residual for text in found), default=float("nan"))
         tokens = [text.tokens for text in found]
-        clear = len(found) == count and all(text.clear for text in found) and worst < self.tolerance / CLEAR
+        clear = len(found) > 0 and all(text.clear for text in found) and worst < self.tolerance / CLEAR
         return _Read(tokens, worst, clear and candidates.hold(tokens))
 
 
-def _in_spans(observation: Observation, model: TextModel) -> Tensor | None:
-    """(B,) tokens of each text that the spans can hold, where lengths are told: of a language model all but the last,
-    which nothing is predicted from."""
-    told = observation.knowledge.lengths
-    return told - 1 if told is not None and model.next_token else told
-
-
-def _lengths(candidates: Candidates, count: int) -> list[int]:
-    """Of so many texts, as far as the numbers of tokens at each position tell."""
-    reached, least = [], 0
-    for at in reversed(candidates.tokens):
-        least = max(least, len(at))
-        reached.append(least)
-    return sorted(max(1, sum(n > number for n in reached)) for number in range(count))
+def _one_query_each(model: TextModel, gradient: Tensors, texts: int) -> bool:
+    """Whether one token of each text asks alone in the second block: where that is the last, and one is classified."""
+    try:
+        return span_of(model, gradient, 1, queries=True).rank <= texts
+    except NotAttackableError:  # the queries' gradient was withheld
+        return False

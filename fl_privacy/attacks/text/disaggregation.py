@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.exact.certificate import least_squares
+from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.attacks.text.spans import entering_block
 from fl_privacy.gradients.watch import entering
 from fl_privacy.models import TextModel
@@ -49,7 +51,7 @@ class GuessedTexts:
 
     Attributes:
         tokens: for each position (n,) those that may have stood there.
-        texts: (L,) each, the shortest first.
+        texts: (L,) each, the shortest first; as long as the longest where nobody says how long they are.
         held: (L,) where a word is that stood at one position only, and so mostly a right one.
     """
 
@@ -58,7 +60,7 @@ class GuessedTexts:
     held: Sequence[Tensor]
 
 
-def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Sequence[int]) -> GuessedTexts | None:
+def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
     """What the first block says of the texts.
 
     Args:
@@ -70,14 +72,14 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: S
     Returns:
         ``None`` where the model's layers, or what was uploaded, do not allow it.
     """
-    longest = max(lengths)
+    number, longest = lengths.number, lengths.longest
     parts = parts_of(model, gradient, words, longest)
     if parts is None:
         return None
     shares = shares_of(parts)
     most, where = shares.max(1)
     alone = (most > _ALONE).nonzero().flatten()
-    if len(alone) < len(lengths):
+    if len(alone) < number:
         return None
     positions = where[alone]
     possible = shares > _LEAST
@@ -85,11 +87,11 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: S
     standing = possible.nonzero()
     support = supports(model, parts, alone, words[standing[:, 0]], standing[:, 1])
     own = (standing == torch.stack([alone, positions], 1)[:, None]).all(-1).int().argmax(1)
-    groups = grouped(support[:, own], positions, len(lengths))
-    members = [(groups == group).nonzero().flatten() for group in range(len(lengths))]
+    groups = grouped(support[:, own], positions, number)
+    members = [(groups == group).nonzero().flatten() for group in range(number)]
     members.sort(key=lambda group: int(positions[group].max()) if len(group) else 0)
     texts, held = [], []
-    for group, length in zip(members, sorted(lengths), strict=True):
+    for group, length in zip(members, lengths.told or [longest] * number, strict=True):
         text = words[shares.argmax(0)]
         text[positions[group]] = words[alone[group]]
         texts.append(text[:length])
@@ -117,20 +119,19 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
     if len(directions) > directions.shape[1]:
         return None
     rows = torch.cat([gradient[name].double() for name in names])
-    solved = torch.linalg.lstsq(directions.T, rows.T).solution
+    solved = least_squares(directions.T, rows.T)
     of_words, behind = solved[: len(words)], solved[len(words) : -1]
     of_positions = torch.cat([of_words.sum(0, keepdim=True) - behind.sum(0, keepdim=True), behind])
     pairs = [(of_words, of_positions)]
     if model.word_weight in gradient and model.position_weight in gradient:
-        pairs.append(
-            (gradient[model.word_weight][words].double(), gradient[str(model.position_weight)][:longest].double())
-        )
+        rows_of = gradient[str(model.position_weight)][model.first_position :][:longest]
+        pairs.append((gradient[model.word_weight][words].double(), rows_of.double()))
     scales = [1 / one.norm().clamp_min(1e-300) for one, _ in pairs]
     width = rows.shape[1]
     return Parts(
         torch.cat([one * scale for (one, _), scale in zip(pairs, scales, strict=True)], 1),
         torch.cat([other * scale for (_, other), scale in zip(pairs, scales, strict=True)], 1),
-        of_words[:, : 2 * width].unflatten(1, (2, width)),
+        of_words[:, : 2 * width].reshape(-1, 2, width),
     )
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.exact.certificate import least_squares
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.gradients.watch import entering
 from fl_privacy.models import TextModel
@@ -36,8 +37,7 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
     with torch.no_grad(), entering({"head": module}) as calls:
         predicted = model(tokens).mT.softmax(-1)[rows, lengths - 1]
     states = calls[0].inputs[rows, lengths - 1]
-    errors = torch.linalg.lstsq(states.T, left.T, driver="gelsd" if left.device.type == "cpu" else None)[0]
-    found = (predicted - errors).argmax(1)
+    found = (predicted - least_squares(states.T, left.T)).argmax(1)
     longer = torch.cat([tokens, tokens.new_full((len(tokens), 1), -1)], 1)
     grows = lengths < longest
     longer[rows[grows], lengths[grows]] = found[grows]

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.text.assembly import Assembled, Assembly, assemble
+from fl_privacy.attacks.text.assembly import Assembled, Assembly, Enough, assemble
 from fl_privacy.attacks.text.candidates import CLEAR, Candidates, find_candidates, rows_of_words
 from fl_privacy.attacks.text.disaggregation import GuessedTexts, disaggregated, parts_of
+from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.attacks.text.spans import Span, span_of
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import TextModel
@@ -17,6 +18,8 @@ from fl_privacy.types import Batch, ModelState, Tensors
 
 _SAME = 1e-3
 """Parts of a word that differ by this share of their length are the same but for rounding."""
+_DEPENDENT = 1e-10
+"""Share of the largest eigenvalue below which the gradients of a text with its labels depend on each other."""
 _ATTEMPTS, _NEAREST = 5, 2
 """Starts of each guessed text; texts nearest to the span, from which all candidates are tried where none led on."""
 _ROUNDING = 1e-6
@@ -30,14 +33,14 @@ class Peeled:
     Attributes:
         texts: (L,) each.
         gradient: of the rest of the batch, in double precision.
-        lengths: of the texts in it, the shortest first.
+        lengths: of the texts in it.
         words: (V,) that may be in them.
         rounding: by block, singular values of the gradient at its entry that say nothing.
     """
 
     texts: Sequence[Tensor]
     gradient: Tensors
-    lengths: Sequence[int]
+    lengths: Lengths
     words: Tensor
     rounding: tuple[float, float]
 
@@ -53,6 +56,7 @@ class Peeling:
         tolerance: distance up to which a vector is in a span, as a share of that of a random one.
         rng: draws texts to compare with, and where searches begin.
         rounds: of searches for the texts that can't be taken off.
+        enough: whether texts, some of them several times, are all there are.
     """
 
     model: TextModel
@@ -61,8 +65,9 @@ class Peeling:
     tolerance: float
     rng: torch.Generator
     rounds: int
+    enough: Enough
 
-    def texts(self, gradient: Tensors, lengths: Sequence[int], whole: Assembly) -> list[Assembled]:
+    def texts(self, gradient: Tensors, lengths: Lengths, whole: Assembly) -> list[Assembled]:
         """The texts of a batch: those that can be taken off ``gradient``, and what searches find of the others.
 
         Args:
@@ -73,14 +78,21 @@ class Peeling:
         left, whole = self.peel(gradient, lengths), whole.in_units(self.rng)
         apart = [float(whole.residuals(text[None])) for text in left.texts]
         known = [whole.judged(Assembled(*pair, clear=False)) for pair in zip(left.texts, apart, strict=True)]
-        if not left.lengths:
+        if not left.lengths.number or (left.texts and self.enough(left.texts)):
             return known
-        rest = Assembly(self.searched, self.second(left), None, self.candidates(left))
+        candidates = self.candidates(left)
+        if not candidates.whole:
+            return known
         return known + assemble(
-            rest, lengths=list(left.lengths), tolerance=self.tolerance, rng=self.rng, rounds=self.rounds
+            Assembly(self.searched, self.second(left), None, candidates, any_length=lengths.told is None),
+            lengths=left.lengths.within(candidates.length),
+            tolerance=self.tolerance,
+            rng=self.rng,
+            rounds=self.rounds,
+            enough=lambda texts: self.enough([*left.texts, *texts]),
         )
 
-    def peel(self, gradient: Tensors, lengths: Sequence[int]) -> Peeled:
+    def peel(self, gradient: Tensors, lengths: Lengths) -> Peeled:
         """All that can be taken off ``gradient`` of texts of ``lengths``."""
         rows = rows_of_words(self.searched, gradient)
         words = torch.arange(self.searched.words.num_embeddings, device=self._device) if rows is None else rows
@@ -91,17 +103,20 @@ class Peeling:
         left = Peeled(
             texts=[],
             gradient={name: value.double() for name, value in gradient.items()},
-            lengths=sorted(lengths),
+            lengths=lengths,
             words=words,
             rounding=(_ROUNDING * entries[0], _ROUNDING * entries[1]),
         )
-        while left.lengths:
+        while left.lengths.number:
             candidates = self.candidates(left)
-            left = replace(left, words=torch.unique(torch.cat(list(candidates.tokens))))
+            if not candidates.whole:
+                break
+            words = torch.unique(torch.cat(list(candidates.tokens)))
+            left = replace(left, words=words, lengths=left.lengths.within(candidates.length))
             rest = left
             for text in self._known(left, candidates):
                 rest = self._without(rest, text)
-            if len(rest.lengths) == len(left.lengths):
+            if rest.lengths.number == left.lengths.number:
                 break
             left = rest
         return left
@@ -112,10 +127,8 @@ class Peeling:
             self.searched,
             span_of(self.searched, left.gradient, 0, least=left.rounding[0]),
             tokens=left.words,
-            lengths=torch.tensor(left.lengths),
-            longest=left.lengths[-1],
+            lengths=left.lengths,
             tolerance=self.tolerance,
-            texts=len(left.lengths),
         )
 
     def second(self, left: Peeled) -> Span:
@@ -124,21 +137,19 @@ class Peeling:
 
     def _known(self, left: Peeled, candidates: Candidates) -> list[Tensor]:
         """Texts (L,) beyond doubt, of those ``left``."""
-        if any(len(tokens) == 0 for tokens in candidates.tokens):
-            return []
-        if len(left.lengths) == 1:
+        if left.lengths.number == 1:
             return [torch.cat(list(candidates.tokens))] if candidates.clear else []
         second = self.second(left)
         guess = disaggregated(self.searched, left.gradient, left.words, left.lengths)
         if guess is None or second.rank == second.width:
             return []
         assembly = Assembly(self.searched, second, None, candidates).in_units(self.rng)
-        return [text.tokens for text in self._mended(assembly, guess)]
+        return [text.tokens for text in self._mended(assembly, guess, left.lengths)]
 
     def _sure(self, text: Assembled) -> bool:
         return text.residual < self.tolerance / CLEAR
 
-    def _mended(self, assembly: Assembly, guess: GuessedTexts) -> list[Assembled]:
+    def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
         """What descents from the texts of ``guess`` end in: by its tokens, with others at random where a text was not
         held, and where none is sure by all candidates from the nearest."""
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
@@ -146,8 +157,13 @@ class Peeling:
         for attempt in range(_ATTEMPTS):
             again = [self._refilled(guess, number) for number in range(len(guess.texts))]
             starts = again if attempt else guess.texts
-            for length in sorted({len(text) for text in starts}):
-                found += few.descend(torch.stack([text for text in starts if len(text) == length]))
+            for length in lengths.possible:
+                fitting = [
+                    text[:length]
+                    for text, held in zip(starts, guess.held, strict=True)
+                    if len(text) == length or (lengths.told is None and not bool(held[length:].any()))
+                ]
+                found += few.descend(torch.stack(fitting)) if fitting else []
             sure = {tuple(text.tokens.tolist()): text for text in found if self._sure(text)}
             if sure:
                 return list(sure.values())
@@ -166,34 +182,34 @@ class Peeling:
         return text
 
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
-        """What is left without ``text``; the same where its label does not show, or no text of its length is left.
+        """What is left without ``text``; the same where no word of it shows, or no text of its length is left.
 
-        A word that was in this text alone has the same part in the gradient of the text as in that of the batch, but
-        for a positive factor, by which the client has scaled all.
+        The part of a word that was in this text alone is a sum of those in the gradients of the text with each label.
+        The factors are the same for all such words: how often the text is there with each label, by how much the client
+        has scaled all. Two equal texts are so taken off at once.
         """
-        seen = self._attended(left, left.gradient) if len(text) in left.lengths else None
+        seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:
             return left
-        most, factor, taken = 0, 0.0, left.gradient
-        for label in range(self.model(text[None]).shape[1]):
-            gradient = self._gradient(text, label)
-            own = self._attended(left, gradient)
-            assert own is not None
-            factors = (seen * own).sum((1, 2)) / own.square().sum((1, 2)).clamp_min(1e-300)
-            apart = (seen - factors[:, None, None] * own).norm(dim=(1, 2))
-            same = (factors > 0) & (apart < _SAME * seen.norm(dim=(1, 2))) & torch.isin(left.words, text)
-            if int(same.sum()) > most:
-                most, factor, taken = int(same.sum()), float(factors[same].median()), gradient
-        if not most:
+        gradients = [self._gradient(text, label) for label in range(self.model(text[None]).shape[1])]
+        parts = [self._attended(left, gradient) for gradient in gradients]
+        own = torch.stack([part for part in parts if part is not None]).flatten(2).movedim(0, 2)  # (V, 2 d, K)
+        aim = seen.flatten(1)[..., None]
+        factors = torch.linalg.pinv(own.mT @ own, rtol=_DEPENDENT, hermitian=True) @ (own.mT @ aim)
+        apart = (aim - own @ factors).norm(dim=(1, 2))
+        same = (apart < _SAME * aim.norm(dim=(1, 2))) & torch.isin(left.words, text)
+        if not bool(same.any()):
             return left
-        lengths = list(left.lengths)
-        lengths.remove(len(text))
-        rest = {name: value - factor * taken[name] for name, value in left.gradient.items()}
-        return replace(left, texts=[*left.texts, text], gradient=rest, lengths=lengths)
+        each = factors[same, :, 0].median(0).values.tolist()
+        rest = {
+            name: value - sum(factor * of[name] for factor, of in zip(each, gradients, strict=True))
+            for name, value in left.gradient.items()
+        }
+        return replace(left, texts=[*left.texts, text], gradient=rest, lengths=left.lengths.without(len(text)))
 
     def _attended(self, left: Peeled, gradient: Tensors) -> Tensor | None:
         """(V, 2, d) the parts of the words left."""
-        parts = parts_of(self.model, gradient, left.words, left.lengths[-1])
+        parts = parts_of(self.model, gradient, left.words, left.lengths.longest)
         return None if parts is None else parts.attended
 
     def _gradient(self, text: Tensor, label: int) -> Tensors:

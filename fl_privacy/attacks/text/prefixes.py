@@ -19,8 +19,8 @@ _ROUNDED = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Grown:
-    """Texts that no token continues, the longest first, how far the worst is from the span, and whether every prefix
-    that was given up is so many times farther than any of theirs."""
+    """Texts that no token continues, the longest first, fewer where some are equal; how far the worst is from the span,
+    and whether every prefix that was given up is so many times farther than any of theirs."""
 
     texts: list[Tensor]
     apart: float
@@ -63,7 +63,7 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
             break
     finished.sort(key=lambda text: (-len(text[2]), text[0]))
     finished, number = finished[:texts], len(finished)
-    clear = complete and number == texts and nearest_given_up > CLEAR * max(far for _, far, _ in finished)
+    clear = complete and 0 < number <= texts and nearest_given_up > CLEAR * max(far for _, far, _ in finished)
     worst = max((score for score, _, _ in finished), default=1.0)
     return Grown([prefix for _, _, prefix in finished], worst, clear)
 

@@ -30,6 +30,9 @@ class TextModel(nn.Module, ABC):
     position_weight: str | None = None
     """Name of the parameter (P, d) that holds the embeddings of positions; ``None`` where none is learned."""
 
+    first_position: int = 0
+    """Row of it that a text's first token gets: 2 in RoBERTa and OPT, whose first rows are kept for padding."""
+
     heads: int = 1
     """Of each block's attention."""
 

@@ -44,6 +44,8 @@ class HuggingFaceText(TextModel):
         self.position_weight = next(
             (f"network.{name}" for name, _ in network.named_parameters() if _is_position(name)), None
         )
+        if self.position_weight is not None:
+            self.first_position = _first_position(network, self.get_parameter(self.position_weight))
 
     @property
     def words(self) -> nn.Embedding:  # type: ignore[override]
@@ -114,6 +116,17 @@ def hugging_face(
 
 def _is_position(name: str) -> bool:
     return bool(re.search(r"(position_embeddings|wpe|embed_positions)\.weight$", name))
+
+
+def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
+    """Row of ``positions`` that a text's first token gets: the first with a gradient."""
+    inner, training = getattr(network, "base_model", network), network.training
+    network.eval()
+    with torch.enable_grad():
+        state = inner(input_ids=torch.tensor([[5, 6]])).last_hidden_state[0, -1, 0]
+        (rows,) = torch.autograd.grad(state, positions)
+    network.train(training)
+    return int(rows.abs().amax(1).nonzero()[0])
 
 
 @torch.no_grad()

@@ -5,7 +5,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel, Objective, weighted_names
+from fl_privacy.attacks.gradient_inversion.objectives import (
+    L1,
+    L2,
+    Cosine,
+    GaussianKernel,
+    Objective,
+    WeightedL2L1,
+    weighted_names,
+)
 from fl_privacy.attacks.gradient_inversion.statistics import Explicit, Target
 from fl_privacy.errors import UserError
 
@@ -81,11 +89,14 @@ def test_the_literal_kernel_has_no_slope_far_away_and_the_normalized_one_has() -
 
 
 def test_a_zero_gradient_has_a_finite_loss_and_slope() -> None:
-    for objective in (L2(), L2(relative=True), L1(), Cosine(), Cosine(per_layer=True), GaussianKernel()):
+    mixed = WeightedL2L1(relative=True)
+    for objective in (L2(), L2(relative=True), L1(), Cosine(), Cosine(per_layer=True), GaussianKernel(), mixed):
         guess = torch.zeros(1, 3, requires_grad=True)
         loss = objective({"w": Explicit(guess, Target.of(torch.tensor([[1.0, 2, 3]])))})
         assert loss.isfinite().all()
         assert torch.autograd.grad(loss.sum(), guess)[0].isfinite().all()
+    nothing = {"w": Explicit(torch.zeros(1, 3), Target.of(torch.tensor([[1.0, 2, 3]])))}
+    assert float(mixed(nothing)) == pytest.approx(1)
 
 
 def test_muted_layers_are_left_out() -> None:

@@ -8,6 +8,7 @@ import torch
 from fl_privacy.attacks import Dager
 from fl_privacy.attacks.text.candidates import Candidates
 from fl_privacy.attacks.text.disaggregation import disaggregated, grouped, parts_of, shares_of
+from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.attacks.text.peeling import Peeled, Peeling
 from fl_privacy.models import TextModel
 from fl_privacy.models.text.bert import Bert
@@ -31,6 +32,10 @@ def texts(lengths: list[int], *, repeated: int = 0) -> torch.Tensor:
     for number in range(repeated):
         tokens[number + 1, 2 + number] = tokens[number, 1 + number]
     return tokens.masked_fill(torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None], -1)
+
+
+def told(lengths: list[int]) -> Lengths:
+    return Lengths(number=len(lengths), longest=max(lengths), told=tuple(sorted(lengths)))
 
 
 def gradient_of(observation: Observation) -> dict[str, torch.Tensor]:
@@ -59,7 +64,7 @@ def test_groups_are_the_texts() -> None:
     tokens = texts([9, 9, 8, 7])
     observation = observed(encoder, tokens)
     words = torch.unique(tokens[tokens >= 0])
-    guess = disaggregated(observation.model, gradient_of(observation), words, [9, 9, 8, 7])
+    guess = disaggregated(observation.model, gradient_of(observation), words, told([9, 9, 8, 7]))
     assert guess is not None
     for text, held in zip(guess.texts, guess.held, strict=True):
         best = max(int(((row[: len(text)] == text) & held).sum()) for row in tokens)
@@ -101,13 +106,15 @@ def test_only_a_text_of_the_batch_is_taken_off() -> None:
     model = observation.model.double()
     assert isinstance(model, TextModel)
     rng = torch.Generator().manual_seed(0)
-    peeling = Told(model=model, searched=model, loss_scale=1.0, tolerance=0.05, rng=rng, rounds=1)
+    peeling = Told(
+        model=model, searched=model, loss_scale=1.0, tolerance=0.05, rng=rng, rounds=1, enough=lambda _: False
+    )
     wrong = tokens[0].clone()
     wrong[3] = tokens[1, 3]
     for Told.text, taken in ((wrong, []), (tokens[0], [tokens[0].tolist()])):
-        left = peeling.peel(gradient_of(observation), [8, 7, 6])
+        left = peeling.peel(gradient_of(observation), told([8, 7, 6]))
         assert [text.tolist() for text in left.texts] == taken
-        assert left.lengths == [6, 7, 8][: 3 - len(taken)]
+        assert left.lengths.told == (6, 7, 8)[: 3 - len(taken)]
 
 
 class ToldTooMany(Peeling):
@@ -123,6 +130,8 @@ def test_no_more_texts_are_taken_off_than_there_are() -> None:
     model = observation.model.double()
     assert isinstance(model, TextModel)
     rng = torch.Generator().manual_seed(0)
-    peeling = ToldTooMany(model=model, searched=model, loss_scale=1.0, tolerance=0.05, rng=rng, rounds=1)
-    left = peeling.peel(gradient_of(observation), [8])
-    assert [text.tolist() for text in left.texts] == tokens.tolist() and not left.lengths
+    peeling = ToldTooMany(
+        model=model, searched=model, loss_scale=1.0, tolerance=0.05, rng=rng, rounds=1, enough=lambda _: False
+    )
+    left = peeling.peel(gradient_of(observation), told([8]))
+    assert [text.tolist() for text in left.texts] == tokens.tolist() and not left.lengths.number

@@ -1,0 +1,108 @@
+"""Which batch of given texts has the update that was observed: their labels, and how often each is there."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, pairwise
+from math import comb
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction
+from fl_privacy.attacks.text.candidates import CLEAR
+from fl_privacy.attacks.text.heads import last_tokens, next_tokens
+from fl_privacy.models import TextModel
+from fl_privacy.types import Batch, Observation, Tensors
+
+_MOST = 256
+"""Ways to repeat texts that are tried."""
+_WHOLE = 0.05
+"""Copies of a text with a label are whole numbers up to this."""
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """The update of some texts beside the one observed.
+
+    Attributes:
+        observation: of one update.
+        model: with the values sent, in double precision.
+        gradient: that was uploaded.
+    """
+
+    observation: Observation
+    model: TextModel
+    gradient: Tensors
+
+    def labelled(self, texts: Sequence[Tensor]) -> Batch | None:
+        """``texts`` (L,), each with its label; ``None`` where there is no output layer."""
+        tokens = pad_sequence(list(texts), batch_first=True, padding_value=-1)
+        if self.model.next_token:
+            tokens = last_tokens(self.model, self.gradient, tokens, longest=self.observation.input_shape[0])
+            return Batch(tokens, next_tokens(tokens))
+        labels = self._reproduction.labels(tokens)
+        return None if labels is None else Batch(tokens, labels)
+
+    def distance(self, batch: Batch) -> float:
+        """How far its update is from the one observed; infinite for another number of texts."""
+        return self._reproduction.distance(batch) if len(batch.inputs) == self._number else float("inf")
+
+    def repeated(self, texts: Sequence[Tensor]) -> Batch | None:
+        """The batch of all of ``texts`` (L,), some of them several times, that alone has the update observed.
+
+        To its very scale, since of a text that hardly adds to the update another's copy could take the place where any
+        scale would do; a client that clips is not told from that.
+        """
+        if not 0 < len(texts) < self._number or comb(self._number - 1, len(texts) - 1) > _MOST:
+            return None
+        found: list[tuple[float, Batch]] = []
+        for copies in _compositions(self._number, len(texts)):
+            batch = self.labelled([text for text, times in zip(texts, copies, strict=True) for _ in range(times)])
+            settled = None if batch is None else _settled(batch, copies)
+            if settled is not None:
+                found.append((self._reproduction.distance(settled, any_scale=False), settled))
+        found.sort(key=lambda pair: pair[0])
+        if not found or found[0][0] >= ROUNDING or any(other < CLEAR * ROUNDING for other, _ in found[1:]):
+            return None
+        return found[0][1] if self._all_needed(found[0][1]) else None
+
+    def _all_needed(self, batch: Batch) -> bool:
+        """Whether every text of ``batch`` adds more to the update than rounding."""
+        predicted = (batch.labels >= 0).reshape(len(batch.inputs), -1).sum(1)
+        return all(
+            self._reproduction.share(Batch(text[None], label[None]), float(some) / int(predicted.sum()))
+            > CLEAR * ROUNDING
+            for text, label, some in zip(batch.inputs, batch.labels, predicted, strict=True)
+        )
+
+    @property
+    def _number(self) -> int:
+        return self.observation.upload.num_examples
+
+    @cached_property
+    def _reproduction(self) -> Reproduction:
+        return Reproduction(self.observation, self.model)
+
+
+def _compositions(number: int, parts: int) -> Iterator[list[int]]:
+    """``number`` as the sum of so many whole numbers from 1, in every order."""
+    for ends in combinations(range(1, number), parts - 1):
+        bounds = [0, *ends, number]
+        yield [end - begin for begin, end in pairwise(bounds)]
+
+
+def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
+    """With a class for each of so many neighboring ``copies``, of which only the sum is known; ``None`` where this is
+    no sum of classes."""
+    if not batch.labels.is_floating_point():
+        return batch
+    classes = []
+    for own, times in zip(torch.split(batch.labels, list(copies)), copies, strict=True):
+        sums = own.sum(0)
+        whole = sums.round().long()
+        if int(whole.sum()) != times or float((sums - whole).abs().max()) > _WHOLE:
+            return None
+        classes.append(torch.arange(len(whole), device=whole.device).repeat_interleave(whole))
+    return Batch(batch.inputs, torch.cat(classes))
