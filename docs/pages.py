@@ -118,13 +118,10 @@ def method_page(kind: str, name: str, told: dict[str, Any]) -> str:
         )
     if rows := told.get("rows"):
         parts += ["## Beside the others\n", attacks_table(rows)]
-    if tried := told.get("tried"):
-        parts += [
-            "## Tried, and left out\n",
-            tried["about"],
-            rows_table(tried["rows"]),
-            f"```sh\n{tried['command']}\n```",
-        ]
+    for kept, title in (("measured", "Measured"), ("tried", "Tried, and left out")):
+        if shown_rows := told.get(kept):
+            parts += [f"## {title}\n", shown_rows["about"], rows_table(shown_rows["rows"])]
+            parts.append(f"```sh\n{shown_rows['command']}\n```")
     parts.append("## Settings\n")
     for option in told["options"]:
         parts += [f"### `{kind}={option}`\n", describe_option(kind, option), settings_of(kind, option)]

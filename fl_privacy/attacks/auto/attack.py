@@ -11,7 +11,7 @@ from fl_privacy.attacks.auto.budget import EVALUATIONS, Budget, expect_budget, m
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.auto.texts import TextMembers, of_texts
-from fl_privacy.attacks.exact import ExactInversion
+from fl_privacy.attacks.exact import CocktailParty, ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
 from fl_privacy.attacks.gradient_inversion import GradientInversion
@@ -30,12 +30,16 @@ logger = logging.getLogger(__name__)
 
 _LEAST_EVALUATIONS = 25
 
+Given = tuple[Batch, str]
+"""Images of a victim that one may start from, and the attack that found them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AutoAttack:
     """The strongest attacker without a setting, in the way of AutoAttack (Croce and Hein 2020) for gradient inversion.
 
-    What the first layer gives away exactly is solved for (``attack=exact``); victims that are proven need no descent.
+    What the first layer gives away exactly is solved for, batches by ``attack=cocktail_party`` first and what it leaves
+    by ``attack=exact``; victims that are proven, or whose update is reproduced to rounding, need no descent.
     The others are attacked by members that differ in kind, from several starts, under successive halving: L-BFGS on the
     angle and on the distance of the updates where the model is smooth, signed Adam with little and with much total
     variation where it is not, batch-norm statistics where they were sent. What was solved for without a proof is one of
@@ -92,13 +96,16 @@ class AutoAttack:
         ]
         return results | self._race(Group(rest, earlier), partly, seed, report)
 
-    def _race(self, group: Group, partly: dict[int, Batch], seed: int, report: Report) -> dict[int, Reconstruction]:
+    def _race(
+        self, group: Group, partly: dict[int, list[Given]], seed: int, report: Report
+    ) -> dict[int, Reconstruction]:
         named = self.evaluations or (EVALUATIONS[self.budget] if isinstance(self.budget, str) else None)
         most = most_attempts(named or EVALUATIONS["standard"])
         features = _features_of(group, seed)
         race = Race(group, entries(group.first, most, self._placed), seed, features=features)
-        for position, batch in partly.items():
-            race.add(position, batch)
+        for position, given in partly.items():
+            for batch, found_by in given:
+                race.add(position, batch, found_by)
         if named is None and race.attempts:
             named = max(_LEAST_EVALUATIONS, int(float(self.budget) / race.seconds_per_evaluation()))
             logger.info(
@@ -118,19 +125,34 @@ class AutoAttack:
         return replace(attack, dtype=self.dtype, device=self.device, most_victims=self.most_victims)
 
 
-def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Reconstruction], dict[int, Batch]]:
+def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Reconstruction], dict[int, list[Given]]]:
     """By position: victims that need no descent on their update, and images of others that one may start from."""
     if group.first.knowledge.features is not None:
         return _from_features(group, seed, evaluations), {}
+    apart = _taken_apart(group, seed)
+    results = {position: one for position, one in apart.items() if one.certainty is not Certainty.APPROXIMATE}
+    rest = {position: o for position, o in group.observations.items() if position not in results}
     exact = ExactInversion(rounds=max(1, min(400, evaluations // 12 or 400)))
-    found = exact(list(group.observations.values()), seed=seed)
-    results, partly = {}, {}
-    for position, one in zip(group.observations, found, strict=True):
+    partly = {}
+    for position, one in zip(rest, exact(list(rest.values()), seed=seed), strict=True):
         if one.certainty is not Certainty.APPROXIMATE:
             results[position] = replace(one, member="exact")
-        elif one.batch is not None:
-            partly[position] = one.batch
+        else:
+            found = [replace(one, member="exact"), *([apart[position]] if position in apart else [])]
+            partly[position] = [(each.batch, each.member) for each in found if each.batch is not None]
     return results, partly
+
+
+def _taken_apart(group: Group, seed: int) -> dict[int, Reconstruction]:
+    """By position, batches that a fully connected first layer has mixed."""
+    if group.first.upload.num_examples == 1:
+        return {}
+    found = CocktailParty()(list(group.observations.values()), seed=seed)
+    return {
+        position: replace(one, member="cocktail party")
+        for position, one in zip(group.observations, found, strict=True)
+        if one.batch is not None
+    }
 
 
 def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:

@@ -24,6 +24,7 @@ class Attempt:
         roughness: weight of total variation in the next rung, as a share of the loss of a zero gradient.
         labels: (B,) that belong to the images it starts from; ``None``: those of all attempts.
         held: whether it is held to features that are known.
+        given: by which attack the images were found that it starts from; empty: by none.
         variables: (N,) where it is; ``None`` before the first rung.
         mismatch, score: of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
         history: of the member's own loss, one after the other of all rungs.
@@ -35,6 +36,7 @@ class Attempt:
     roughness: float
     labels: Tensor | None = None
     held: bool = False
+    given: str = ""
     variables: Tensor | None = None
     mismatch: float = math.inf
     score: float = math.inf

@@ -94,8 +94,8 @@ class Race:
         member, _, rough = entered[0]
         return entered if transforms < 2 else [(member, start, rough) for start in range(max(transforms, len(entered)))]
 
-    def add(self, position: int, batch: Batch) -> None:
-        """Let the first member also start from images that are known by other means."""
+    def add(self, position: int, batch: Batch, found_by: str = "") -> None:
+        """Let the first member also start from images that are known by other means, no rougher than these need."""
         if position not in self.attempts:
             return
         labels = None if batch.labels.is_floating_point() else batch.labels
@@ -105,9 +105,11 @@ class Race:
         row, _ = self._prepared[0].start([self._victims[0][position]], [0])
         variables = torch.cat([variables.to(row), row[0, len(variables) :]])
         number = 1 + max(attempt.start for attempt in self.attempts[position])
-        given = Attempt(0, number, self._rough, labels=labels, variables=variables)
+        given = Attempt(0, number, self._rough, labels=labels, given=found_by, variables=variables)
         judged = judge(self._problem(0, [(position, given)]), variables[None])
-        self.attempts[position].append(replace(given, mismatch=float(judged.mismatch[0]), score=float(judged.score[0])))
+        rough = min(self._rough, float(judged.balance[0]))
+        mismatch, score = float(judged.mismatch[0]), float(judged.score[0])
+        self.attempts[position].append(replace(given, roughness=rough, mismatch=mismatch, score=score))
 
     def seconds_per_evaluation(self) -> float:
         """Of one victim among all, measured; the clock decides, so that no two calls agree."""
@@ -272,8 +274,9 @@ class Race:
         labels = _relabeled(self._victims[attempt.member][position], attempt).labels
         if labels is None:
             labels = attempt.variables[pixels : pixels + size * prepared.num_classes].reshape(size, -1)
+        own = self._members[attempt.member].name
         return Winner(
-            member=self._members[attempt.member].name,
+            member=f"{attempt.given}, then {own}" if attempt.given else own,
             batch=Batch(images.clamp(0, 1).float().cpu(), (labels.argmax(-1) if labels.dim() > 1 else labels).cpu()),
             mismatch=attempt.mismatch,
             history=attempt.history,

@@ -7,31 +7,18 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, no_progress
-from fl_privacy.attacks.exact.certificate import EXACT, ROUNDING, Reproduction, model_as_sent
-from fl_privacy.attacks.exact.factorization import column_space, sparse_factors
+from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
+from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, sparse_factors
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.exact.patches import PatchEmbedding, find_patch_embedding, solve
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
-from fl_privacy.attacks.gradient_inversion.grouping import failed, read_each, without_labels
+from fl_privacy.attacks.gradient_inversion.grouping import failed, read_each
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number, whole
-from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
-
-_AGREEMENT = 0.99
-"""Of the signs in front of a ReLU with the zeros of what came back through it; wrong images agree in about half."""
-
+from fl_privacy.types import Observation, Reconstruction
 
 _SURE = 1e-3
 """Expected error of a pixel of what patches were solved for."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """Images (B, C, H, W), whether no others solve the equations of their layer, and what they leave of these."""
-
-    images: Tensor
-    unique: bool
-    loss: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,18 +70,18 @@ class ExactInversion:
                 found = _patched(observation, source)
             else:
                 found = self._connected(observation, source, rng)
-            return _certified(Reproduction(observation, model), found)
+            return certified(Reproduction(observation, model), found)
 
         return read
 
-    def _connected(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> _Read:
+    def _connected(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> Read:
         gradient = as_gradient(observation)
         weight, bias = gradient[layer.weight], gradient[layer.bias]
         inputs, unique = self._inputs(observation, layer, rng)
         images = layer.pixels(inputs).reshape(len(inputs), *observation.input_shape)
         shade = layer.pixels(torch.zeros_like(layer.shift))
         loss = float(residual(weight[None], bias[None], inputs[None]))
-        return _Read(images, unique and not _is_muted(weight, shade), loss)
+        return Read(images, unique and not is_muted(weight, shade), loss)
 
     def _inputs(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> tuple[Tensor, bool]:
         """What entered the layer (B, N), and whether nothing else could have."""
@@ -107,46 +94,18 @@ class ExactInversion:
             values = sent[layer.weight], sent[layer.bias]
             searched = sparse_factors(weight, bias, values, basis, rng=rng, starts=self.starts)
             for _, factors in zip(range(self.rounds), searched, strict=False):
-                if factors is not None and factors.agreement >= _AGREEMENT:
+                if factors is not None and factors.agreement >= AGREEMENT:
                     return factors.inputs, True
         alone = distinct_ratios(weight[None], bias[None], count=count, smallest=self.smallest, alike=self.alike)
         return alone[0], False
 
 
-def _patched(observation: Observation, embedding: PatchEmbedding) -> _Read:
+def _patched(observation: Observation, embedding: PatchEmbedding) -> Read:
     gradient = as_gradient(observation)
     found = solve(embedding, gradient)
     shade = -embedding.shift / embedding.scale
-    muted = _is_muted(gradient[embedding.weight].flatten(1), embedding.cut(shade))
-    return _Read(found.image[None], found.error < _SURE and not muted, found.residual)
-
-
-def _certified(reproduction: Reproduction, read: _Read) -> Reconstruction:
-    """What was ``read``, with labels that follow from it and how sure it is."""
-    observation = reproduction.observation
-    labels, source = observation.knowledge.labels, "known"
-    if labels is None or read.unique:  # those told are in no order that the images know of
-        labels, source = reproduction.labels(read.images), "inferred"
-    if labels is None:
-        return without_labels(observation)
-    apart = reproduction.distance(Batch(read.images, labels))
-    certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
-    if read.unique and apart < (EXACT if len(read.images) == 1 else ROUNDING):
-        certainty = Certainty.PROVEN
-    return Reconstruction(
-        id=observation.id,
-        batch=Batch(read.images.clamp(0, 1).float().cpu(), labels.cpu()),
-        loss=read.loss,
-        history=(read.loss,),
-        label_source=source,
-        certainty=certainty,
-    )
-
-
-def _is_muted(weight: Tensor, shade: Tensor) -> bool:
-    """Whether columns of the gradient (M, N) are zero though ``shade`` (..., N), the pixels that make them so, is
-    neither black nor white everywhere: put there."""
-    return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
+    muted = is_muted(gradient[embedding.weight].flatten(1), embedding.cut(shade))
+    return Read(found.image[None], found.error < _SURE and not muted, found.residual)
 
 
 def _source(observation: Observation) -> FirstLayer | PatchEmbedding:

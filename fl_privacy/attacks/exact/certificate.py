@@ -7,11 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion import labels as labeling
+from fl_privacy.attacks.gradient_inversion.grouping import without_labels
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.gradients import frozen_copy, loss_gradients
 from fl_privacy.gradients.watch import entering
 from fl_privacy.models.cut import Rest
-from fl_privacy.types import Batch, ModelState, Observation, Tensors
+from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, Tensors
 
 ROUNDING = 1e-3
 """Updates whose distance is below this share of their length are the same but for rounding in single precision."""
@@ -21,6 +22,21 @@ EXACT = 3e-5
 
 _NEARLY_SAME = 0.01
 """Errors of the outputs that are those of classes up to this share of their length."""
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """What a layer's equations gave.
+
+    Attributes:
+        images: (B, C, H, W).
+        unique: whether no others solve the equations.
+        loss: what they leave of these.
+    """
+
+    images: Tensor
+    unique: bool
+    loss: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +61,20 @@ class Reproduction:
         Args:
             images: (B, C, H, W), or tokens (B, L).
         """
-        return self._labels(self.model, self._entering(images))
+        return _labels(self._errors(self.model, self._entering(images)))
+
+    def classes(self, images: Tensor) -> Tensor | None:
+        """The likeliest class (B,) of each image (B, C, H, W), also where images are not exact; ``None`` as above."""
+        found = self._errors(self.model, self._entering(images))
+        return None if found is None else found[1].argmin(1)
 
     def labels_of(self, features: Tensor, path: str) -> Tensor | None:
         """The same from ``features`` (B, ...) that enter the layer at ``path``, which lies in front of the output's."""
         rest = Rest(self.model, path, self.observation.input_shape)
-        return self._labels(rest, features.to(self._device, torch.float64))
+        return _labels(self._errors(rest, features.to(self._device, torch.float64)))
 
-    def _labels(self, network: nn.Module, inputs: Tensor) -> Tensor | None:
+    def _errors(self, network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
+        """p and p - y (B, K); ``None`` without an output layer."""
         observation = self.observation
         output = labeling.output_layer(observation.model, observation.num_classes)
         gradient = as_gradient(observation)
@@ -68,7 +90,7 @@ class Reproduction:
             entered = torch.cat([entered, torch.ones_like(entered[:, :1])], 1)
             observed = torch.cat([observed, gradient[output[1]].double()[:, None]], 1)
         scale = len(inputs) / observation.plan.loss_scale
-        return _classes(probabilities, scale * least_squares(entered.T, observed.T))
+        return probabilities, scale * least_squares(entered.T, observed.T)
 
     def distance(self, batch: Batch, *, any_scale: bool = True) -> float:
         """How far the gradient of ``batch`` is from the one observed, as a share of the latter's length.
@@ -121,8 +143,45 @@ def model_as_sent(observation: Observation) -> nn.Module:
     return frozen_copy(observation.model, state, plan, device=device, dtype=torch.float64)
 
 
-def _classes(probabilities: Tensor, errors: Tensor) -> Tensor:
+def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
+    """What was ``read``, with labels that follow from it and how sure it is.
+
+    Args:
+        reproduction: of the victim.
+        read: its images.
+        ordered: whether labels that the attacker was told of go with the images as they are.
+    """
+    observation = reproduction.observation
+    labels, source = observation.knowledge.labels, "known"
+    if labels is None or read.unique or not ordered:  # those told are in no order that the images know of
+        labels, source = reproduction.labels(read.images), "inferred"
+    if labels is None:
+        return without_labels(observation)
+    apart = reproduction.distance(Batch(read.images, labels))
+    certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
+    if read.unique and apart < (EXACT if len(read.images) == 1 else ROUNDING):
+        certainty = Certainty.PROVEN
+    return Reconstruction(
+        id=observation.id,
+        batch=Batch(read.images.clamp(0, 1).float().cpu(), labels.cpu()),
+        loss=read.loss,
+        history=(read.loss,),
+        label_source=source,
+        certainty=certainty,
+    )
+
+
+def is_muted(weight: Tensor, shade: Tensor) -> bool:
+    """Whether columns of the gradient (M, N) are zero though ``shade`` (..., N), the pixels that make them so, is
+    neither black nor white everywhere: put there."""
+    return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
+
+
+def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
     """Labels (B,) or (B, K) from outputs p and errors p - y (B, K); of classes a multiple of the errors will do."""
+    if found is None:
+        return None
+    probabilities, errors = found
     classes = errors.argmin(1)
     others = F.one_hot(classes, errors.shape[1]) == 0
     factor = (errors * others).sum() / (probabilities * others).sum()

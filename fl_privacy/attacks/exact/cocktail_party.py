@@ -1,16 +1,19 @@
 """The images of a batch that a fully connected first layer has mixed, whatever activation comes behind it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
-from fl_privacy.attacks.exact.certificate import Reproduction, model_as_sent
+from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
+from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, factors_near
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.exact.independence import independent_directions, neighbors, row_basis, unmixed
 from fl_privacy.attacks.exact.rank_one import residual
+from fl_privacy.attacks.exact.unmixing import Behind, Mixture, mixture_of, unmixed_by_network
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
@@ -18,12 +21,21 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
     expect_gradient,
     failed,
     one_each,
-    without_labels,
 )
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.gradient_inversion.threads import fitting_threads
 from fl_privacy.checks import whole
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, Observation, Reconstruction
+from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
+
+_DIFFERENT = 1e-4
+"""Least singular value of images, as a share of the largest, that are no combinations of each other."""
+
+_SILENT = 0.1
+"""Share of the layer's signals that are zero, from which a ReLU is behind it."""
+
+_RELABELED = 3
+"""Times that images are looked for with the labels that those found before have."""
 
 _CHUNK_ELEMENTS = 1 << 24
 """Elements of weight gradients taken apart at a time (128 MB of float64)."""
@@ -31,21 +43,28 @@ _CHUNK_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class CocktailParty:
-    """Independent components of a first layer's gradient (Kariyappa et al., ICML 2023, "Cocktail Party Attack").
+    """A batch from a first layer's gradient, by independent components and then exactly, behind any activation.
 
-    The gradient of a fully connected layer is made of as many mixtures of its inputs as there are examples. These are
-    taken apart so that their differences of neighboring pixels are independent and heavy-tailed; sign and scale follow
-    from the gradient of the bias (:mod:`fl_privacy.attacks.exact.independence`). The layer needs at least as many
-    outputs as there are examples, and images have to look like photographs. Nothing is proven.
+    The gradient of a fully connected layer is made of as many mixtures of its inputs as there are examples (Kariyappa
+    et al., ICML 2023, "Cocktail Party Attack"). These are taken apart so that their differences of neighboring pixels
+    are independent and heavy-tailed; sign and scale follow from the gradient of the bias
+    (:mod:`fl_privacy.attacks.exact.independence`). From there behind a ReLU the zeros of the gradient are found, as in
+    ``attack=exact`` (:func:`fl_privacy.attacks.exact.factorization.factors_near`), which may prove the batch; behind
+    what is smooth the network itself says how the images were mixed
+    (:mod:`fl_privacy.attacks.exact.unmixing`), usually but for rounding. The layer needs at least as many outputs as
+    there are examples, and images have to look like photographs.
 
     Attributes:
-        iterations: of each of the two searches.
+        iterations: of each of the two searches for independent components.
+        steps: of Gauss and Newton, at most; with 0 the components are left as they are, inexact.
     """
 
     iterations: int = 60
+    steps: int = 20
 
     def __post_init__(self) -> None:
         whole("attack.iterations", self.iterations, at_least=1, example=60)
+        whole("attack.steps", self.steps, at_least=0, example=20)
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
@@ -70,23 +89,24 @@ class CocktailParty:
         model, results = model_as_sent(first), dict[int, Reconstruction]()
         at_once = max(1, _CHUNK_ELEMENTS // first.upload.tensors[layer.weight].numel())
         positions = list(group.observations)
-        for begin in range(0, len(positions), at_once):
-            chunk = positions[begin : begin + at_once]
-            observations = [group.observations[position] for position in chunk]
-            images, losses, enough = self._images(observations, layer, seed)
-            for row, (position, observation) in enumerate(zip(chunk, observations, strict=True)):
-                results[position] = (
-                    _reconstruction(Reproduction(observation, model), images[row], float(losses[row]))
-                    if enough[row]
-                    else failed(observation, f"A gradient of {layer.weight} of rank {len(images[row])} is expected.")
-                )
-            report(len(results) / len(positions))
+        with fitting_threads(count**2 * layer.shift.numel()):
+            for begin in range(0, len(positions), at_once):
+                chunk = positions[begin : begin + at_once]
+                observations = [group.observations[position] for position in chunk]
+                basis, inputs, enough = self._components(observations, layer, seed)
+                for row, (position, observation) in enumerate(zip(chunk, observations, strict=True)):
+                    results[position] = (
+                        self._finished(_Mixed(Reproduction(observation, model), layer, basis[row]), inputs[row])
+                        if enough[row]
+                        else failed(observation, f"A gradient of {layer.weight} of rank {count} is expected.")
+                    )
+                    report(len(results) / len(positions))
         return results
 
-    def _images(
+    def _components(
         self, observations: Sequence[Observation], layer: FirstLayer, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Images (V, B, C, H, W), what they leave of the gradient (V,), and whether it has the rank of a batch (V,)."""
+        """R (V, B, N), inputs (V, B, N) and whether the gradient has the rank of a batch (V,)."""
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
         weights = torch.stack([gradient[layer.weight] for gradient in gradients])
@@ -98,14 +118,96 @@ class CocktailParty:
             starts.append(torch.linalg.qr(torch.randn(count, count, generator=rng, dtype=torch.float64))[0])
         features = neighbors((basis / layer.scale).reshape(-1, count, *shape))
         directions = independent_directions(features, torch.stack(starts).to(basis), iterations=self.iterations)
-        inputs = unmixed(basis, directions, weights, biases)
-        return layer.pixels(inputs).reshape(-1, count, *shape), residual(weights, biases, inputs), enough
+        return basis, unmixed(basis, directions, weights, biases), enough
+
+    def _finished(self, mixed: "_Mixed", inputs: Tensor) -> Reconstruction:
+        """From ``inputs`` (B, N) that components gave."""
+        unique = False
+        if self.steps and mixed.differ(inputs) and (labels := mixed.classes(inputs)) is not None:
+            found = mixed.behind_zeros(inputs, labels)
+            if found is None:
+                inputs = mixed.behind_network(inputs, labels, self.steps)
+                found = mixed.behind_zeros(inputs, labels)
+            if found is not None:
+                inputs, unique = found, True
+        shade = mixed.layer.pixels(torch.zeros_like(mixed.layer.shift))
+        loss = float(residual(mixed.weight[None], mixed.bias[None], inputs[None]))
+        read = Read(mixed.images(inputs), unique and not is_muted(mixed.weight, shade), loss)
+        result, classes = certified(mixed.reproduction, read, ordered=False), mixed.classes(inputs)
+        if result.batch is None or classes is None or result.certainty is not Certainty.APPROXIMATE:
+            return result
+        return replace(result, batch=Batch(result.batch.inputs, classes.cpu()))
 
 
-def _reconstruction(reproduction: Reproduction, images: Tensor, loss: float) -> Reconstruction:
-    observation, images = reproduction.observation, images.clamp(0, 1)
-    labels = reproduction.labels(images)
-    if labels is None:
-        return without_labels(observation)
-    batch = Batch(images.float().cpu(), labels.cpu())
-    return Reconstruction(id=observation.id, batch=batch, loss=loss, history=(loss,), label_source="inferred")
+@dataclass(frozen=True, eq=False)
+class _Mixed:
+    """The gradient of a victim's first layer.
+
+    Attributes:
+        reproduction: of the victim.
+        layer: the first.
+        basis: R (B, N) of its gradient's rows.
+    """
+
+    reproduction: Reproduction
+    layer: FirstLayer
+    basis: Tensor
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """G (M, N)."""
+        return as_gradient(self.reproduction.observation)[self.layer.weight]
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """g (M,)."""
+        return as_gradient(self.reproduction.observation)[self.layer.bias]
+
+    @cached_property
+    def _values(self) -> tuple[Tensor, Tensor]:
+        """W (M, N) and b (M,)."""
+        own = self.reproduction.observation.assumed().parameters
+        return own[self.layer.weight], own[self.layer.bias]
+
+    @cached_property
+    def _mixture(self) -> Mixture:
+        path = self.layer.weight.rpartition(".")[0]
+        shape = self.reproduction.observation.input_shape
+        return mixture_of(
+            self.weight, self.bias, self._values, self.basis, Behind(self.reproduction.model, path, shape)
+        )
+
+    def images(self, inputs: Tensor) -> Tensor:
+        """(B, C, H, W) of what entered the layer (B, N)."""
+        return self.layer.pixels(inputs).reshape(len(inputs), *self.reproduction.observation.input_shape)
+
+    def differ(self, inputs: Tensor) -> bool:
+        """Whether none of the images (B, N) is a combination of the others."""
+        values = torch.linalg.svdvals(inputs @ self.basis.T) if inputs.isfinite().all() else inputs.new_zeros(1)
+        return bool(values[-1] > _DIFFERENT * values[0])
+
+    def classes(self, inputs: Tensor) -> Tensor | None:
+        """(B,) the likeliest; ``None`` where nothing tells them."""
+        return self.reproduction.classes(self.images(inputs).clamp(0, 1))
+
+    def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
+        """What the only images (B, N) that go with the zeros of the gradient are; ``None`` where there are no such."""
+        mixing, count = inputs @ self.basis.T, len(inputs)
+        if float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) < _SILENT:
+            return None
+        if (columns := column_space(self.weight, count)) is None:
+            return None
+        guess = torch.linalg.solve_ex(mixing.T, (self.weight.double() @ self.basis.T).T)[0].T
+        found = factors_near(guess, self.weight, self.bias, self._values, columns)
+        return None if found is None or found.agreement < AGREEMENT else found.inputs
+
+    def behind_network(self, inputs: Tensor, labels: Tensor, steps: int) -> Tensor:
+        """The images (B, N) whose gradient it is, near ``inputs``; labels may turn out to be others on the way."""
+        mixing = inputs @ self.basis.T
+        for _ in range(_RELABELED):
+            mixing = unmixed_by_network(self._mixture, mixing, labels, steps=steps)
+            following = self.classes(mixing @ self.basis)
+            if following is None or torch.equal(following, labels):
+                break
+            labels = following
+        return mixing @ self.basis

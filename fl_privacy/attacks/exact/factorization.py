@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+AGREEMENT = 0.99
+"""Of the signs in front of a ReLU with the zeros of what came back through it; wrong images agree in about half."""
+
 _ZERO = 1e-4
 """Elements of L q below this share of the largest are zeros of the ReLU."""
 
@@ -29,6 +32,12 @@ _RANK = 1e-6
 
 _MOST_ROWS = 16
 """Examples up to which null vectors of random rows are a start: of more, next to none is near a sparse direction."""
+
+_SHARP = [(0.03 * 0.5**step, 1.0) for step in range(20)]
+"""Schedule of a search that stays near where it starts."""
+
+_SOFT = [(0.3 * 0.8**step, 1.0) for step in range(36)]
+"""Of one that goes further: components of 64 images are a few percent of others."""
 
 _RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
@@ -85,7 +94,7 @@ def sparse_factors(
         The factors, or ``None`` while less than B independent directions are found. Whoever asks decides when to stop;
         where a few rounds find nothing sparse at all there is no ReLU, and nothing more is yielded.
     """
-    rank, rows, reduced = basis.shape[1], basis * len(basis) ** 0.5, basis.T @ weight.double()
+    rank, rows = basis.shape[1], basis * len(basis) ** 0.5
     pool, search = basis.new_zeros(rank, 0), _Search(rows, rng, starts)
     while True:
         pool = search.extended(pool)
@@ -95,11 +104,23 @@ def sparse_factors(
         if chosen.shape[1] < rank:
             yield None
             continue
-        directions = _polished(rows, chosen)
-        scales = torch.linalg.solve_ex(directions, basis.T @ bias.double())[0]
-        columns = basis @ directions * scales
-        inputs = torch.linalg.solve_ex(directions * scales, reduced)[0]
-        yield SparseFactors(columns, inputs, _agreement(columns, inputs, *layer))
+        yield _factors(weight, bias, layer, basis, chosen)
+
+
+def factors_near(
+    columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
+) -> SparseFactors | None:
+    """The sparse factors that a guess at D (M, B) leads to; ``None`` where these are not independent.
+
+    Args:
+        columns: the guess.
+        weight, bias, layer, basis: as of :func:`sparse_factors`.
+    """
+    directions, rows = basis.T @ columns, basis * len(basis) ** 0.5
+    directions = directions / directions.norm(dim=0)
+    near = [_sparsest(rows, directions, schedule) for schedule in (_SHARP, _SOFT)]
+    chosen = _independent(_distinct(rows, torch.cat(near, 1)))
+    return None if chosen.shape[1] < basis.shape[1] else _factors(weight, bias, layer, basis, chosen)
 
 
 def zeros(columns: Tensor) -> Tensor:
@@ -148,9 +169,8 @@ class _Search:
         directions = torch.randn(self._rows.shape[1], self._starts, generator=self._rng, dtype=torch.float64)
         directions = directions.to(self._rows)
         blunt = [(0.2 * 0.85 ** max(0, step - 15), 0.5) for step in range(35)]
-        sharp = [(0.03 * 0.5**step, 1.0) for step in range(20)]
         near = _sparsest(self._rows.float(), (directions / directions.norm(dim=0)).float(), blunt)
-        return _sparsest(self._rows, near.to(self._rows), sharp)
+        return _sparsest(self._rows, near.to(self._rows), _SHARP)
 
 
 def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]]) -> Tensor:
@@ -191,6 +211,17 @@ def _independent(pool: Tensor) -> Tensor:
         if len(chosen) == rank:
             break
     return pool[:, chosen]
+
+
+def _factors(
+    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, chosen: Tensor
+) -> SparseFactors:
+    """Of the directions ``chosen`` (B, B)."""
+    directions = _polished(basis * len(basis) ** 0.5, chosen)
+    scales = torch.linalg.solve_ex(directions, basis.T @ bias.double())[0]
+    columns = basis @ directions * scales
+    inputs = torch.linalg.solve_ex(directions * scales, basis.T @ weight.double())[0]
+    return SparseFactors(columns, inputs, _agreement(columns, inputs, *layer))
 
 
 def _polished(rows: Tensor, directions: Tensor) -> Tensor:

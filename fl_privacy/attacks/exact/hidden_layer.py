@@ -6,14 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.certificate import Reproduction
-from fl_privacy.attacks.exact.factorization import column_space, sparse_factors
+from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, sparse_factors
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.gradients.watch import entering, owners
 from fl_privacy.types import Observation
-
-_AGREEMENT = 0.99
-"""Of the signs in front of a ReLU with the zeros of what came back through it."""
 
 _ROUNDS, _STARTS = 20, 64
 """Of searches for sparse directions in the gradient of a batch."""
@@ -77,7 +74,7 @@ def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator)
     own = state[f"{path}.weight"], state[f"{path}.bias"]
     searched = sparse_factors(weight, bias, own, basis, rng=rng, starts=_STARTS)
     for _, factors in zip(range(_ROUNDS), searched, strict=False):
-        if factors is not None and factors.agreement >= _AGREEMENT:
+        if factors is not None and factors.agreement >= AGREEMENT:
             labels = reproduction.labels_of(factors.inputs, path)
             if labels is None or labels.is_floating_point():
                 return None

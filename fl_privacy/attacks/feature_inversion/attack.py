@@ -18,6 +18,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import Group, attack_in_grou
 from fl_privacy.attacks.gradient_inversion.initialization import Blank, Projection, Space, Start, Uniform
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Prior, TotalVariation
+from fl_privacy.attacks.gradient_inversion.threads import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
 from fl_privacy.effects import PrivateLayers
 from fl_privacy.errors import UserError
@@ -137,7 +138,9 @@ class ModelInversion:
             def meter(share: float, start: int = begin, count: int = len(chunk)) -> None:
                 report(0.5 + 0.5 * (start + share * count) / len(pairs))
 
-            found = self._invert([o for _, o in members], front, features, seed, meter)
+            blank = features.new_zeros(len(members) * self.restarts, first.upload.num_examples, *first.input_shape)
+            with fitting_threads(multiplications_of_a_layer(front, blank)):
+                found = self._invert([o for _, o in members], front, features, seed, meter)
             results |= {position: r for (position, _), r in zip(members, found, strict=True)}
         return results
 

@@ -1,9 +1,11 @@
 """Images that a first layer has mixed are told apart where nothing is silent."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from fl_privacy.attacks import CocktailParty
+from fl_privacy.attacks import AutoAttack, CocktailParty
 from fl_privacy.attacks.exact.independence import independent_directions
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import evaluate_all
@@ -21,7 +23,7 @@ def mlp(activation="sigmoid", width=64):
 def patched(count, seed):
     """Images of flat patches with sharp edges, none like another."""
     rng = torch.Generator().manual_seed(seed)
-    images = torch.full((count, 2, 24, 24), 0.5)
+    images = torch.full((count, 2, 24, 24), 0.4)
     for image in images:
         for _ in range(8):
             top, left, height, width = torch.randint(2, 20, (4,), generator=rng).tolist()
@@ -29,16 +31,66 @@ def patched(count, seed):
     return Batch(images, torch.randint(CLASSES, (count,), generator=rng))
 
 
-@pytest.mark.parametrize("activation", ["sigmoid", "relu"])
-def test_batches_are_read_in_front_of_any_activation(activation):
-    truths = [patched(4, seed) for seed in range(2)]
-    seen = [observe(mlp(activation), truth, id=VictimId(0, 0, k)) for k, truth in enumerate(truths)]
-    found = CocktailParty()(seen, seed=0)
-    assert {one.certainty for one in found} == {Certainty.APPROXIMATE}
-    for score in evaluate_all(found, truths):
-        assert min(image.values["psnr"] for image in score.images) > 20
+SURE = {"sigmoid": Certainty.CONSISTENT, "tanh": Certainty.CONSISTENT, "relu": Certainty.PROVEN}
+
+
+def worst(found, truths):
+    """PSNR in dB of the worst image."""
+    return min(image.values["psnr"] for score in evaluate_all(found, truths) for image in score.images)
+
+
+def victims(activation, number=2, count=4):
+    truths = [patched(count, seed) for seed in range(number)]
+    return [observe(mlp(activation), truth, id=VictimId(0, 0, k)) for k, truth in enumerate(truths)], truths
+
+
+def noisy(seen, share):
+    """With noise of so much of the root mean square of the first layer's gradient."""
+    rng, weight = torch.Generator().manual_seed(0), next(iter(seen.upload.tensors.values()))
+    std = share * weight.square().mean().sqrt()
+    tensors = {name: v + std * torch.randn(v.shape, generator=rng) for name, v in seen.upload.tensors.items()}
+    return replace(seen, upload=replace(seen.upload, tensors=tensors))
+
+
+@pytest.mark.parametrize("activation", SURE)
+def test_batches_are_read_exactly_in_front_of_any_activation(activation):
+    seen, truths = victims(activation)
+    components, found = CocktailParty(steps=0)(seen, seed=0), CocktailParty()(seen, seed=0)
+    assert {one.certainty for one in components} == {Certainty.APPROXIMATE}
+    assert {one.certainty for one in found} == {SURE[activation]}
+    assert 20 < worst(components, truths) < 60 < worst(found, truths)
+    for one, truth in zip(found, truths, strict=True):
+        assert sorted(one.batch.labels.tolist()) == sorted(truth.labels.tolist())
     for alone, one in zip([CocktailParty()([each], seed=0)[0] for each in seen], found, strict=True):
         assert torch.allclose(alone.batch.inputs, one.batch.inputs, atol=1e-4)
+
+
+def test_a_factor_of_the_whole_update_does_not_matter():
+    (seen,), truths = victims("tanh", number=1)
+    scaled = {name: 1e-3 * value for name, value in seen.upload.tensors.items()}
+    found = CocktailParty()([replace(seen, upload=replace(seen.upload, tensors=scaled))], seed=0)
+    assert found[0].certainty is Certainty.CONSISTENT
+    assert worst(found, truths) > 60
+
+
+def test_noise_is_not_taken_for_images():
+    (seen,), truths = victims("tanh", number=1)
+    for share in (0.001, 0.03):
+        changed = [noisy(seen, share)]
+        components, found = CocktailParty(steps=0)(changed, seed=0), CocktailParty()(changed, seed=0)
+        assert found[0].certainty is Certainty.APPROXIMATE
+        assert worst(found, truths) > worst(components, truths)
+
+
+def test_auto_takes_what_it_reads():
+    """As it is where the update is reproduced, as a start that it holds on to where noise was added."""
+    (seen,), truths = victims("tanh", number=1)
+    (found,) = AutoAttack(evaluations=10**9)([seen], seed=0)
+    assert (found.member, found.certainty) == ("cocktail party", Certainty.CONSISTENT)
+    changed = [noisy(seen, 0.01)]
+    party, found = CocktailParty()(changed, seed=0), AutoAttack(evaluations=60)(changed, seed=0)
+    assert found[0].member.startswith("cocktail party, then ")
+    assert worst(found, truths) > worst(party, truths) - 3
 
 
 def test_heavy_tails_are_unmixed():
@@ -59,5 +111,6 @@ def test_what_can_not_be_unmixed_says_why():
     for model, truth, line in cases:
         (found,) = CocktailParty()([observe(model, truth)], seed=0)
         assert found.batch is None and line in found.failure
-    with pytest.raises(UserError, match=r"attack\.iterations"):
-        CocktailParty(iterations=0)
+    for wrong in ({"iterations": 0}, {"steps": -1}):
+        with pytest.raises(UserError, match=rf"attack\.{next(iter(wrong))}"):
+            CocktailParty(**wrong)

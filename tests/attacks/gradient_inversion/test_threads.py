@@ -1,13 +1,16 @@
 """Attacks on small layers take one CPU thread, whatever was set, and leave the setting as it was."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from fl_privacy.attacks import AutoAttack, inverting_gradients
+from fl_privacy.attacks import AutoAttack, ModelInversion, inverting_gradients
 from fl_privacy.attacks.gradient_inversion.threads import WORTHWHILE, fitting_threads, multiplications_of_a_layer
+from fl_privacy.models import Front
 from fl_privacy.rng import cpu_threads
-from tests.attacks.victims import observations, smooth_net
+from tests.attacks.victims import examples, observations, smooth_net
 
 
 @pytest.mark.parametrize(("multiplications", "threads"), [(WORTHWHILE - 1, 1), (WORTHWHILE, 2)])
@@ -35,3 +38,17 @@ def test_results_are_the_same_with_more_threads(attack):
     for one, other in zip(*found, strict=True):
         assert torch.equal(one.batch.inputs, other.batch.inputs)
         assert one.loss == other.loss
+
+
+def test_private_layers_are_inverted_with_one_thread_where_they_are_small():
+    (seen,), used = observations(smooth_net(), 1), set()
+    features = Front(seen.model, "2")(examples(1).inputs).detach()
+    told = replace(seen, knowledge=replace(seen.knowledge, features=features, features_at="2"))
+    with cpu_threads(2):
+        attack = ModelInversion(iterations=2)
+        (found,) = attack(
+            [told], seed=0, progress=lambda done, total: used.add((done < total, torch.get_num_threads()))
+        )
+        assert torch.get_num_threads() == 2
+    assert found.failure is None
+    assert {threads for busy, threads in used if busy} == {1}

@@ -1,0 +1,239 @@
+"""Images that a fully connected layer has mixed, told apart by the network behind it, exactly (one victim at a time).
+
+In the terms of :mod:`fl_privacy.attacks.exact.independence` what entered the layer is X^T = A R: B x B numbers A are
+not known, however many pixels there are. The network says what D has to be for any of them: image i enters it as
+z_i = P^T a_i + b with P = R W^T, and D_i is the gradient of its loss by z_i. So s D^T [A, 1] = [G R^T, g], with a
+factor s that a client may have scaled its gradient by, are M (B + 1) equations for B^2 + 1 unknowns. They are solved by
+Gauss-Newton steps with Levenberg's damping. Their derivative by A takes a product with the Hessian of the loss by z,
+that is one more pass back through the network, so that the linear system of a step is solved by conjugate gradients,
+preconditioned by what is left of it where D does not change: D D^T, the larger part of it by far.
+
+Where noise was added the directions that two images of one class share are hardly told apart by D. What was found
+before then counts as well: A = (1 + E) A_0, with elements of E of standard deviation ``_INDEPENDENCE``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.gradients.watch import leaving
+
+_INDEPENDENCE = 0.03
+"""Share that images taken apart by their independence have of each other, about: that of 30 dB."""
+
+_DAMPING = 1e-3
+"""Of the first step, as a share of the preconditioner."""
+
+_MOST_DAMPING = 1e3
+
+_TOLERANCE = 1e-3
+"""Of the residual of a linear system, as a share of its right side."""
+
+_MOST_PRODUCTS = 200
+"""With the matrix of a linear system."""
+
+_PROGRESS = 0.01
+"""Share of the misfit by which a step has to lessen it for another to follow."""
+
+
+@dataclass(frozen=True, eq=False)
+class Behind:
+    """The network behind a layer.
+
+    Attributes:
+        model: in double precision.
+        path: of the layer.
+        image_shape: (C, H, W).
+    """
+
+    model: nn.Module
+    path: str
+    image_shape: tuple[int, ...]
+
+    def signal(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """D (B, M), with its graph, of z (B, M) and classes (B,)."""
+        layer, black = self.model.get_submodule(self.path), outputs.new_zeros(len(outputs), *self.image_shape)
+        with torch.enable_grad(), leaving({self.path: layer}, lambda *_: outputs):
+            loss = F.cross_entropy(self.model(black), labels)
+        (found,) = torch.autograd.grad(loss, outputs, create_graph=True)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """A layer's gradient on the basis of its rows, and the network behind the layer.
+
+    Attributes:
+        behind: the network.
+        projected: P (B, M).
+        bias: b (M,).
+        observed: [G R^T, g] (M, B + 1).
+        noise: variance of an element of G.
+    """
+
+    behind: Behind
+    projected: Tensor
+    bias: Tensor
+    observed: Tensor
+    noise: float
+
+    def signal(self, mixing: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """z and D (B, M) of A (B, B) and classes (B,), the latter with its graph."""
+        outputs = (mixing @ self.projected + self.bias).detach().requires_grad_()
+        return outputs, self.behind.signal(outputs, labels)
+
+
+def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, behind: Behind) -> Mixture:
+    """Of G (M, N) and g (M,), W (M, N) and b (M,), and R (B, N); what G has beside its rank B is noise."""
+    gradient, (values, shift) = weight.double(), layer
+    on_basis = gradient @ basis.T
+    rest = float(gradient.square().sum() - on_basis.square().sum())
+    freedom = (gradient.shape[0] - len(basis)) * (gradient.shape[1] - len(basis))
+    return Mixture(
+        behind=behind,
+        projected=basis @ values.double().T,
+        bias=shift.double(),
+        observed=torch.cat([on_basis, bias.double()[:, None]], 1),
+        noise=max(0.0, rest) / max(1, freedom),
+    )
+
+
+def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
+    """A (B, B) from ``start``, for classes (B,), after at most so many steps."""
+    point = _Point.at(mixture, start, None, labels)
+    ridge = mixture.noise / _INDEPENDENCE**2 * torch.linalg.inv(start @ start.T)
+    damping, first = _DAMPING, start
+    for _ in range(steps):
+        before, better = point.misfit(ridge, first), None
+        while better is None and damping < _MOST_DAMPING:
+            moved = point.moved(ridge, first, damping)
+            if moved.misfit(ridge, first) < before:
+                better = moved
+            damping = damping / 10 if better else 10 * damping
+        if better is None:
+            break
+        point = better
+        if point.misfit(ridge, first) > (1 - _PROGRESS) * before:
+            break
+    return point.mixing
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    """A and s, with what the network says there."""
+
+    mixture: Mixture
+    labels: Tensor
+    mixing: Tensor
+    scale: Tensor
+    outputs: Tensor
+    signal: Tensor
+
+    @classmethod
+    def at(cls, mixture: Mixture, mixing: Tensor, scale: Tensor | None, labels: Tensor) -> "_Point":
+        """With the scale that suits it best by default."""
+        outputs, signal = mixture.signal(mixing, labels)
+        if scale is None:
+            made = signal.detach().T @ _with_ones(mixing)
+            scale = (made * mixture.observed).sum() / made.square().sum()
+        return cls(mixture, labels, mixing, scale, outputs, signal)
+
+    @property
+    def made(self) -> Tensor:
+        """D^T [A, 1]."""
+        return self.signal.detach().T @ _with_ones(self.mixing)
+
+    def misfit(self, ridge: Tensor, first: Tensor) -> float:
+        """Of the equations, and of what was found before."""
+        left, apart = self.scale * self.made - self.mixture.observed, self.mixing - first
+        return float(left.square().sum() + (apart @ ridge * apart).sum())
+
+    def moved(self, ridge: Tensor, first: Tensor, damping: float) -> "_Point":
+        """After a step of Gauss and Newton."""
+        size, signal, scale = len(self.mixing), self.signal.detach(), self.scale
+        ones, made, projected = _with_ones(self.mixing), self.made, self.mixture.projected
+
+        def down(values: Tensor) -> Tensor:
+            """The transposed derivative, of (M, B + 1)."""
+            by_signal = self._bent(ones @ values.T) @ projected.T + signal @ values[:, :size]
+            return _joined(scale * by_signal, (made * values).sum())
+
+        def normal(step: Tensor) -> Tensor:
+            mixing, factor = _parted(step, size)
+            change = self._bent(mixing @ projected).T @ ones
+            change[:, :size] += signal.T @ mixing
+            return down(scale * change + factor * made) + _joined(mixing @ ridge, factor * 0)
+
+        solve = _preconditioner(scale.square() * signal @ signal.T, ridge, made.square().sum())
+        slope = down(scale * made - self.mixture.observed) + _joined((self.mixing - first) @ ridge, scale * 0)
+        step = _solved(
+            lambda one: normal(one) + damping * solve.inverse(one), slope, lambda one: solve(one) / (1 + damping)
+        )
+        mixing, factor = _parted(step, size)
+        return _Point.at(self.mixture, self.mixing - mixing, self.scale - factor, self.labels)
+
+    def _bent(self, direction: Tensor) -> Tensor:
+        """(B, M) product of the Hessian of the loss by z with it."""
+        (found,) = torch.autograd.grad(self.signal, self.outputs, direction, retain_graph=True)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Preconditioner:
+    """left X + X right = Y for X (B, B), and a number of its own, by the eigenvectors of both."""
+
+    left: Tensor
+    right: Tensor
+    values: Tensor
+    own: Tensor
+
+    def __call__(self, flat: Tensor) -> Tensor:
+        return self._through(flat, 1 / self.values, 1 / self.own)
+
+    def inverse(self, flat: Tensor) -> Tensor:
+        """Y of X."""
+        return self._through(flat, self.values, self.own)
+
+    def _through(self, flat: Tensor, values: Tensor, own: Tensor) -> Tensor:
+        matrix, number = _parted(flat, len(self.left))
+        return _joined(self.left @ (values * (self.left.T @ matrix @ self.right)) @ self.right.T, own * number)
+
+
+def _preconditioner(left: Tensor, right: Tensor, own: Tensor) -> _Preconditioner:
+    ours, rows = torch.linalg.eigh(left)
+    theirs, columns = torch.linalg.eigh(right)
+    ours = ours.clamp_min(torch.finfo(ours.dtype).eps * ours[-1])
+    return _Preconditioner(rows, columns, ours[:, None] + theirs.clamp_min(0), own)
+
+
+def _solved(product: Callable[[Tensor], Tensor], right: Tensor, precondition: Callable[[Tensor], Tensor]) -> Tensor:
+    """By conjugate gradients."""
+    found, rest = torch.zeros_like(right), right
+    ahead = precondition(rest)
+    direction, size = ahead, rest @ ahead
+    enough = _TOLERANCE**2 * size
+    for _ in range(_MOST_PRODUCTS):
+        bent = product(direction)
+        share = size / (direction @ bent)
+        found, rest = found + share * direction, rest - share * bent
+        ahead = precondition(rest)
+        before, size = size, rest @ ahead
+        if not size > enough:
+            break
+        direction = ahead + size / before * direction
+    return found
+
+
+def _with_ones(mixing: Tensor) -> Tensor:
+    return torch.cat([mixing, torch.ones_like(mixing[:, :1])], 1)
+
+
+def _joined(matrix: Tensor, number: Tensor) -> Tensor:
+    return torch.cat([matrix.flatten(), number.reshape(1)])
+
+
+def _parted(flat: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    return flat[:-1].reshape(size, size), flat[-1]
