@@ -93,9 +93,11 @@ DEFENSES: dict[str, Defense] = {
     "soteria_mixing": soteria_mixing(),
     "refiner": refiner(evaluator=evaluator((128, 256, 512))),
     "refiner_warm": refiner(evaluator=evaluator((128, 256, 512)), iterations=5),
+    "refiner_student": refiner(evaluator=evaluator((38, 77, 154))),
     "refiner_small": refiner(evaluator=evaluator((32, 64, 128))),
 }
-"""Refiner with the paper's evaluation network, with half the iterations (a warm start), with a smaller network."""
+"""Refiner with the paper's evaluation network, with half the iterations (a warm start), with a student of that network
+(``train-evaluator teacher=FILE``), with a smaller network."""
 
 TABLE_4 = {
     "lenet": {

@@ -40,9 +40,10 @@ def robust_series(step: LocalStep, network: EvaluationNetwork, iterations: int) 
     """The start and each iterate, (1, C, H, W), with the defaults of ``fl_privacy.defenses.refiner``."""
     target = gradient(step, step.batch.inputs)
     depths = layer_depths(step.model, step.sent, step.batch.inputs)
-    gap = batch_gap(step, target, importance(target, step.sent.parameters, depths, by="product", decay=0.95))
+    weights = importance(target, step.sent.parameters, depths, by="product", decay=0.95)
     noise = uniform_noise(step.batch.inputs, step.rng)
     start = torch.lerp(step.batch.inputs, noise, 0.5)
+    gap = batch_gap(step, target, weights, lambda images: images, start)
     return [start, *descend(start, gap, network, unit=gap(noise).detach(), beta=1.0, lr=1.0, iterations=iterations)]
 
 

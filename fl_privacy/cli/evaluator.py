@@ -1,5 +1,6 @@
 """Trains Refiner's evaluation network on public images or texts, or finds it trained."""
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from fl_privacy.evaluator import (
     random_word_curve,
     read_about,
     save_evaluator,
+    student_plan,
     train_evaluator,
     train_word_evaluator,
 )
@@ -56,18 +58,21 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     """
     config = compose_file("evaluator", overrides)
     settings = plain_settings(config)
-    for name, annotation in (("out", str | None), ("overwrite", bool), ("images", int | None), ("seed", int)):
+    types = {"out": str | None, "overwrite": bool, "images": int | None, "seed": int, "teacher": str | None}
+    for name, annotation in types.items():
         expect_type(name, settings[name], annotation)
     whole("seed", settings["seed"], at_least=0, example=1)
     dataset = build_dataset(config.data)
     texts = isinstance(dataset.train, TextExamples)
-    plan, device = _plan(settings, TEXTS if texts else EvaluatorPlan()), resolve_device(config.device)
+    teacher = None if settings["teacher"] is None else _teacher(settings["teacher"], texts=texts)
+    usual = TEXTS if texts else EvaluatorPlan() if teacher is None else student_plan(EvaluatorPlan(), teacher)
+    plan, device = _plan(settings, usual), resolve_device(config.device)
     splits, seed = _public_first(config.split, dataset), config.seed
     if texts:
         model = build_network(config.model, dataset, seed=seed)
         work = _words(*splits, config.images, plan, seed=seed, model=model)
     else:
-        work = _images(*splits, config.images, plan, seed=seed)
+        work = _images(*splits, config.images, plan, seed=seed, teacher=teacher)
     file = _target(settings["out"], dataset.name, work.key)
     if not settings["overwrite"] and file.exists():
         if read_about(file).get("key") != work.key:
@@ -80,8 +85,21 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
         network = _train(work.train, device, console)
         about = {"key": work.key, "data": dataset.name, "settings": json.dumps(settings)}
         save_evaluator(network, file, {**about, **work.about})
-    console.print(_table(work.curve(load_evaluator(file))))
+    trained = load_evaluator(file)
+    console.print(_table({"predicted, other split": trained, "teacher": teacher}, work.curve))
+    if isinstance(teacher, EvaluationNetwork) and isinstance(trained, EvaluationNetwork):
+        share = trained.multiply_adds / teacher.multiply_adds
+        console.print(f"{share:.2f} of the teacher's operations", highlight=False)
     return file
+
+
+def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
+    if texts:
+        raise UserError("teacher is expected with data of images, but got texts; leave it out.")
+    teacher = load_evaluator(Path(path).expanduser())
+    if not isinstance(teacher, EvaluationNetwork):
+        raise UserError(f"teacher is expected to be an evaluation network of images, but {path} is one of texts.")
+    return teacher
 
 
 @dataclass(frozen=True)
@@ -104,7 +122,13 @@ def _plan(settings: Mapping[str, Any], usual: EvaluatorPlan) -> EvaluatorPlan:
 
 
 def _images(
-    ours: LabelledExamples, others: LabelledExamples, number: int | None, plan: EvaluatorPlan, *, seed: int
+    ours: LabelledExamples,
+    others: LabelledExamples,
+    number: int | None,
+    plan: EvaluatorPlan,
+    *,
+    seed: int,
+    teacher: EvaluationNetwork | None,
 ) -> _Work:
     """Trained on ``number`` of ``ours``, shown on ``others``."""
     public = expect_images(ours, "train-evaluator").images[_thinned(len(ours), number)]
@@ -114,12 +138,19 @@ def _images(
         assert isinstance(network, EvaluationNetwork)
         return noise_curve(network, shown, RATIOS)
 
-    return _Work(
-        key=_key(plan, seed, public),
-        about={},
-        train=lambda device, progress: train_evaluator(public, plan, seed=seed, device=device, progress=progress),
-        curve=curve,
-    )
+    def train(device: torch.device, progress: Progress) -> EvaluationNetwork:
+        on_device = None if teacher is None else copy.deepcopy(teacher).to(device)
+        return train_evaluator(public, plan, seed=seed, device=device, progress=progress, teacher=on_device)
+
+    taught = () if teacher is None else (_hash_of_values(teacher),)
+    return _Work(key=_key(plan, seed, public, *taught), about={}, train=train, curve=curve)
+
+
+def _hash_of_values(network: nn.Module) -> str:
+    content = hashlib.sha256()
+    for value in network.state_dict().values():
+        content.update(value.cpu().contiguous().numpy().tobytes())
+    return content.hexdigest()
 
 
 def _words(
@@ -187,7 +218,9 @@ def _train(train: Callable[[torch.device, Progress], Evaluator], device: torch.d
         return train(device, lambda done, total, loss: bar.update(task, completed=done, total=total, loss=loss))
 
 
-def _table(curve: Tensor) -> Table:
+def _table(networks: Mapping[str, Evaluator | None], curve: Callable[[Evaluator], Tensor]) -> Table:
     table = Table("true noise ratio", *(f"{r:.1f}" for r in RATIOS.tolist()), box=None)
-    table.add_row("predicted, other split", *(f"{p:.2f}" for p in curve.mean(1).tolist()))
+    for name, network in networks.items():
+        if network is not None:
+            table.add_row(name, *(f"{p:.2f}" for p in curve(network).mean(1).tolist()))
     return table

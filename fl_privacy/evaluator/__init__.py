@@ -9,6 +9,7 @@ from fl_privacy.evaluator.training import (
     Progress,
     blend_with_noise,
     noise_curve,
+    student_plan,
     train_evaluator,
     uniform_noise,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "random_word_curve",
     "read_about",
     "save_evaluator",
+    "student_plan",
     "train_evaluator",
     "train_word_evaluator",
     "uniform_noise",

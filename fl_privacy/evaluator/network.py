@@ -27,11 +27,15 @@ class EvaluationNetwork(nn.Module):
         self.input_shape, self.widths = tuple(input_shape), tuple(widths)
         channels, height, width = input_shape
         layers: list[nn.Module] = []
+        self.multiply_adds = 0
+        """Of one image."""
         for inner, outer in pairwise([channels, *widths]):
             layers += [nn.Conv2d(inner, outer, 3, stride=2, padding=1), nn.ReLU()]
             height, width = (height - 1) // 2 + 1, (width - 1) // 2 + 1
+            self.multiply_adds += 9 * inner * outer * height * width
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1] * height * width, 1)
+        self.multiply_adds += self.head.in_features
 
     def logits(self, images: Tensor) -> Tensor:
         """(N, C, H, W) in [0, 1] -> (N,), the log odds of noise."""

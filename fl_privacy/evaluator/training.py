@@ -1,7 +1,7 @@
 """Training the evaluation network on public images."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,7 @@ def train_evaluator(
     seed: int,
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, total, loss: None,
+    teacher: EvaluationNetwork | None = None,
 ) -> EvaluationNetwork:
     """Fit the predicted to the true noise ratio of ``images`` blended with uniform noise, by binary cross entropy.
 
@@ -62,7 +63,18 @@ def train_evaluator(
         seed: of initial values, order and noise.
         device: of the computation.
         progress: told after each step.
+        teacher: a larger network for such images, on ``device``, whose predictions are fitted in place of the true
+            ratios (knowledge distillation, Hinton et al. 2015).
+
+    Raises:
+        UserError: the teacher is for other images.
     """
+    if teacher is not None and teacher.input_shape != tuple(images.shape[1:]):
+        expected, got = ("x".join(map(str, shape)) for shape in (images.shape[1:], teacher.input_shape))
+        raise UserError(
+            f"teacher is expected to be an evaluation network for images of {expected}, but is one for {got};"
+            " set data.channels and data.image_size to its shape or take another."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
         network = EvaluationNetwork(input_shape=images.shape[1:], widths=plan.widths).to(device)
@@ -76,14 +88,25 @@ def train_evaluator(
             batch = public[chosen].float() / 255
             for shift in range(plan.levels):
                 ratios = levels[(torch.arange(len(batch), device=device) + shift) % plan.levels]
-                logits = network.logits(blend_with_noise(batch, ratios, noise))
-                loss = F.binary_cross_entropy_with_logits(logits, ratios)
+                blended = blend_with_noise(batch, ratios, noise)
+                with torch.no_grad():
+                    wanted = ratios if teacher is None else teacher(blended)
+                loss = F.binary_cross_entropy_with_logits(network.logits(blended), wanted)
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 optimizer.step()
                 done += 1
                 progress(done, total, loss.item())
     return network.requires_grad_(False).eval()
+
+
+def student_plan(plan: EvaluatorPlan, teacher: EvaluationNetwork) -> EvaluatorPlan:
+    """``plan`` with filters of which a network learns from ``teacher`` with about a tenth of its operations."""
+    return replace(plan, widths=tuple(max(1, round(_STUDENT * width)) for width in teacher.widths))
+
+
+_STUDENT = 0.3
+"""Filters of a student per filter of its teacher; operations go with the product of two layers'."""
 
 
 def uniform_noise(like: Tensor, rng: torch.Generator) -> Tensor:

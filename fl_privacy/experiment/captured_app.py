@@ -25,7 +25,7 @@ from fl_privacy.experiment.foreign import (
 from fl_privacy.experiment.known_images import KnownImages, NamedImages
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.files import write_private
-from fl_privacy.interception import ids_of
+from fl_privacy.interception import at_typical_rates, ids_of
 from fl_privacy.normalization import Normalization
 from fl_privacy.report import write_report
 from fl_privacy.report.app_audit import REHEARSED
@@ -49,12 +49,14 @@ class Note:
         normalization: of their images.
         defense: that they tell of.
         fingerprints: of the images behind each probe, by its id.
+        rates_estimated: the learning rate of each update was told by that update alone.
     """
 
     model: str = ""
     normalization: Normalization | None = None
     defense: Description = ()
     fingerprints: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rates_estimated: bool = False
 
 
 def write_note(folder: Path, note: Note) -> None:
@@ -66,6 +68,7 @@ def write_note(folder: Path, note: Note) -> None:
         "std": None if normalization is None else list(normalization.std),
         "defense": to_plain(note.defense),
         "fingerprints": {key: list(value) for key, value in note.fingerprints.items()},
+        "rates_estimated": note.rates_estimated,
     }
     write_private(folder / NOTE, json.dumps(content, indent=1))
 
@@ -91,6 +94,7 @@ def read_note(folder: Path) -> Note | None:
         "mean": list[float] | None,
         "std": list[float] | None,
         "fingerprints": Mapping[str, list[str]],
+        "rates_estimated": bool,
     }
     if not isinstance(raw, dict) or any(key not in raw or not fits(raw[key], kinds[key]) for key in kinds):
         raise wrong
@@ -100,6 +104,7 @@ def read_note(folder: Path) -> Note | None:
         normalization=None if mean is None or std is None else Normalization(mean, std),
         defense=from_plain(raw.get("defense", [])),
         fingerprints=raw["fingerprints"],
+        rates_estimated=raw["rates_estimated"],
     )
 
 
@@ -119,6 +124,7 @@ class AppReport:
         identified: clients that say which partition they hold: what theirs are is not known of others.
         every: attack all updates, however many images they are of.
         adaptive: an attacker that knows the defense attacks as well, where clients tell of one.
+        rates_estimated: learning rates of single images are those that each update shows.
     """
 
     observations: Sequence[Observation]
@@ -132,6 +138,7 @@ class AppReport:
     identified: frozenset[int] = frozenset()
     every: bool = False
     adaptive: bool = True
+    rates_estimated: bool = False
 
     def truth(self) -> KnownImages:
         """What is known of the images behind the updates."""
@@ -167,6 +174,8 @@ def report_app(
     """
     truth, started = app.truth(), time.perf_counter()
     chosen, said = worth_attacking(app.observations, every=app.every)
+    if app.rates_estimated:
+        chosen = at_typical_rates(chosen)
     if not chosen and (own := rehearsed(app.observations, truth, app.victims)):
         chosen, truth = own, _of_own_images(own, truth, app.victims)
         said.append(REHEARSED)

@@ -56,6 +56,7 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
         defense=note.defense,
         found=Counter(),
         every=True,
+        rates_estimated=note.rates_estimated,
     )
     return app, note
 

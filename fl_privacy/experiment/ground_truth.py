@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.federation import Client, Replay, examples_behind
@@ -70,10 +71,31 @@ def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
 
 
 def _nearest(client: Client, batch: Batch) -> Batch:
-    """The client's own images nearest to those of ``batch``, among those of the same class where there are any."""
-    own = client.examples.batch(client.indices, client.device)
+    """The client's own images nearest to those of ``batch``, among those of the same class where there are any.
+
+    Only images of these classes are looked at, as few at a time as fill a processor's cache.
+    """
     labels = hard_labels(batch.labels)
-    distances = torch.cdist(batch.inputs.flatten(1), own.inputs.flatten(1))
-    other = labels[:, None] != own.labels
-    distances = distances.masked_fill(other & ~other.all(1, keepdim=True), float("inf"))
-    return Batch(own.inputs[distances.argmin(1)], labels)
+    own = client.examples.labels[client.indices].to(labels.device)
+    nearest = torch.empty_like(batch.inputs)
+    for label in labels.unique():
+        asked, rivals = labels == label, client.indices[(own == label).to(client.indices.device)]
+        nearest[asked] = _nearest_of(client, batch.inputs[asked], rivals if len(rivals) else client.indices)
+    return Batch(nearest, labels)
+
+
+_AT_ONCE = 256
+"""Images that are floats at the same time."""
+
+
+def _nearest_of(client: Client, images: Tensor, rivals: Tensor) -> Tensor:
+    """Of the client's images ``rivals``, the one nearest to each of ``images`` (N, ...)."""
+    distances = torch.cat(
+        [
+            torch.cdist(images.flatten(1), client.examples.batch(some, client.device).inputs.flatten(1))
+            for some in torch.split(rivals, _AT_ONCE)
+        ],
+        dim=1,
+    )
+    closest: Tensor = client.examples.batch(rivals[distances.argmin(1).to(rivals.device)], client.device).inputs
+    return closest

@@ -145,12 +145,17 @@ class AuditReport:
                 said=self._sources(),
                 victims=self.victims,
                 identified=frozenset(self.identified),
+                rates_estimated=self._rates_estimated,
                 problems=[f"{why} ({n} times)" if n > 1 else why for why, n in seen.items() if why],
             ),
             self._attack,
             self._attack_name,
             self._folder,
         )
+
+    @property
+    def _rates_estimated(self) -> bool:
+        return "lr" not in self._told
 
     @property
     def _normalization(self) -> Any:
@@ -189,6 +194,7 @@ class AuditReport:
             normalization=self._normalization,
             defense=self._defense,
             fingerprints={str(victim): tuple(images.fingerprints) for victim, images in self._images.items()},
+            rates_estimated=self._rates_estimated,
         )
         write_note(self._folder.path, note)
 

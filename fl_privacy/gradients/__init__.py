@@ -8,6 +8,7 @@ from fl_privacy.gradients.batch import (
     loss_gradients,
     set_mode,
 )
+from fl_privacy.gradients.by_inputs import BatchGradient, gradient_by_inputs
 from fl_privacy.gradients.examples import clipped_sum, example_gradients
 from fl_privacy.gradients.fastest import victim_gradients
 from fl_privacy.gradients.frozen import differentiable_twice, frozen_copy
@@ -20,6 +21,7 @@ from fl_privacy.gradients.unrolled import Unrolled, step_slices
 from fl_privacy.gradients.victims import OneByOne, Vectorized, VictimGradients, VictimModel
 
 __all__ = [
+    "BatchGradient",
     "GradientClassifier",
     "GradientResult",
     "GradientSketch",
@@ -38,6 +40,7 @@ __all__ = [
     "differentiable_twice",
     "example_gradients",
     "frozen_copy",
+    "gradient_by_inputs",
     "gradient_products",
     "local_orders",
     "loss_gradients",

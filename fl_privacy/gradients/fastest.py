@@ -23,7 +23,7 @@ def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) 
         labels: (V, B).
     """
     reference = OneByOne(victim_model)
-    expected = _with_slope(reference, inputs, labels)
+    expected = with_slope(reference, inputs, labels)
     reasons = []
     candidates: dict[str, Callable[[], VictimGradients]] = {
         "Folded": lambda: Layered(victim_model).folded(inputs),
@@ -35,7 +35,7 @@ def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) 
             gradients = candidate()
             if isinstance(gradients, Layered):
                 gradients.expect_right_factors(inputs, labels)
-            found = _with_slope(gradients, inputs, labels)
+            found = with_slope(gradients, inputs, labels)
         except RuntimeError as error:
             reasons.append(str(error).strip().splitlines()[0])
             continue
@@ -50,7 +50,7 @@ def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) 
     return reference
 
 
-def _with_slope(gradients: VictimGradients, inputs: Tensor, labels: Tensor) -> Tensors:
+def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
     """Gradients, and under an empty name the derivative of their squared norm by the inputs, which attacks follow."""
     with differentiable_twice():
         leaf = inputs.detach().requires_grad_()

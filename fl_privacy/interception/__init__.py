@@ -4,7 +4,7 @@ from fl_privacy.interception.capture_reader import StoredObservations, load_obse
 from fl_privacy.interception.capture_writer import CaptureWriter, save_observation
 from fl_privacy.interception.interceptor import Interceptor
 from fl_privacy.interception.lazy_observations import LazyObservations, by_id, changed, ids_of, only
-from fl_privacy.interception.recognition import describe_model, recognize_training
+from fl_privacy.interception.recognition import at_typical_rates, describe_model, recognize_training
 from fl_privacy.interception.side_information import SideInformation, SimulatedSideInformation, States, no_states
 from fl_privacy.interception.waiting import WaitingUpdates
 
@@ -17,6 +17,7 @@ __all__ = [
     "States",
     "StoredObservations",
     "WaitingUpdates",
+    "at_typical_rates",
     "by_id",
     "changed",
     "describe_model",

@@ -2,8 +2,9 @@
 
 import copy
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fl_privacy.gradients.unrolled import step_slices
+from fl_privacy.interception.lazy_observations import changed
 from fl_privacy.models import has_batch_norm
 from fl_privacy.types import LocalPlan, ModelState, Observation
 
@@ -147,13 +149,41 @@ def _learning_rate(observation: Observation, told: Collection[str], said: list[s
     return plan
 
 
+def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
+    """Updates whose learning rates are estimates, each by itself: with the median of their round instead.
+
+    Estimates of one rate differ by how sure the model is of each image, which would part victims that can be attacked
+    together. One off the median by more than a factor of three is another client's own rate, and stays.
+
+    Args:
+        observations: all are read once here, and again by who reads the result.
+    """
+    rates: dict[int, list[float]] = {}
+    for observation in observations:
+        if _is_one_step_on_one_example(observation):
+            rates.setdefault(observation.id.round, []).append(observation.plan.lr)
+    typical = {round: median(found) for round, found in rates.items()}
+
+    def change(observation: Observation) -> Observation:
+        plan, rate = observation.plan, typical.get(observation.id.round)
+        if rate is None or not _is_one_step_on_one_example(observation) or not rate / _OFF <= plan.lr <= rate * _OFF:
+            return observation
+        return replace(observation, plan=replace(plan, lr=rate))
+
+    return changed(observations, change)
+
+
+def _is_one_step_on_one_example(observation: Observation) -> bool:
+    return observation.upload.num_examples == 1 and len(step_slices(1, observation.plan)) == 1
+
+
 def estimated_lr(observation: Observation) -> float | None:
     """Learning rate of the one step on one example behind an update; ``None`` where it can't be told.
 
     The gradient of the output layer's bias is p - y, which sums up to 1 - p_y over the other classes; p_y is taken from
     outputs for random images.
     """
-    one_step = observation.upload.num_examples == 1 and len(step_slices(1, observation.plan)) == 1
+    one_step = _is_one_step_on_one_example(observation)
     bias = _output_bias(observation.model, observation.num_classes)
     if not one_step or observation.plan.optimizer != "sgd" or bias is None or bias not in observation.upload.tensors:
         return None

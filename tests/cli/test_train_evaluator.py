@@ -52,6 +52,22 @@ def test_another_network_is_not_overwritten_unawares(tmp_path, capfd):
     assert run_command_line([*TINY, f"out={file}", "seed=1", "overwrite=true"]) == 0
 
 
+def test_a_student_is_another_network_and_is_shown_beside_its_teacher(tmp_path, capfd):
+    teacher, student, other = (tmp_path / f"{name}.safetensors" for name in ("teacher", "student", "other"))
+    assert run_command_line([*TINY, "widths=[10,10,10]", f"out={teacher}"]) == 0
+    wanted = ["train-evaluator", *TINY[2:], f"teacher={teacher}"]
+    capfd.readouterr()
+    assert run_command_line([*wanted, f"out={student}"]) == 0
+    shown = capfd.readouterr().out
+    assert "\n teacher " in shown and "0.14 of the teacher's operations" in shown
+    assert load_evaluator(student).widths == (3, 3, 3)
+    assert run_command_line([*TINY, "widths=[3,3,3]", f"out={other}"]) == 0
+    assert run_command_line([*TINY, "widths=[3,3,3]", f"out={student}"]) == 2
+    assert "overwrite=true" in capfd.readouterr().err
+    assert run_command_line([*wanted, "data.image_size=12", f"out={other}", "overwrite=true"]) == 2
+    assert "1x12x12" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("settings", "hint"),
     [
@@ -64,6 +80,7 @@ def test_another_network_is_not_overwritten_unawares(tmp_path, capfd):
         (["attack=idlg"], "attack"),
         (["data=cifar11"], "did you mean cifar10"),
         (["lr=-1"], "lr"),
+        (["teacher=nowhere.safetensors"], "nowhere.safetensors"),
     ],
 )
 def test_wrong_input_is_one_line(settings, hint, capfd):

@@ -2,6 +2,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors import SafetensorError
+from torch.utils.flop_counter import FlopCounterMode
 
 from fl_privacy.errors import UserError
 from fl_privacy.evaluator import (
@@ -14,6 +15,7 @@ from fl_privacy.evaluator import (
     noise_curve,
     read_about,
     save_evaluator,
+    student_plan,
     train_evaluator,
 )
 from fl_privacy.rng import derive_generator
@@ -68,6 +70,36 @@ def test_predictions_rise_with_the_noise_on_unseen_images(channels):
     assert (curve - torch.linspace(0, 1, 6)).abs().max() < 0.15
     assert [s[:2] for s in seen] == [(i + 1, 3 * 4 * 11) for i in range(3 * 4 * 11)]
     assert seen[-1][2] < seen[0][2]
+
+
+class Rising(EvaluationNetwork):
+    """A teacher that says half of what is true, as a mean of the images tells it."""
+
+    def forward(self, images):
+        return images.flatten(1).mean(1)
+
+
+def test_a_student_learns_what_its_teacher_says():
+    black, plan = torch.zeros(256, *SHAPE, dtype=torch.uint8), EvaluatorPlan(widths=(6, 6, 6), epochs=3, lr=1e-2)
+    teacher = Rising(input_shape=SHAPE, widths=(2, 2, 2))
+    student = train_evaluator(black, plan, seed=0, teacher=teacher)
+    ratios = torch.linspace(0, 1, 6)
+    curves = [noise_curve(network, black[:32], ratios).mean(1) for network in (student, teacher)]
+    torch.testing.assert_close(curves[1], ratios / 2, atol=0.02, rtol=0)
+    torch.testing.assert_close(curves[0], curves[1], atol=0.06, rtol=0)
+    with pytest.raises(UserError, match="3x16x16, but is one for 1x16x16"):
+        train_evaluator(black, plan, seed=0, teacher=EvaluationNetwork(input_shape=(1, 16, 16), widths=(2,)))
+
+
+def test_operations_are_counted_and_a_student_has_a_tenth():
+    network, student = (
+        EvaluationNetwork(input_shape=(3, 32, 32), widths=plan.widths)
+        for plan in (EvaluatorPlan(), student_plan(EvaluatorPlan(), EvaluationNetwork(input_shape=(3, 32, 32))))
+    )
+    with FlopCounterMode(display=False) as counted:
+        network(torch.zeros(1, 3, 32, 32))
+    assert counted.get_total_flops() == 2 * network.multiply_adds
+    assert 0.08 < student.multiply_adds / network.multiply_adds < 0.11
 
 
 def test_training_is_reproducible_by_its_seed_alone():

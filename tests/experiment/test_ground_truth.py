@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from fl_privacy.config import compose_run
+from fl_privacy.data import Examples
 from fl_privacy.defenses.condensation import distribution_matching
 from fl_privacy.errors import UserError
+from fl_privacy.experiment import ground_truth
 from fl_privacy.experiment.attacker_knowledge import data_names
 from fl_privacy.experiment.build import build_federation
 from fl_privacy.experiment.ground_truth import GroundTruth, sees_other_images
@@ -79,6 +81,24 @@ def test_the_truth_of_a_condensed_image_is_the_nearest_of_the_client_s_own():
             rivals = own.inputs[own.labels == label]
             distances = (rivals - image).square().sum((1, 2, 3))
             assert torch.equal(rivals[distances.argmin()], found)
+
+
+def test_only_images_of_the_same_class_are_looked_at_for_the_nearest(monkeypatch):
+    built, looked = federation(*DM), []
+    truth, batch = truth_of(built), Examples.batch
+    seen = observations(built, AUDIT)
+    before = truth.batch(seen[0].id)
+    monkeypatch.setattr(
+        Examples, "batch", lambda self, rows, *more: looked.append(len(rows)) or batch(self, rows, *more)
+    )
+    monkeypatch.setattr(ground_truth, "_AT_ONCE", 7)
+    found = truth.batch(seen[0].id)
+    assert torch.equal(found.inputs, before.inputs)
+    client = built.clients[seen[0].id.client]
+    rivals = sum(int((client.examples.labels[client.indices] == label).sum()) for label in found.labels.unique())
+    exchanged, *searched = looked
+    assert exchanged == len(client.indices)  # what the defense makes its images of
+    assert max(searched) <= 7 and sum(searched) == rivals + len(found) < len(client.indices)
 
 
 def test_condensed_images_are_made_once_for_all_who_look(monkeypatch):

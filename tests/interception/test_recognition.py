@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.interception import describe_model, recognize_training
+from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
+from fl_privacy.interception import at_typical_rates, describe_model, recognize_training
 from fl_privacy.interception.recognition import estimated_lr
 from fl_privacy.types import LocalPlan, ModelState, Observation, Upload, VictimId
 
@@ -100,3 +101,17 @@ def test_the_learning_rate_of_one_step_is_estimated(lr: float) -> None:
 def test_dropout_is_told() -> None:
     assert "1 layer of dropout" in " ".join(describe_model(Net()))
     assert not describe_model(nn.Linear(2, 2))
+
+
+def test_rates_of_single_images_are_the_median_of_their_round_unless_far_off() -> None:
+    rates = {(1, 0): 0.09, (1, 1): 0.1, (1, 2): 0.12, (1, 3): 0.9, (2, 0): 0.05}
+    seen = [
+        replace(o, id=VictimId(*id, 0), plan=replace(o.plan, lr=lr))
+        for (id, lr), o in zip(rates.items(), [observed()] * 5, strict=True)
+    ]
+    many = replace(observed(examples=2), id=VictimId(1, 4, 0))
+    found = at_typical_rates([*seen, many])
+    assert [o.plan.lr for o in found] == pytest.approx([0.11, 0.11, 0.11, 0.9, 0.05, many.plan.lr])
+    assert [o.id for o in found] == [o.id for o in [*seen, many]]
+    together = group_victims(victims_of(enumerate(found[:3])))
+    assert len(together) == 1 and len(group_victims(victims_of(enumerate(seen[:3])))) == 3

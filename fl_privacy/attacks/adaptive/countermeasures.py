@@ -62,7 +62,7 @@ class Countermeasure:
         sentence: for the report.
         rule: where the undefended update must have been.
         clipping: how the guess is to be clipped.
-        smoothness: weight of total variation as a share of the loss of a zero gradient.
+        smoothness: weight of total variation as a share of the loss of a gray image.
         hidden: what a private loss sends back, which is guessed as well.
         loss_factor: of the cross entropy in the clients' loss.
         transforms: what the client may have done to an image; every one is tried.
@@ -77,9 +77,9 @@ class Countermeasure:
     transforms: tuple[Transform, ...] = ()
 
 
-FINE, HIDDEN, BLURRED = 1e-4, 1e-3, 3e-3
+FINE, HIDDEN, BLURRED = 1e-2, 1e-1, 2.5e-1
 """Smoothness where little of the update is hidden, where much is and the rest exact, and where all of it is noised;
-chosen on LeNet with CIFAR-10."""
+chosen on two LeNets with sigmoids, of whose gradients the image makes up a hundredth and a hundred-thousandth."""
 
 _MANY_BITS = 6
 """Of a quantized value, from which its levels hide little."""

@@ -239,10 +239,10 @@ class Race:
         problem = prepared.problem(victims, [attempt.start for _, attempt in jobs])
         zero = problem.zero_loss()
         weights = torch.tensor([attempt.roughness for _, attempt in jobs]).to(zero)
-        smoothness = weights.clamp_min(prepared.rounds[0].known.smoothness) * zero
+        least = problem.constraints.smoothness
         known = replace(
             problem.constraints,
-            smoothness=smoothness,
+            smoothness=weights * zero if least is None else torch.maximum(weights * zero, least),
             any_contrast=self._any_contrast,
             features=self._known_features(prepared, jobs, zero),
         )

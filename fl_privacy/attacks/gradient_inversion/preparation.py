@@ -110,7 +110,7 @@ class Prepared:
         )
         if not last.known.smoothness:
             return problem
-        smoothness = last.known.smoothness * problem.zero_loss()
+        smoothness = last.known.smoothness * problem.blank_loss() / len(self.rounds)
         return replace(problem, constraints=replace(constraints, smoothness=smoothness))
 
     def _transform(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> AssumedTransform | None:

@@ -235,6 +235,25 @@ class Problem:
         zeros = [{name: _Zero(target) for name, target in r.targets.items()} for r in self.rounds]
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
+    @torch.no_grad()
+    def blank_loss(self) -> Tensor:
+        """The objective (V,) of gray images, or that of a zero gradient where it is less: what images are worth.
+
+        Where a gradient hardly depends on the images, that of gray ones is far nearer than zero: behind a LeNet with
+        sigmoids and PyTorch's initial values at 1e-5 of its distance.
+        """
+        zero, known = self.zero_loss(), self.constraints
+        images = zero.new_full((len(zero), *self.shape), 0.5)
+        labels = self.labels
+        if labels is None:
+            labels = zero.new_full((len(zero), self.shape[0], self.num_classes), 1 / self.num_classes)
+        free = known.unknowns
+        hidden = None if free is None else zero.new_zeros(len(zero), self.shape[0], free.features)
+        with differentiable_twice(), torch.no_grad():
+            seen = known.transform(images) if known.transform else images
+            gray = self.mismatch(seen, labels, [hidden] * len(self.rounds))
+        return torch.where(gray.isfinite(), gray, zero).minimum(zero)
+
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
         """The loss (V,) and its gradient by the variables (V, N)."""
         with differentiable_twice():

@@ -190,7 +190,8 @@ class _Refinement:
         depths = layer_depths(step.model, step.sent, few)
         if self.match == "batch":
             weights = importance(target, values, depths, by=self.weights, decay=self.decay)
-            return self._solve(start, noise, space, batch_gap(step, target, weights, space.inputs), steps=steps)
+            gap = batch_gap(step, target, weights, space.inputs, start)
+            return self._solve(start, noise, space, gap, steps=steps)
         chunk = max(1, _CHUNK_ELEMENTS // sum(t.numel() for t in target.values()))
         refined = []
         for first in range(0, len(start), chunk):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_privacy.defenses.defense import LocalStep
-from fl_privacy.gradients import example_gradients, loss_gradients
+from fl_privacy.gradients import example_gradients, gradient_by_inputs
 from fl_privacy.gradients.watch import entering, owners
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Tensors
@@ -46,20 +46,21 @@ AsInputs = Callable[[Tensor], Tensor]
 """Robust data (B, ...) in [0, 1] -> what the model takes, differentiable."""
 
 
-def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2."""
-    state = _frozen(step)
+def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
+    """UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2.
+
+    Args:
+        step: of the client.
+        target: gradients to match.
+        weights: of their elements.
+        as_inputs: what the model takes.
+        start: (B, ...) robust data such as will be asked about.
+    """
+    like = Batch(as_inputs(start), step.batch.labels)
+    gradient = gradient_by_inputs(step.model, step.sent, like, list(target), plan=step.plan, changes=step.changes)
 
     def gap(images: Tensor) -> Tensor:
-        found = loss_gradients(
-            step.model,
-            state,
-            Batch(as_inputs(images), step.batch.labels),
-            batch_norm=step.plan.batch_norm,
-            loss_scale=step.plan.loss_scale,
-            changes=step.changes,
-            create_graph=True,
-        ).gradients
+        found = gradient(as_inputs(images))
         terms = [(weights[name] * (found[name] - t)).square().sum() for name, t in target.items()]
         return torch.stack(terms).sum().unsqueeze(0)
 

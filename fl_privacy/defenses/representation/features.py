@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 from fl_privacy.errors import UserError
+from fl_privacy.gradients.memory import written_by
 from fl_privacy.gradients.watch import Call, entering, leaving
 from fl_privacy.progress import counted
 from fl_privacy.types import ModelState
@@ -71,8 +72,8 @@ Features = Callable[[Tensor], Tensor]
 _CHUNK_ELEMENTS = 1 << 18
 """Input elements of the products computed together: what bounds the memory."""
 
-_BACKWARD_SHARE = 4
-"""Of these, a backward product takes a share: it goes through all that the forward pass has kept, best in the cache."""
+_KEPT_BYTES = 1 << 25
+"""What the forward pass of backward products may write: of less, each product is over before it pays."""
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +88,10 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
     Returns:
         (B, D) the norms and (B, D) the features.
     """
-    copies, size = max(1, _chunk(inputs) // _BACKWARD_SHARE), len(inputs)
+    size, one = len(inputs), inputs[:1].detach()
+    with torch.no_grad():
+        copies = _KEPT_BYTES // max(1, size * written_by(lambda: features(one)))
+        copies = max(1, min(copies, features(one).shape[1]))
     x = _copied(inputs.detach(), copies).requires_grad_()
     with torch.enable_grad():
         r = features(x)

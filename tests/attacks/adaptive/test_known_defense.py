@@ -8,7 +8,7 @@ import torch
 
 from fl_privacy.attacks import GradientInversion
 from fl_privacy.attacks.adaptive import Circumstances, KnownDefense
-from fl_privacy.attacks.gradient_inversion.objectives import L1, Cosine, GaussianKernel
+from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.attacks.optimizers import LBFGS, Adam
 from fl_privacy.defenses import (
@@ -28,9 +28,10 @@ from fl_privacy.defenses import (
 )
 from fl_privacy.defenses.noise.mechanism import clip_by_norm
 from fl_privacy.effects import Clipped, Gaussian, Part, Quantized, settings_in_words
+from fl_privacy.models import LeNet
 from fl_privacy.types import Batch, LocalPlan
-from tests.attacks.defended import informed, smooth_images, victims
-from tests.attacks.victims import error
+from tests.attacks.defended import informed, protected, smooth_images, victims
+from tests.attacks.victims import CLASSES, error, observe
 
 BY_VALUE = GradientInversion(optimizer=LBFGS(), iterations=5, dtype="float64", labels="known", compile="off")
 BY_ANGLE = GradientInversion(
@@ -103,6 +104,21 @@ def test_noise_averages_out_over_rounds(name, share):
     seen = victims(defense, count=COUNT, rounds=4)
     alone, together = informed(seen[-COUNT:], defense), informed(seen, defense, rounds_known=True)
     assert mean_error(BY_VALUE, together) < share * mean_error(BY_VALUE, alone)
+
+
+WEAK = {"rounding": quantization(bits=14), "noise": dp_noise(scale=1e-9), "pruning": pruning(rate=0.01)}
+
+
+@pytest.mark.parametrize("name", WEAK)
+def test_knowing_a_weak_defense_does_not_hurt_where_gradients_hardly_depend_on_the_image(name):
+    """A LeNet with sigmoids and PyTorch's initial values, whose gradient is nearly the same of a gray image."""
+    picture = smooth_images(1)
+    torch.manual_seed(0)
+    model = LeNet(in_channels=2, image_size=8, num_classes=CLASSES, activation="sigmoid").double().eval()
+    seen = [protected(observe(model, picture), picture, WEAK[name])]
+    attack = replace(BY_VALUE, objective=L2(layers={"*": 1e6, "classifier*": 1e4}), labels="auto", iterations=20)
+    (plain,), (adaptive,) = attack(seen, seed=0), attack(informed(seen, WEAK[name]), seed=0)
+    assert error(adaptive.batch, picture) < max(2e-3, 1.2 * error(plain.batch, picture))
 
 
 def test_the_updates_of_a_victim_get_one_reconstruction():

@@ -56,7 +56,7 @@ def gap_of(step, target=None, **options):
     target = target or clean_gradient(step)
     depths = layer_depths(step.model, step.sent, step.batch.inputs[:1])
     weights = importance(target, step.sent.parameters, depths, **{"by": "product", "decay": 0.95, **options})
-    return batch_gap(step, target, weights, unchanged)
+    return batch_gap(step, target, weights, unchanged, step.batch.inputs)
 
 
 class Shuffled(nn.Module):

@@ -45,9 +45,9 @@ def looped_scores(step, head):
 
 
 @pytest.mark.parametrize("model, head", [(small_model, "5"), (Headed, "out")])
-@pytest.mark.parametrize("chunk_elements", [1, 20_000, 1 << 22])
-def test_exact_scores_are_those_of_a_loop_of_backward_passes(monkeypatch, model, head, chunk_elements):
-    monkeypatch.setattr(features, "_CHUNK_ELEMENTS", chunk_elements)
+@pytest.mark.parametrize("kept_bytes", [1, 200_000, 1 << 25])
+def test_exact_scores_are_those_of_a_loop_of_backward_passes(monkeypatch, model, head, kept_bytes):
+    monkeypatch.setattr(features, "_KEPT_BYTES", kept_bytes)
     step = local_step(model(), examples=3)
     assert find_head(step.model, step.sent, step.batch.inputs) == head
     torch.testing.assert_close(feature_scores(step, head), looped_scores(step, head), rtol=1e-4, atol=1e-6)
