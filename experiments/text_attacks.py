@@ -231,7 +231,7 @@ def language_model(options: argparse.Namespace) -> Iterator[Job]:
         "DLG": adam_dlg(lr=0.05, labels="auto", reading="pseudo_inverse", iterations=options.iterations),
     }
     for name, attack in attacks.items():
-        key = {"attack": name, "width": options.width, "iterations": options.iterations, "victims": options.victims}
+        key = {"width": options.width, "attack": name, "iterations": options.iterations, "victims": options.victims}
 
         def measure(attack: ReconstructionAttack = attack) -> Row:
             return figures(attack, *observed(model, data, options, plan=LocalPlan(), defense="none"), data)
