@@ -171,7 +171,7 @@ def descents(options: argparse.Namespace) -> Iterator[Job]:
     for (attack, defense), adaptive in product(product(options.attacks, options.defenses), (False, True)):
         if adaptive and (defense == "none" or not options.adaptive):
             continue
-        key = {"attack": attack, "model": options.model, "defense": defense, "frozen": options.frozen}
+        key = {"defense": defense, "attack": attack, "model": options.model, "frozen": options.frozen}
         key |= {"iterations": options.iterations, "victims": options.victims, "max_length": options.max_length}
         key |= {"attacker": "adaptive" if adaptive else "plain", "round": trained}
         key |= {"public": options.public} if attack == "LAMP" else {}
@@ -199,7 +199,7 @@ def adapters(options: argparse.Namespace) -> Iterator[Job]:
     data, model = loaded(options.model, options)
     attacks = {"dager": Dager(), "TAG": tag(iterations=options.iterations)}
     for rank, learned, (name, attack) in product(options.ranks, (0, 50), attacks.items()):
-        key = {"attack": name, "model": options.model, "adapters": rank, "learned_steps": learned}
+        key = {"adapters": rank, "learned_steps": learned, "attack": name, "model": options.model}
         key |= {"victims": options.victims, "max_length": options.max_length}
         key |= {"iterations": options.iterations} if name == "TAG" else {}
         yield key, partial(_adapted, options, data, model, attack=attack, cell=(rank, learned))
@@ -231,7 +231,7 @@ def language_model(options: argparse.Namespace) -> Iterator[Job]:
         "DLG": adam_dlg(lr=0.05, labels="auto", reading="pseudo_inverse", iterations=options.iterations),
     }
     for name, attack in attacks.items():
-        key = {"attack": name, "width": options.width, "iterations": options.iterations, "victims": options.victims}
+        key = {"width": options.width, "attack": name, "iterations": options.iterations, "victims": options.victims}
 
         def measure(attack: ReconstructionAttack = attack) -> Row:
             return figures(attack, *observed(model, data, options, plan=LocalPlan(), defense="none"), data)
@@ -272,8 +272,8 @@ def together(options: argparse.Namespace) -> Iterator[Job]:
             "products_one_by_one": round(products / alone, 2),
         }
 
-    key = {"attack": "TAG, all victims at once", "model": options.model, "max_length": options.max_length}
-    yield {**key, "iterations": options.iterations, "victims": options.victims}, measure
+    key = {"victims": options.victims, "attack": "TAG, all victims at once", "model": options.model}
+    yield {**key, "max_length": options.max_length, "iterations": options.iterations}, measure
 
 
 def federation(options: argparse.Namespace) -> Iterator[Job]:

@@ -29,11 +29,13 @@ _FULL = 0.9
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Texts (L,) each, how far they are from the spans, and whether they are beyond doubt but for the whole update."""
+    """Texts (L,) each, how far they are from the spans, whether they are beyond doubt but for the whole update, and the
+    rank of the first span."""
 
     texts: Sequence[Tensor]
     apart: float
     clear: bool
+    rank: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class Dager:
         if not read.texts:
             return failed(observation, "No token lies in the span of the gradient: there are too many, or it is noise.")
         different = list({tuple(text.tolist()): text for text in read.texts}.values())
-        repeated = explanation.repeated(different)
+        repeated = explanation.repeated(different, read.rank)
         batch = repeated or explanation.labelled(read.texts)
         if batch is None:
             return without_labels(observation)
@@ -125,11 +127,11 @@ class Dager:
             tolerance=self.tolerance,
         )
         if candidates.length == 0 or (lengths.number > 1 and not candidates.whole):
-            return _Read([], float("nan"), False)
+            return _Read([], float("nan"), False, span.rank)
         if lengths.number == 1:
             worst = max(float(d[0]) for d in candidates.distances[: candidates.length] if len(d))
             texts = [torch.stack([at[0] for at in candidates.tokens[: candidates.length] if len(at)])]
-            return _Read(texts, worst, candidates.clear)
+            return _Read(texts, worst, candidates.clear, span.rank)
         return self._together(
             explanation, model, candidates, lengths.within(candidates.length), rank=span.rank, rng=rng
         )
@@ -155,7 +157,7 @@ class Dager:
         full = full and not _one_query_each(model, gradient, lengths.number)
         if model.causal and full:
             grown = grow_prefixes(model, second, candidates, tolerance=self.tolerance, texts=lengths.number)
-            return _Read(grown.texts, grown.apart, grown.clear and candidates.hold(grown.texts))
+            return _Read(grown.texts, grown.apart, grown.clear and candidates.hold(grown.texts), rank)
         classified = None
         if not full:
             second = span_of(model, gradient, 1, queries=True)
@@ -163,7 +165,7 @@ class Dager:
         assembly = Assembly(model, second, classified, candidates, any_length=lengths.told is None)
 
         def enough(texts: Sequence[Tensor]) -> bool:
-            return explanation.repeated(texts) is not None
+            return explanation.repeated(texts, rank) is not None
 
         if full:
             peeling = Peeling(
@@ -183,7 +185,7 @@ class Dager:
         worst = max((text.residual for text in found), default=float("nan"))
         tokens = [text.tokens for text in found]
         clear = len(found) > 0 and all(text.clear for text in found) and worst < self.tolerance / CLEAR
-        return _Read(tokens, worst, clear and candidates.hold(tokens))
+        return _Read(tokens, worst, clear and candidates.hold(tokens), rank)
 
 
 def _one_query_each(model: TextModel, gradient: Tensors, texts: int) -> bool:

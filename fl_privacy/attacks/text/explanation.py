@@ -49,12 +49,18 @@ class Explanation:
         """How far its update is from the one observed; infinite for another number of texts."""
         return self._reproduction.distance(batch) if len(batch.inputs) == self._number else float("inf")
 
-    def repeated(self, texts: Sequence[Tensor]) -> Batch | None:
+    def repeated(self, texts: Sequence[Tensor], rank: int) -> Batch | None:
         """The batch of all of ``texts`` (L,), some of them several times, that alone has the update observed.
 
         To its very scale, since of a text that hardly adds to the update another's copy could take the place where any
         scale would do; a client that clips is not told from that.
+
+        Args:
+            texts: (L,) different ones.
+            rank: of the first span, which has as many different tokens and positions at least.
         """
+        if len({pair for text in texts for pair in enumerate(text.tolist())}) < rank:
+            return None
         if not 0 < len(texts) < self._number or comb(self._number - 1, len(texts) - 1) > _MOST:
             return None
         found: list[tuple[float, Batch]] = []
