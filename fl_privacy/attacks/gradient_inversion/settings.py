@@ -46,7 +46,7 @@ class Rearranging:
 
     Attributes:
         every: so many iterations.
-        burn_in: share of the iterations before the first.
+        burn_in: share of the iterations before the first; with 1 words are moved at the end alone.
         tries: orders that are compared, the present one included.
         prior: weight of the language model.
         last: moves at most of the text that is read at the end, as long as they lead on.
@@ -54,7 +54,7 @@ class Rearranging:
     """
 
     every: int = 75
-    burn_in: float = 0.1
+    burn_in: float = 1.0
     tries: int = 200
     prior: float = 0.5
     starts: int = 500
@@ -62,7 +62,7 @@ class Rearranging:
 
     def __post_init__(self) -> None:
         whole("attack.every", self.every, at_least=1, example=75)
-        number("attack.burn_in", self.burn_in, at_least=0, below=1, example=0.1)
+        number("attack.burn_in", self.burn_in, at_least=0, at_most=1, example=0.1)
         whole("attack.tries", self.tries, at_least=1, example=200)
         number("attack.prior", self.prior, at_least=0, example=0.2)
         whole("attack.starts", self.starts, at_least=1, example=500)

@@ -48,23 +48,24 @@ def lamp(
     distance: Literal["cosine", "l2_l1"] = "cosine",
     prior: float = 0.5,
     every: int = 75,
-    burn_in: float = 0.1,
+    burn_in: float = 1.0,
     tries: int = 200,
     starts: int = 500,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """LAMP (Balunovic et al. 2022): descent on embeddings, among it moves of words that a language model likes.
+    """LAMP (Balunovic et al. 2022): descent on embeddings, and moves of words that a language model likes.
 
     Settings are those of the authors' code for BERT: cosine of each tensor, the mean length of the embeddings held at
     that of tokens (a weight of 1 at BERT's length of 1.4), 2,000 iterations of Adam whose rate of 0.01, 0.2 in units of
-    BERT's embeddings, falls by 0.89 every 50, and every 75 the best of 200 orders of the words, of those of
-    two exchanged, one moved, a sequence moved, the beginning put to the end. The language model, there GPT-2, is made
-    of the attacker's public texts (:class:`fl_privacy.attacks.gradient_inversion.ngrams.LanguageModel`).
+    BERT's embeddings, falls by 0.89 every 50, and the best of 200 orders of the words, of those of two exchanged, one
+    moved, a sequence moved, the beginning put to the end. The language model, there GPT-2, is made of the attacker's
+    public texts (:class:`fl_privacy.attacks.gradient_inversion.ngrams.LanguageModel`).
 
-    Two things differ. Orders are those of the tokens that the embeddings are read as, since embeddings that were
-    optimized at one position make up for its embedding, so that at another they fit worse wherever they belong; and
-    what was found is read and ordered once more at the end. What the language model says counts as much as orders
-    usually differ in their mismatch, since the size of that differs from model to model.
+    Three things differ. Orders are those of the tokens that the embeddings are read as, since embeddings that were
+    optimized at one position make up for its embedding, so that at another they fit worse wherever they belong. They
+    are compared when the descent is over, and then as long as that leads on: every 75 iterations, as published
+    (``burn_in=0.1``), is a setback to the descent on our small models. And what the language model says counts as much
+    as orders usually differ in their mismatch, since the size of that differs from model to model.
 
     Args:
         lr: of Adam, in units of the root mean square of embeddings.
