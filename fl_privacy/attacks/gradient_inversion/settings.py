@@ -57,7 +57,7 @@ class Rearranging:
     burn_in: float = 1.0
     tries: int = 200
     prior: float = 0.5
-    starts: int = 500
+    starts: int = 1
     last: int = 10
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Rearranging:
         number("attack.burn_in", self.burn_in, at_least=0, at_most=1, example=0.1)
         whole("attack.tries", self.tries, at_least=1, example=200)
         number("attack.prior", self.prior, at_least=0, example=0.2)
-        whole("attack.starts", self.starts, at_least=1, example=500)
+        whole("attack.starts", self.starts, at_least=1, example=1)
 
 
 @dataclass(frozen=True, kw_only=True)
