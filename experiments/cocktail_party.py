@@ -52,15 +52,15 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
+    for activation in ("tanh", "relu"):
+        for noise in (0.01, 0.1, 1.0):
+            yield Case(activation, False, 8, noise=noise)
+        for pruned in (0.5, 0.9):
+            yield Case(activation, False, 8, pruned=pruned)
     for batch in (8, 32, 64, 128):
         for trained in (False, True):
             for activation in ("sigmoid", "tanh", "relu"):
                 yield Case(activation, trained, batch)
-    for activation in ("tanh", "relu"):
-        for noise in (0.001, 0.01, 0.1, 1.0):
-            yield Case(activation, False, 8, noise=noise)
-        for pruned in (0.5, 0.9):
-            yield Case(activation, False, 8, pruned=pruned)
 
 
 def network(case: Case, data: Dataset, options: argparse.Namespace) -> nn.Module:
