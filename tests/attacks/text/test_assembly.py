@@ -8,8 +8,18 @@ from torch import Tensor
 
 from fl_privacy.attacks.text.assembly import Assembly, assemble
 from fl_privacy.attacks.text.candidates import Candidates
+from fl_privacy.attacks.text.lengths import Lengths
 
 TRUTH = torch.tensor([1, 1, 1, 0])
+
+
+def of_length(length: int) -> Lengths:
+    """One text, told."""
+    return Lengths(number=1, longest=length, told=(length,))
+
+
+def never(texts: object) -> bool:
+    return False
 
 
 class TwoAtOnce(Assembly):
@@ -49,7 +59,7 @@ def test_texts_that_many_descents_end_in_leave_room_for_others(seed: int) -> Non
     candidates = Candidates(tokens, [torch.zeros(2) for _ in tokens], clear=True)
     assembly = OftenStuck(model=None, span=None, classified=0, candidates=candidates)  # type: ignore[arg-type]
     rng = torch.Generator().manual_seed(seed)
-    (found,) = assemble(assembly, lengths=[10], tolerance=0.05, rng=rng, rounds=2)
+    (found,) = assemble(assembly, lengths=of_length(10), tolerance=0.05, rng=rng, rounds=2, enough=never)
     assert found.tokens[1:].sum() == 0
 
 
@@ -73,10 +83,10 @@ def test_a_text_is_not_clear_that_a_candidate_the_search_has_dropped_fits_as_wel
         )
         assembly = Twins(model=None, span=None, classified=0, candidates=candidates)  # type: ignore[arg-type]
         rng = torch.Generator().manual_seed(0)
-        (found,) = assemble(assembly, lengths=[4], tolerance=0.05, rng=rng, rounds=2)
+        (found,) = assemble(assembly, lengths=of_length(4), tolerance=0.05, rng=rng, rounds=2, enough=never)
         assert found.residual == 0 and not found.clear
     alone = replace(assembly, candidates=replace(candidates, tokens=[torch.tensor([0, 1]) for _ in tokens]))
-    (found,) = assemble(alone, lengths=[4], tolerance=0.05, rng=rng, rounds=2)
+    (found,) = assemble(alone, lengths=of_length(4), tolerance=0.05, rng=rng, rounds=2, enough=never)
     assert found.clear
 
 
