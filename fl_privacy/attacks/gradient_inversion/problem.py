@@ -45,6 +45,9 @@ class _Zero:
 
 _plain_roughness, _relative_roughness = TotalVariation(weight=1.0), TotalVariation(weight=1.0, relative=True)
 
+_LARGE = 1e-2
+"""From there on gradients depend on the images enough for their own length to be the measure."""
+
 _SMALL = 1 << 13
 """Elements of a tensor that is compared together with others, since starting an operation takes the time."""
 
@@ -237,7 +240,7 @@ class Problem:
 
     @torch.no_grad()
     def blank_loss(self) -> Tensor:
-        """The objective (V,) of gray images, or that of a zero gradient where it is less: what images are worth.
+        """The objective (V,) of gray images, at most ``_LARGE`` of a zero gradient's: the unit of smoothness.
 
         Where a gradient hardly depends on the images, that of gray ones is far nearer than zero: behind a LeNet with
         sigmoids and PyTorch's initial values at 1e-5 of its distance.
@@ -252,7 +255,7 @@ class Problem:
         with differentiable_twice(), torch.no_grad():
             seen = known.transform(images) if known.transform else images
             gray = self.mismatch(seen, labels, [hidden] * len(self.rounds))
-        return torch.where(gray.isfinite(), gray, zero).minimum(zero)
+        return torch.where(gray.isfinite(), gray, zero).minimum(_LARGE * zero)
 
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
         """The loss (V,) and its gradient by the variables (V, N)."""
