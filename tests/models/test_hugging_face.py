@@ -7,6 +7,7 @@ import torch
 
 from fl_privacy.errors import UserError
 from fl_privacy.models import hugging_face
+from fl_privacy.models.text.huggingface import HuggingFaceText
 
 transformers = pytest.importorskip("transformers")
 
@@ -43,6 +44,20 @@ def test_a_model_from_a_folder_reads_tokens_and_embeddings(tmp_path: Path, kind:
     (rows,) = torch.autograd.grad(model(tokens).square().sum(), named[str(model.position_weight)])
     first = int(rows.abs().amax(1).nonzero()[0])
     assert model.first_position == first == (2 if kind == "roberta" else 0)
+
+
+def test_positions_that_are_not_trained_are_taken_as_they_are(tmp_path: Path) -> None:
+    """Fixed ones, and all parameters frozen by who trains the head alone."""
+    small = SMALL["roberta"]
+    fixed = transformers.AutoConfig.for_model("roformer", vocab_size=60, embedding_size=32, **small)
+    fixed.save_pretrained(tmp_path)
+    model = hugging_face(vocabulary_size=60, num_classes=3, name=str(tmp_path), pretrained=False)
+    assert model.first_position == 0
+
+    network = transformers.RobertaModel(transformers.RobertaConfig(vocab_size=60, **small)).requires_grad_(False)
+    frozen = HuggingFaceText(network, num_classes=3, next_token=False)
+    assert frozen.first_position == 2
+    assert not any(parameter.requires_grad for parameter in network.parameters())
 
 
 def test_a_name_that_is_none_is_said(tmp_path: Path) -> None:

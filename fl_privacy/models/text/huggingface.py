@@ -119,14 +119,19 @@ def _is_position(name: str) -> bool:
 
 
 def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
-    """Row of ``positions`` that a text's first token gets: the first with a gradient."""
-    inner, training = getattr(network, "base_model", network), network.training
+    """Row of ``positions`` that a text's first token gets: the first with a gradient, or 0 where none has one."""
+    inner, training, trained = getattr(network, "base_model", network), network.training, positions.requires_grad
     network.eval()
-    with torch.enable_grad():
-        state = inner(input_ids=torch.tensor([[5, 6]])).last_hidden_state[0, -1, 0]
-        (rows,) = torch.autograd.grad(state, positions)
-    network.train(training)
-    return int(rows.abs().amax(1).nonzero()[0])
+    positions.requires_grad_()
+    try:
+        with torch.enable_grad():
+            state = inner(input_ids=torch.tensor([[5, 6]])).last_hidden_state[0, -1, 0]
+            rows = torch.autograd.grad(state, positions, allow_unused=True)[0] if state.requires_grad else None
+    finally:
+        positions.requires_grad_(trained)
+        network.train(training)
+    used = [] if rows is None else rows.abs().amax(1).nonzero().flatten().tolist()
+    return int(used[0]) if used else 0
 
 
 @torch.no_grad()
