@@ -96,6 +96,8 @@ def read_note(folder: Path) -> Note | None:
         "fingerprints": Mapping[str, list[str]],
         "rates_estimated": bool,
     }
+    if isinstance(raw, dict):
+        raw.setdefault("rates_estimated", False)
     if not isinstance(raw, dict) or any(key not in raw or not fits(raw[key], kinds[key]) for key in kinds):
         raise wrong
     mean, std = raw["mean"], raw["std"]
@@ -174,7 +176,7 @@ def report_app(
     """
     truth, started = app.truth(), time.perf_counter()
     chosen, said = worth_attacking(app.observations, every=app.every)
-    if app.rates_estimated:
+    if app.rates_estimated and attack is not None:
         chosen = at_typical_rates(chosen)
     if not chosen and (own := rehearsed(app.observations, truth, app.victims)):
         chosen, truth = own, _of_own_images(own, truth, app.victims)

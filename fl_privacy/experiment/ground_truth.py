@@ -15,6 +15,9 @@ from fl_privacy.types import Batch, LocalPlan, Observation, VictimId
 ClientStates = defaultdict[int, ClientState]
 """Of the simulated clients, by id; what a defense makes of a client's examples is made once for all who share them."""
 
+_AT_ONCE = 256
+"""Images that are floats at the same time."""
+
 
 def fresh_states() -> ClientStates:
     """Of clients that have done nothing yet."""
@@ -82,10 +85,6 @@ def _nearest(client: Client, batch: Batch) -> Batch:
         asked, rivals = labels == label, client.indices[(own == label).to(client.indices.device)]
         nearest[asked] = _nearest_of(client, batch.inputs[asked], rivals if len(rivals) else client.indices)
     return Batch(nearest, labels)
-
-
-_AT_ONCE = 256
-"""Images that are floats at the same time."""
 
 
 def _nearest_of(client: Client, images: Tensor, rivals: Tensor) -> Tensor:

@@ -153,7 +153,8 @@ def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observatio
     """Updates whose learning rates are estimates, each by itself: with the median of their round instead.
 
     Estimates of one rate differ by how sure the model is of each image, which would part victims that can be attacked
-    together. One off the median by more than a factor of three is another client's own rate, and stays.
+    together. One off the median by more than a factor of three is another client's own rate, and stays; a
+    nearer one is taken for the others', and attacks that look at the length of such an update read less of it.
 
     Args:
         observations: all are read once here, and again by who reads the result.

@@ -23,6 +23,7 @@ from fl_privacy.attacks import inverting_gradients
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.defenses import dp_noise, pruning
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.captured_app import Note, read_note, write_note
 from fl_privacy.flower import LocalGrid, NothingCapturedError
 from fl_privacy.results import Attacker, Run, read_run
 from tests.flower import foreign_app as app
@@ -384,6 +385,18 @@ def test_captures_are_for_their_owner_alone(probed: Path) -> None:
     ):
         assert path.stat().st_mode & 0o077 == 0
     assert set(json.loads((folder / "audit.json").read_text())["fingerprints"])
+
+
+def test_a_note_that_says_nothing_of_rates_is_read(tmp_path: Path) -> None:
+    write_note(tmp_path, Note(model="net", rates_estimated=True))
+    content = json.loads((tmp_path / "audit.json").read_text())
+    assert read_note(tmp_path) == Note(model="net", rates_estimated=True)
+    del content["rates_estimated"]
+    (tmp_path / "audit.json").write_text(json.dumps(content))
+    assert read_note(tmp_path) == Note(model="net")
+    (tmp_path / "audit.json").write_text(json.dumps(content | {"rates_estimated": "yes"}))
+    with pytest.raises(UserError, match="damaged"):
+        read_note(tmp_path)
 
 
 def test_a_pruned_update_is_told_as_such(tmp_path: Path) -> None:

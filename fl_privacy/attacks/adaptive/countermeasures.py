@@ -62,7 +62,7 @@ class Countermeasure:
         sentence: for the report.
         rule: where the undefended update must have been.
         clipping: how the guess is to be clipped.
-        smoothness: weight of total variation as a share of the loss of a gray image.
+        smoothness: weight of total variation in units of ``Problem.blank_loss``.
         hidden: what a private loss sends back, which is guessed as well.
         loss_factor: of the cross entropy in the clients' loss.
         transforms: what the client may have done to an image; every one is tried.

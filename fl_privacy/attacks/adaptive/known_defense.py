@@ -98,7 +98,7 @@ class KnownDefense:
 
     @property
     def smoothness(self) -> float:
-        """Weight of total variation as a share of the loss of a gray image."""
+        """Weight of total variation in units of ``Problem.blank_loss``, of one round."""
         return max((m.smoothness for m in self.countermeasures), default=0.0)
 
     def update_constraints(self, observations: Sequence[Observation], matched: Matched) -> UpdateConstraints:

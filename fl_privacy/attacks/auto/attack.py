@@ -129,10 +129,11 @@ def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Recons
     """By position: victims that need no descent on their update, and images of others that one may start from."""
     if group.first.knowledge.features is not None:
         return _from_features(group, seed, evaluations), {}
-    apart = _taken_apart(group, seed)
+    rounds = max(1, evaluations // 12) if evaluations else 400
+    apart = _taken_apart(group, seed, steps=min(20, rounds))
     results = {position: one for position, one in apart.items() if one.certainty is not Certainty.APPROXIMATE}
     rest = {position: o for position, o in group.observations.items() if position not in results}
-    exact = ExactInversion(rounds=max(1, min(400, evaluations // 12 or 400)))
+    exact = ExactInversion(rounds=min(400, rounds))
     partly = {}
     for position, one in zip(rest, exact(list(rest.values()), seed=seed), strict=True):
         if one.certainty is not Certainty.APPROXIMATE:
@@ -143,11 +144,11 @@ def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Recons
     return results, partly
 
 
-def _taken_apart(group: Group, seed: int) -> dict[int, Reconstruction]:
+def _taken_apart(group: Group, seed: int, *, steps: int) -> dict[int, Reconstruction]:
     """By position, batches that a fully connected first layer has mixed."""
     if group.first.upload.num_examples == 1:
         return {}
-    found = CocktailParty()(list(group.observations.values()), seed=seed)
+    found = CocktailParty(steps=steps)(list(group.observations.values()), seed=seed)
     return {
         position: replace(one, member="cocktail party")
         for position, one in zip(group.observations, found, strict=True)

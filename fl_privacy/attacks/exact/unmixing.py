@@ -104,7 +104,7 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
     """A (B, B) from ``start``, for classes (B,), after at most so many steps."""
     point = _Point.at(mixture, start, None, labels)
-    ridge = mixture.noise / _INDEPENDENCE**2 * torch.linalg.inv(start @ start.T)
+    ridge = mixture.noise / _INDEPENDENCE**2 * metric_of_changes(start)
     damping, first = _DAMPING, start
     for _ in range(steps):
         before, better = point.misfit(ridge, first), None
@@ -119,6 +119,12 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
         if point.misfit(ridge, first) > (1 - _PROGRESS) * before:
             break
     return point.mixing
+
+
+def metric_of_changes(first: Tensor) -> Tensor:
+    """(B, B) in which changes E A_0 of ``first``, A_0 (B, B), are as long as E is."""
+    metric: Tensor = torch.linalg.inv(first.T @ first)
+    return metric
 
 
 @dataclass(frozen=True, eq=False)

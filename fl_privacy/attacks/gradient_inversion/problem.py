@@ -238,7 +238,6 @@ class Problem:
         zeros = [{name: _Zero(target) for name, target in r.targets.items()} for r in self.rounds]
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
-    @torch.no_grad()
     def blank_loss(self) -> Tensor:
         """The objective (V,) of gray images, at most ``_LARGE`` of a zero gradient's: the unit of smoothness.
 

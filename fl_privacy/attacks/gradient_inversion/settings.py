@@ -66,6 +66,7 @@ class Rearranging:
         whole("attack.tries", self.tries, at_least=1, example=200)
         number("attack.prior", self.prior, at_least=0, example=0.2)
         whole("attack.starts", self.starts, at_least=1, example=1)
+        whole("attack.last", self.last, at_least=0, example=10)
 
 
 @dataclass(frozen=True, kw_only=True)

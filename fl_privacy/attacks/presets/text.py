@@ -65,8 +65,8 @@ def lamp(
     optimized at one position make up for its embedding, so that at another they fit worse wherever they belong. They
     are compared when the descent is over, and then as long as that leads on: every 75 iterations, as published
     (``burn_in=0.1``), is a setback to the descent on our small models, as is the best of 500 random ``starts``.
-    And what the language model says counts as much
-    as orders usually differ in their mismatch, since the size of that differs from model to model.
+    And what the language model says counts as much as orders usually differ in their mismatch, since the size of that
+    differs from model to model.
 
     Args:
         lr: of Adam, in units of the root mean square of embeddings.

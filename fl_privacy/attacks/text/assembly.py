@@ -191,6 +191,8 @@ def assemble(
     assembly = narrowed(whole, lengths, rng)
     found: dict[tuple[int, ...], Assembled] = {}
     sure: dict[tuple[int, ...], Assembled] = {}
+    doubted: set[tuple[int, ...]] = set()
+    chosen: list[Assembled] = []
     for each, length in product([1, *[_STARTS] * (rounds - 1)], reversed(lengths.possible)):
         for text in _searched(assembly, length, list(sure.values()), each=each, tolerance=tolerance, rng=rng):
             key = tuple(text.tokens.tolist())
@@ -198,14 +200,18 @@ def assemble(
                 found[key] = text
         before = len(sure)
         for key, text in found.items():
-            near = key not in sure and text.residual < tolerance / CLEAR
-            if near and (not whole.any_length or whole.judged(text).clear):
+            if key in sure or key in doubted or not text.residual < tolerance / CLEAR:
+                continue
+            if not whole.any_length or whole.judged(text).clear:
                 sure[key] = text
-        if len(sure) >= lengths.number and _chosen(list(sure.values()), lengths, repeated=False):
+            else:
+                doubted.add(key)
+        if len(sure) >= lengths.number and (chosen := _chosen(list(sure.values()), lengths, repeated=False)):
             break
         if before < len(sure) < lengths.number and enough([text.tokens for text in sure.values()]):
             return [whole.judged(text) for text in sure.values()]
-    return [whole.judged(text) if text.clear else text for text in _chosen(list(found.values()), lengths)]
+    chosen = chosen or _chosen(list(found.values()), lengths)
+    return [whole.judged(text) if text.clear else text for text in chosen]
 
 
 def _searched(

@@ -23,7 +23,8 @@ class Candidates:
     """Tokens by position.
 
     Attributes:
-        tokens: for each position (n,) those that were there, the nearest first; none where no text is as long.
+        tokens: for each position (n,) those that were there, the nearest first; none, or no position, where no text is
+            as long.
         distances: (n,) likewise, of each from the span.
         clear: whether all of them are in the span beyond doubt, and no other is near.
         left_out: how far the nearest other is.
@@ -78,6 +79,8 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
 
     Those of a single text are all in it that are in the span. Of several texts others can be as well: the embedding of
     a token at a position is a sum, so that with (v, p), (w, p) and (v, q) the span holds (w, q), in the texts or not.
+    Where nobody says how long several texts are, they end in front of the first position that has none, and what lies
+    behind it is left out.
 
     Args:
         model: with the values sent.
@@ -102,6 +105,11 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
         distances.append(table[order[:count], position])
         if count < len(tokens):
             nearest_other = min(nearest_other, float(table[order[count], position]))
+    if lengths.told is None and lengths.number > 1:
+        end = next((position for position, some in enumerate(found) if not len(some)), len(found))
+        beyond = [float(some[0]) for some in distances[end:] if len(some)]
+        nearest_other = min([nearest_other, *beyond])
+        found, distances = found[:end], distances[:end]
     farthest = max((float(d.max()) for d in distances if len(d)), default=1.0)
     return Candidates(found, distances, not doubt and nearest_other > CLEAR * farthest, nearest_other)
 

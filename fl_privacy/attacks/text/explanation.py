@@ -69,15 +69,15 @@ class Explanation:
             settled = None if batch is None else _settled(batch, copies)
             if settled is not None:
                 found.append((self._reproduction.distance(settled, any_scale=False), settled))
-        found.sort(key=lambda pair: pair[0])
-        if not found or found[0][0] >= ROUNDING or any(other < CLEAR * ROUNDING for other, _ in found[1:]):
+        near = [(apart, batch) for apart, batch in found if apart < CLEAR * ROUNDING]
+        if len(near) != 1 or not near[0][0] < ROUNDING:
             return None
-        return found[0][1] if self._all_needed(found[0][1]) else None
+        return near[0][1] if self._all_needed(near[0][1]) else None
 
     def _all_needed(self, batch: Batch) -> bool:
         """Whether every text of ``batch`` adds more to the update than rounding."""
         predicted = (batch.labels >= 0).reshape(len(batch.inputs), -1).sum(1)
-        return all(
+        return bool(predicted.all()) and all(
             self._reproduction.share(Batch(text[None], label[None]), float(some) / int(predicted.sum()))
             > CLEAR * ROUNDING
             for text, label, some in zip(batch.inputs, batch.labels, predicted, strict=True)

@@ -7,6 +7,7 @@ import torch
 
 from fl_privacy.attacks import AutoAttack, CocktailParty
 from fl_privacy.attacks.exact.independence import independent_directions
+from fl_privacy.attacks.exact.unmixing import metric_of_changes
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import evaluate_all
 from fl_privacy.models import MLP, LeNet
@@ -80,6 +81,12 @@ def test_noise_is_not_taken_for_images():
         components, found = CocktailParty(steps=0)(changed, seed=0), CocktailParty()(changed, seed=0)
         assert found[0].certainty is Certainty.APPROXIMATE
         assert worst(found, truths) > worst(components, truths)
+
+
+def test_what_was_found_before_counts_in_shares_that_images_have_of_each_other():
+    first, shares = torch.randn(2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    change = shares @ first
+    assert torch.allclose((change @ metric_of_changes(first) * change).sum(), shares.square().sum())
 
 
 def test_auto_takes_what_it_reads():

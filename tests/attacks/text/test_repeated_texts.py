@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks import Dager
-from fl_privacy.attacks.exact.certificate import least_squares
+from fl_privacy.attacks.exact.certificate import Reproduction, least_squares, model_as_sent
 from fl_privacy.attacks.gradient_inversion.embeddings import known_lengths
+from fl_privacy.attacks.text.candidates import Candidates, find_candidates
 from fl_privacy.attacks.text.disaggregation import parts_of
+from fl_privacy.attacks.text.explanation import Explanation
 from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.models import TextModel
 from fl_privacy.models.text.base import Positions
@@ -52,6 +54,30 @@ def test_the_longest_text_shows_in_the_gradient_of_positions() -> None:
     assert Lengths.of(seen, encoder()).longest == 7
     assert Lengths.of(without_rows(seen), encoder()).longest == LONGEST
     assert Lengths.of(observed(language_model, texts([7, 5])), language_model()).told == (4, 6)
+
+
+def test_a_stray_candidate_behind_the_longest_text_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = 1e-6, 0.8
+    table = torch.tensor([[near, near, far, near], [near, far, far, far]])
+    monkeypatch.setattr("fl_privacy.attacks.text.candidates._distances", lambda *_: table)
+
+    def found(told: tuple[int, ...] | None) -> Candidates:
+        lengths = Lengths(number=2, longest=4, told=told)
+        return find_candidates(encoder(), None, tokens=torch.tensor([7, 8]), lengths=lengths, tolerance=0.05)  # type: ignore[arg-type]
+
+    assert found(None).whole and found(None).length == 2
+    assert [at.tolist() for at in found(None).tokens] == [[7, 8], [7]]
+    assert not found(None).clear and found(None).left_out == pytest.approx(near)
+    assert found((2, 4)).length == 4
+
+
+def test_what_is_not_a_number_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = with_a_copy(texts([6, 5]))
+    seen = observed(encoder, tokens)
+    explanation = Explanation(seen, model_as_sent(seen), dict(seen.update()))
+    assert explanation.repeated([row[row >= 0] for row in tokens[:2]], 0) is not None
+    monkeypatch.setattr(Reproduction, "distance", lambda *_, **__: float("nan"))
+    assert explanation.repeated([row[row >= 0] for row in tokens[:2]], 0) is None
 
 
 def with_a_copy(tokens: Tensor) -> Tensor:
