@@ -35,7 +35,8 @@ def clipped(gradient: Tensor, length: float) -> Tensor:
     if length == math.inf:
         return gradient
     lengths = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-    return gradient * (length / (lengths + _CLIPPING_EPS)).clamp_max(1)
+    shares: Tensor = (length / (lengths + _CLIPPING_EPS)).clamp_max(1)
+    return gradient * shares
 
 
 @dataclass(frozen=True, kw_only=True)

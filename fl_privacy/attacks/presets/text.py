@@ -24,10 +24,9 @@ def tag(
 
     The embeddings of words are optimized from normal noise and read as the nearest tokens; rate and number of
     iterations are those of public implementations (0.05, 1,000), the rate falls to zero. Their clipping of the slope
-    matters where a model has learned: a random guess has the wrong class and a gradient dozens of times as long as that
-    of a text which the model is sure of, and AdamW keeps its steps small for long after so steep a beginning. The
-    gradient of the embeddings is not matched, since what is optimized are these; its rows tell ``attack=dager`` the
-    tokens.
+    matters where a model has learned: guesses on the way have gradients dozens of times as long as that of a text which
+    the model is sure of, and their steep slopes outweigh all others. The gradient of the embeddings is not matched,
+    since what is optimized are these; its rows tell ``attack=dager`` the tokens.
 
     Args:
         lr, weight_decay: of AdamW.

@@ -60,7 +60,7 @@ def test_texts_of_different_lengths_are_read_together(attack: ReconstructionAtta
 
 
 def test_tag_reads_texts_that_the_model_is_sure_of() -> None:
-    """Their gradients are much shorter than those of the first guess, after whose slope AdamW hardly moves."""
+    """Their gradients are much shorter than those of guesses on the way, whose slopes would outweigh all others."""
 
     def sure() -> TextModel:
         model = gentle()
