@@ -13,7 +13,8 @@ from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, fact
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.exact.independence import independent_directions, neighbors, row_basis, unmixed
 from fl_privacy.attacks.exact.rank_one import residual
-from fl_privacy.attacks.exact.unmixing import Behind, Mixture, mixture_of, unmixed_by_network
+from fl_privacy.attacks.exact.silence import unmixed_by_silence
+from fl_privacy.attacks.exact.unmixing import Behind, Mixture, misfit, mixture_of, unmixed_by_network
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
@@ -190,24 +191,46 @@ class _Mixed:
         """(B,) the likeliest; ``None`` where nothing tells them."""
         return self.reproduction.classes(self.images(inputs).clamp(0, 1))
 
+    def _is_silent(self, mixing: Tensor, labels: Tensor) -> bool:
+        """Whether a ReLU comes behind the layer, as the network says at A (B, B)."""
+        return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
+
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
         """What the only images (B, N) that go with the zeros of the gradient are; ``None`` where there are no such."""
         mixing, count = inputs @ self.basis.T, len(inputs)
-        if float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) < _SILENT:
-            return None
-        if (columns := column_space(self.weight, count)) is None:
+        if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None
         guess = torch.linalg.solve_ex(mixing.T, (self.weight.double() @ self.basis.T).T)[0].T
         found = factors_near(guess, self.weight, self.bias, self._values, columns)
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int) -> Tensor:
-        """The images (B, N) whose gradient it is, near ``inputs``; labels may turn out to be others on the way."""
-        mixing = inputs @ self.basis.T
+        """The images (B, N) whose gradient it is, near ``inputs``; labels may turn out to be others on the way.
+
+        Of all that is passed on the way those are taken that leave the least of the equations.
+        """
+        first = inputs @ self.basis.T
+        tried = [(first, labels)]
+        if self._is_silent(first, labels):
+            tried += self._by_silence(first)
+        mixing, labels = min(tried, key=self._misfit)
         for _ in range(_RELABELED):
             mixing = unmixed_by_network(self._mixture, mixing, labels, steps=steps)
+            tried.append((mixing, labels))
             following = self.classes(mixing @ self.basis)
             if following is None or torch.equal(following, labels):
                 break
             labels = following
-        return mixing @ self.basis
+        return min(tried, key=self._misfit)[0] @ self.basis
+
+    def _by_silence(self, first: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """A (B, B) and its classes (B,), from ``first``, where any are found."""
+        observed = self._mixture.observed
+        found = unmixed_by_silence(
+            observed[:, :-1], observed[:, -1], first, self._mixture.projected, self._mixture.bias
+        )
+        classes = None if found is None else self.classes(found @ self.basis)
+        return [] if found is None or classes is None else [(found, classes)]
+
+    def _misfit(self, tried: tuple[Tensor, Tensor]) -> float:
+        return misfit(self._mixture, *tried)
