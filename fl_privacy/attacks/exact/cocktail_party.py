@@ -1,5 +1,6 @@
 """The images of a batch that a fully connected first layer has mixed, whatever activation comes behind it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +12,13 @@ from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
 from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, factors_near
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
-from fl_privacy.attacks.exact.independence import independent_directions, neighbors, row_basis, unmixed
+from fl_privacy.attacks.exact.independence import (
+    independent_directions,
+    neighbors,
+    row_basis,
+    unlikeliness,
+    unmixed,
+)
 from fl_privacy.attacks.exact.rank_one import residual
 from fl_privacy.attacks.exact.silence import unmixed_by_silence
 from fl_privacy.attacks.exact.unmixing import Behind, Mixture, misfit, mixture_of, unmixed_by_network
@@ -37,6 +44,10 @@ _SILENT = 0.1
 
 _RELABELED = 3
 """Times that images are looked for with the labels that those found before have."""
+
+_ALONE = 1 / 16
+"""Share of the differences of neighboring pixels that count, since neighbors' are alike: between what trusts equations
+behind noise and what trusts a network that leaves most of the update unexplained."""
 
 _CHUNK_ELEMENTS = 1 << 24
 """Elements of weight gradients taken apart at a time (128 MB of float64)."""
@@ -207,13 +218,14 @@ class _Mixed:
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int) -> Tensor:
         """The images (B, N) whose gradient it is, near ``inputs``; labels may turn out to be others on the way.
 
-        Of all that is passed on the way those are taken that leave the least of the equations.
+        Of all that is passed on the way the likeliest are taken: by what they leave of the equations, as normal errors
+        of a variance that is not known, and by how independent they are.
         """
         first = inputs @ self.basis.T
         tried = [(first, labels)]
         if self._is_silent(first, labels):
             tried += self._by_silence(first)
-        mixing, labels = min(tried, key=self._misfit)
+        mixing, labels = min(tried, key=self._unlikeliness)
         for _ in range(_RELABELED):
             mixing = unmixed_by_network(self._mixture, mixing, labels, steps=steps)
             tried.append((mixing, labels))
@@ -221,7 +233,7 @@ class _Mixed:
             if following is None or torch.equal(following, labels):
                 break
             labels = following
-        return min(tried, key=self._misfit)[0] @ self.basis
+        return min(tried, key=self._unlikeliness)[0] @ self.basis
 
     def _by_silence(self, first: Tensor) -> list[tuple[Tensor, Tensor]]:
         """A (B, B) and its classes (B,), from ``first``, where any are found."""
@@ -232,5 +244,13 @@ class _Mixed:
         classes = None if found is None else self.classes(found @ self.basis)
         return [] if found is None or classes is None else [(found, classes)]
 
-    def _misfit(self, tried: tuple[Tensor, Tensor]) -> float:
-        return misfit(self._mixture, *tried)
+    def _unlikeliness(self, tried: tuple[Tensor, Tensor]) -> float:
+        equations, left = self._mixture.observed.numel(), misfit(self._mixture, *tried)
+        if not left > 0:
+            return -math.inf
+        return equations / 2 * math.log(left) + _ALONE * float(unlikeliness(self._features, tried[0]))
+
+    @cached_property
+    def _features(self) -> Tensor:
+        shape = self.reproduction.observation.input_shape
+        return neighbors((self.basis / self.layer.scale).reshape(1, len(self.basis), *shape))[0]
