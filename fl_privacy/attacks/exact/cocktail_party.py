@@ -218,22 +218,24 @@ class _Mixed:
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int) -> Tensor:
         """The images (B, N) whose gradient it is, near ``inputs``; labels may turn out to be others on the way.
 
-        Of all that is passed on the way the likeliest are taken: by what they leave of the equations, as normal errors
-        of a variance that is not known, and by how independent they are.
+        What the steps end at is taken where it is likelier than what they started from: by what it leaves of the
+        equations, as normal errors of a variance that is not known, and by how independent the images are.
         """
         first = inputs @ self.basis.T
-        tried = [(first, labels)]
+        known = [(first, labels)]
         if self._is_silent(first, labels):
-            tried += self._by_silence(first)
-        mixing, labels = min(tried, key=self._unlikeliness)
+            known += self._by_silence(first)
+        start = min(known, key=self._unlikeliness)
+        (mixing, labels), reached = start, []
         for _ in range(_RELABELED):
             mixing = unmixed_by_network(self._mixture, mixing, labels, steps=steps)
-            tried.append((mixing, labels))
+            reached.append((mixing, labels))
             following = self.classes(mixing @ self.basis)
             if following is None or torch.equal(following, labels):
                 break
             labels = following
-        return min(tried, key=self._unlikeliness)[0] @ self.basis
+        end = min(reached, key=lambda tried: misfit(self._mixture, *tried))
+        return min(start, end, key=self._unlikeliness)[0] @ self.basis
 
     def _by_silence(self, first: Tensor) -> list[tuple[Tensor, Tensor]]:
         """A (B, B) and its classes (B,), from ``first``, where any are found."""
