@@ -1,5 +1,6 @@
 """The page of one run."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,8 @@ from fl_privacy.results import Attacker, Film, Pair, Run, Sentence, TextFilm
 from fl_privacy.victim_ids import Certainty
 
 CURVES_SHOWN = 100
+ROUNDS_SHOWN = 12
+"""More attacked rounds than these are a curve, and their table is closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,8 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         tracing=[reading for reading, _ in traced],
         inferred=views_of(run.summary.inferred),
         by_round=_round_rows(found),
+        many_rounds=len({reading.round for reading in found}) > ROUNDS_SHOWN,
+        over_rounds=_over_rounds(found),
         charts=_charts(run),
         figures=figures_of(run.summary) if run.summary.update_distortion or "node_fits" in run.summary.upload else [],
         partition_picture=_partition(run),
@@ -165,6 +170,20 @@ def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
         }
         for reading in found
     ]
+
+
+def _over_rounds(found: Sequence[Reading]) -> Markup | None:
+    """The main metric's mean over many attacked rounds, of each attacker; nothing where the table shows it."""
+    if len({reading.round for reading in found}) <= ROUNDS_SHOWN:
+        return None
+    main = TEXT_METRIC if kind_of(found) == "text" else IMAGE_METRIC
+    unit = f", {METRICS[main].unit}" if METRICS[main].unit else ""
+    title, curves = f"Mean {METRICS[main].title}{unit}", []
+    for attacker in dict.fromkeys(reading.attacker for reading in found):
+        own = [(r.round, s.mean) for r in found if r.attacker == attacker and (s := r.statistic(main))]
+        known = [(round, mean) for round, mean in own if math.isfinite(mean)]
+        curves.append(Curve(x=[round for round, _ in known], y=[mean for _, mean in known], label=attacker))
+    return line_chart(curves, x="Round", y=title, alt=f"{title} over the attacked rounds")
 
 
 def _charts(run: Run) -> dict[str, Markup]:

@@ -8,7 +8,7 @@ from PIL import Image
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Evaluation
-from fl_privacy.report import grid_picture, write_report
+from fl_privacy.report import grid_picture, single, write_report
 from fl_privacy.results import RunFolder
 from tests.results.runs import config, defended, pictures, record, round_report, score
 
@@ -210,3 +210,13 @@ def test_both_attackers_are_shown_side_by_side(tmp_path):
         Image.open(runs[0] / "pictures" / "reconstructions.png").width
         > 1.3 * Image.open(runs[1] / "pictures" / "reconstructions.png").width
     )
+
+
+def test_many_attacked_rounds_are_a_curve_and_a_closed_table(tmp_path, monkeypatch):
+    run = record(tmp_path, adaptive=0.02)
+    few = page_of(run).text
+    monkeypatch.setattr(single, "ROUNDS_SHOWN", 1)
+    many = page_of(run).text
+    assert "Over the attacked rounds" not in few and "<details open>\n    <summary>By attacked round" in few
+    assert "Over the attacked rounds" in many and "<details>\n    <summary>By attacked round" in many
+    assert "Mean PSNR, dB over the attacked rounds" in many
