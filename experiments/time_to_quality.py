@@ -280,10 +280,14 @@ def summary(bench: Bench, target: float, options: argparse.Namespace) -> dict[st
         return None
     row: dict[str, object] = {"model": bench.model, "decibels": target, "victims": loop.of}
     row |= {"loop": loop.seconds, "loop_reached": loop.reached / loop.of}
-    row |= {"alone": alone.seconds, "alone_reached": alone.reached / alone.of, "times": loop.seconds / alone.seconds}
+    row |= {"alone": alone.seconds, "alone_reached": alone.reached / alone.of}
+    if alone.known:
+        row["times"] = loop.seconds / alone.seconds
     if together is not None:
         row |= {"together": together.seconds, "together_reached": together.reached / together.of}
-        row |= {"victims_together": together.of, "times_together": loop.seconds / together.seconds}
+        row["victims_together"] = together.of
+        if together.known:
+            row["times_together"] = loop.seconds / together.seconds
     return row
 
 
