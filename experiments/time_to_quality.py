@@ -11,7 +11,7 @@ the start and timed whole; the first that reaches the quality counts. Many victi
 that the median victim took alone. Both sides see when to stop, and what a victim takes that never gets there is the
 time of all it was given.
 
-One line of ``runs.jsonl`` for each victim of either side, and for each run on many victims together: a run that was
+One line of ``runs.jsonl`` in ``--runs`` for each victim of either side, and for each run on many victims together: a run that was
 stopped goes on where it was. ``rows.jsonl`` is the table of them, a line for each network and quality.
 """
 
@@ -313,6 +313,7 @@ def read_rows(path: Path) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/time_to_quality"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/time_to_quality"), help="of the single runs")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--data", default="cifar10_exact")
     parser.add_argument("--models", nargs="*", default=list(TARGETS), choices=TARGETS)
@@ -323,7 +324,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
-    path, began = options.out / "runs.jsonl", time.monotonic()
+    path, began = options.runs / "runs.jsonl", time.monotonic()
+    path.parent.mkdir(parents=True, exist_ok=True)
     data, rows = load_data(options.data), read_rows(path)
     benches = [Bench(model, data, rows, options) for model in options.models]
     for bench in benches:
