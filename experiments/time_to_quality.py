@@ -11,8 +11,8 @@ the start and timed whole; the first that reaches the quality counts. Many victi
 that the median victim took alone. Both sides see when to stop, and what a victim takes that never gets there is the
 time of all it was given.
 
-One line of ``runs.jsonl`` in ``--runs`` for each victim of either side, and for each run on many victims together: a run that was
-stopped goes on where it was. ``rows.jsonl`` is the table of them, a line for each network and quality.
+One line of ``runs.jsonl`` in ``--runs`` for each victim of either side, and for each run on many victims together: a
+run that was stopped goes on where it was. ``rows.jsonl`` is the table of them, a line for each network and quality.
 """
 
 import argparse
