@@ -59,6 +59,9 @@ DEFENSES: dict[str, Callable[[], Defense]] = {
     "quantization 8 bits": lambda: quantization(bits=8),
     "refiner 0.05": lambda: refiner(epsilon=0.05),
 }
+CLIP = 0.05
+"""Of TAG's slope; rows without it are of TAG without clipping."""
+
 TABLE_13 = ("none", "pruning 0.2", "dp_noise 0.001", "refiner 0.05")
 PUBLIC = slice(3, None, 4)
 """Which test texts defenders hold."""
@@ -162,7 +165,7 @@ def _read(options: argparse.Namespace, data: Dataset, model: TextModel, cell: tu
 def descents(options: argparse.Namespace) -> Iterator[Job]:
     """TAG and InvertingGrad behind what Refiner's Table 13 has, embeddings frozen as there; LAMP beside them."""
     attacks: dict[str, ReconstructionAttack] = {
-        "TAG": tag(iterations=options.iterations),
+        "TAG": tag(iterations=options.iterations, clip=CLIP),
         "InvertingGrad": inverting_gradients(iterations=options.iterations),
         "LAMP": lamp(iterations=options.iterations),
     }
@@ -174,7 +177,7 @@ def descents(options: argparse.Namespace) -> Iterator[Job]:
         key = {"defense": defense, "attack": attack, "model": options.model, "frozen": options.frozen}
         key |= {"iterations": options.iterations, "victims": options.victims, "max_length": options.max_length}
         key |= {"attacker": "adaptive" if adaptive else "plain", "round": trained}
-        key |= {"public": options.public} if attack == "LAMP" else {}
+        key |= {"LAMP": {"public": options.public}, "TAG": {"clip": CLIP}}.get(attack, {})
         yield key, partial(_descended, options, data, model, attack=attacks[attack], cell=(defense, adaptive))
 
 

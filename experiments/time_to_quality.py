@@ -1,17 +1,18 @@
 """CPU seconds until an image is read at 20 and 30 dB (LeNet) or 15 dB (ResNet-20): ``attack=auto`` and a plain loop.
 
     python experiments/time_to_quality.py --out experiments/rows/time_to_quality --minutes 30
-    python experiments/time_to_quality.py --minutes 0     # the table of what there is
+    python experiments/time_to_quality.py --out experiments/rows/time_to_quality --minutes 0   # of what there is
 
 The loop is the authors' public algorithm as our own program, in the same process and on one thread: DLG's L-BFGS with
 inferred labels (Zhao et al. 2020) on LeNet, signed Adam on the angle with total variation (Geiping et al. 2020) on
 ResNet-20. It attacks one victim after the other, and the clock stands still while its image is compared with the
 truth. ``auto`` gives no image away before its end, so that it is run with more and more evaluations, each run from
-the start and timed whole; the first that reaches the quality counts. Both sides see when to stop, and what a victim
-takes that never gets there is the time of all it was given.
+the start and timed whole; the first that reaches the quality counts. Many victims together begin with the evaluations
+that the median victim took alone. Both sides see when to stop, and what a victim takes that never gets there is the
+time of all it was given.
 
-One line of ``rows.jsonl`` for each victim of either side, and for each run on many victims together: a run that was
-stopped goes on where it was.
+One line of ``runs.jsonl`` for each victim of either side, and for each run on many victims together: a run that was
+stopped goes on where it was. ``rows.jsonl`` is the table of them, a line for each network and quality.
 """
 
 import argparse
@@ -29,12 +30,16 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import AutoAttack
 from fl_privacy.data import Dataset, load_data
+from fl_privacy.files import write_whole
 from fl_privacy.types import Batch, Observation
 
 TARGETS: Mapping[str, tuple[float, ...]] = {"LeNet sigmoid": (20.0, 30.0), "ResNet-20": (15.0,)}
 """In dB."""
 
-BUDGETS = (50, 100, 200, 300, 450, 600, 900, 1200, 1800, 2400, 3600, 4800)
+BUDGETS: Mapping[str, tuple[int, ...]] = {
+    "LeNet sigmoid": (100, 200, 300, 450, 600, 900, 1200, 1800, 2400),
+    "ResNet-20": (100, 200, 300, 450, 600, 900, 1200),
+}
 """Evaluations of ``auto``."""
 
 MOVES = 20
@@ -151,7 +156,7 @@ class Bench:
 
     def warm_up(self) -> None:
         """Do what happens once in a process, which is not measured."""
-        AutoAttack(evaluations=BUDGETS[0])(self._victims(0, 1)[0], seed=0)
+        AutoAttack(evaluations=BUDGETS[self.model][0])(self._victims(0, 1)[0], seed=0)
 
     def missing(self) -> Iterator[Row]:
         """Rows that are not there yet, measured one by one."""
@@ -169,10 +174,21 @@ class Bench:
         return sorted(found, key=lambda row: row.evaluations)
 
     def _next_budget(self, victims: int, number: int) -> int | None:
-        runs = self.own(victims, number)
+        runs, budgets = self.own(victims, number), BUDGETS[self.model]
+        if not runs and victims > 1:
+            return self._enough_alone()
         if runs and statistics.median(runs[-1].psnr) >= max(self.targets):
             return None
-        return next((budget for budget in BUDGETS if not runs or budget > runs[-1].evaluations), None)
+        return next((budget for budget in budgets if not runs or budget > runs[-1].evaluations), None)
+
+    def _enough_alone(self) -> int:
+        """Evaluations with which the median victim reached the lowest target alone."""
+        least = []
+        for number in range(self._options.alone):
+            runs = self.own(1, number)
+            enough = next((row.evaluations for row in runs if row.psnr[0] >= min(self.targets)), None)
+            least.append(max(BUDGETS[self.model]) if enough is None else enough)
+        return int(statistics.median_high(least))
 
     def _victims(self, first: int, count: int) -> tuple[list[Observation], list[Batch], nn.Module]:
         model = network(self._cell, self._data, self._options)
@@ -256,6 +272,21 @@ def together_time(bench: Bench, target: float, count: int) -> Time | None:
     return Time(enough.seconds / count, sum(value >= target for value in enough.psnr), count)
 
 
+def summary(bench: Bench, target: float, options: argparse.Namespace) -> dict[str, object] | None:
+    """A line of ``rows.jsonl``: seconds of the median victim, or a bound where fewer than half got there."""
+    loop = loop_time(bench, target)
+    alone, together = alone_time(bench, target, options.alone), together_time(bench, target, options.together)
+    if loop is None or alone is None:
+        return None
+    row: dict[str, object] = {"model": bench.model, "decibels": target, "victims": loop.of}
+    row |= {"loop": loop.seconds, "loop_reached": loop.reached / loop.of}
+    row |= {"alone": alone.seconds, "alone_reached": alone.reached / alone.of, "times": loop.seconds / alone.seconds}
+    if together is not None:
+        row |= {"together": together.seconds, "together_reached": together.reached / together.of}
+        row |= {"victims_together": together.of, "times_together": loop.seconds / together.seconds}
+    return row
+
+
 def table(benches: Sequence[Bench], options: argparse.Namespace) -> Iterator[str]:
     yield f"| network | dB | loop, s | auto alone, s | times | auto among {options.together}, s a victim | times |"
     yield f"|{'---|' * 7}"
@@ -281,14 +312,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--data", default="cifar10_exact")
     parser.add_argument("--models", nargs="*", default=list(TARGETS), choices=TARGETS)
-    parser.add_argument("--alone", type=int, default=8, help="victims that are attacked one by one")
+    parser.add_argument("--alone", type=int, default=4, help="victims that are attacked one by one")
     parser.add_argument("--together", type=int, default=64, help="victims that are attacked at once")
     parser.add_argument("--iterations", type=int, help="of the loop; as published by default (300 and 4800)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
-    path, began = options.out / "rows.jsonl", time.monotonic()
+    path, began = options.out / "runs.jsonl", time.monotonic()
     data, rows = load_data(options.data), read_rows(path)
     benches = [Bench(model, data, rows, options) for model in options.models]
     for bench in benches:
@@ -303,6 +334,8 @@ def main() -> None:
             print(f"{row.model}, {shown}: {statistics.median(row.psnr):.1f} dB, {row.seconds:.2f} s", flush=True)
             if time.monotonic() - began > 60 * options.minutes:
                 break
+    found = [summary(bench, target, options) for bench in benches for target in bench.targets]
+    write_whole(options.out / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in found if row))
     print("\n".join(table(benches, options)))
 
 

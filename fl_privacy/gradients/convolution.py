@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fl_privacy.gradients.strided import better_by_phases, better_by_products, transposed
+
 C = TypeVar("C", bound=nn.Conv2d)
 
 _LITTLE = 1_000_000
@@ -18,6 +20,9 @@ class FrozenConv2d(nn.Conv2d):
 
     PyTorch's own, differentiated twice, also computes what nobody asked for: the mixed derivative by the weight.
     """
+
+    def reset_parameters(self) -> None:
+        """Values are given, and drawing some for nothing takes longer than a convolution."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, O, h, w)."""
@@ -132,9 +137,19 @@ class _GroupedGradients(torch.autograd.Function):
             spread = by_bias.reshape(1, -1, 1, 1).expand(back.shape)
             return None, _apart(spread, ctx.count), None, None
         weight = by_weight.contiguous()
-        by_images = _convolution_backward(ctx, back, images, weight, wanted=(True, False, False))[0]
+        by_images = _by_images(ctx, back, images, weight)
         by_back = _convolution(images, weight, by_bias, (*ctx.settings, ctx.groups))
         return _apart(by_images, ctx.count), _apart(by_back, ctx.count), None, None
+
+
+def _by_images(ctx: Any, back: Tensor, images: Tensor, weight: Tensor) -> Tensor:
+    """The gradient by images side by side, each victim's with a ``weight`` of its own."""
+    stride, padding, dilation = ctx.settings
+    if ctx.groups != ctx.count or not better_by_products(images, weight.shape, stride, dilation):
+        return _convolution_backward(ctx, back, images, weight, wanted=(True, False, False))[0]
+    kernels, deltas = weight.reshape(ctx.count, -1, weight[0].numel()), back.reshape(ctx.count, -1, back[0, 0].numel())
+    size, kernel = images.shape[2:], weight.shape[2:]
+    return F.fold(kernels.mT @ deltas, size, kernel, padding=padding, stride=stride).reshape(images.shape)
 
 
 class _Convolution(torch.autograd.Function):
@@ -188,6 +203,9 @@ def _convolution_backward(
     """Gradients by images, weight and bias as far as ``wanted``."""
     stride, padding, dilation = ctx.settings
     found: tuple[Tensor, ...]
+    alone = wanted == (True, False, False)
+    if alone and better_by_phases(weight, len(images), stride, dilation, ctx.groups):
+        return (transposed(back, weight, images.shape, stride[0], padding),)
     if ctx.groups == 1 and dilation == (1, 1) and _is_little(images, weight, back[:, 0].numel()):
         size = weight.shape[2:]
         found = torch.ops.aten._slow_conv2d_backward.output_mask(back, images, weight, size, stride, padding, wanted)

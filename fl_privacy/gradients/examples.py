@@ -80,16 +80,17 @@ def clipped_sum(
     layered = _layered(model, state, batch, plan, changes, names=list(trained))
     total = {name: torch.zeros_like(p) for name, p in trained.items()}
     loss = torch.zeros((), device=batch.inputs.device)
+    elements = sum(p.numel() for p in trained.values())
     if layered is not None:
-        for some in _chunks(batch, _formed_elements(layered, batch)):
+        for some in _chunks(batch, _formed_elements(layered, batch, elements)):
             found, losses = _ghost_clipped_sum(layered, some, clip_norm)
             add_up(total, {name: name for name in total}, found)
             loss = loss + losses
         return total, loss / len(batch)
-    for some in _chunks(batch, sum(p.numel() for p in trained.values())):
+    for some in _chunks(batch, elements):
         gradients, losses = _one_by_one(model, state, some, plan, changes, names=list(trained))
         loss = loss + losses.sum()
-        factors = _factors([g.flatten(1).square().sum(1) for g in gradients.values()], clip_norm)
+        factors = _factors([_squares(g) for g in gradients.values()], clip_norm)
         for name, g in gradients.items():
             total[name] += torch.tensordot(factors.to(g.dtype), g, dims=1)
     return total, loss / len(batch)
@@ -170,8 +171,10 @@ def _chunks(batch: Batch, elements: int) -> Iterator[Batch]:
         yield Batch(inputs, labels)
 
 
-def _formed_elements(layered: Layered, batch: Batch) -> int:
-    """Of the gradients of one example that are not had by their factors."""
+def _formed_elements(layered: Layered, batch: Batch, most: int) -> int:
+    """Of the gradients of one example that are not had by their factors; ``most`` where even as many fit at once."""
+    if most * len(batch) <= _CHUNK_ELEMENTS:
+        return most
     calls = layered.calls(batch.inputs[:1].unsqueeze(1), batch.labels[:1].unsqueeze(1))
     formed = {name: call.module.get_parameter(own).numel() for call in calls for own, name in call.names.items()}
     ghosts = {call.names["weight"] for call in calls if "weight" in call.names and _ghost_norms(call) is not None}
@@ -191,7 +194,7 @@ def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> tupl
             squares.append(ghost)
             summed.append(replace(call, names={"weight": own.pop("weight")}))
         add_up(formed, own, parameter_gradients(call, own.keys()))
-    squares += [gradient.flatten(1).square().sum(1) for gradient in formed.values()]
+    squares += [_squares(gradient) for gradient in formed.values()]
     factors = _factors(squares, clip_norm)
     total = {name: torch.tensordot(factors.to(gradient), gradient, dims=1) for name, gradient in formed.items()}
     for call in summed:
@@ -212,6 +215,12 @@ def _ghost_norms(call: LayerCall) -> Tensor | None:
         return None
     deltas, columns = factors
     return ((deltas.mT @ deltas) * (columns.mT @ columns)).sum((1, 2)).clamp_min(0)
+
+
+def _squares(gradient: Tensor) -> Tensor:
+    """(B,) squared norms of (B, ...), without a copy of it."""
+    norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+    return norms.square()
 
 
 def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:

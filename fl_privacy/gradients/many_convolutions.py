@@ -25,6 +25,9 @@ _Geometry = tuple[Any, Any, Any, int]
 class ConvolutionOfMany(nn.Conv2d):
     """A convolution that ``vmap`` over models computes for one model after the other."""
 
+    def reset_parameters(self) -> None:
+        """Values are given."""
+
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, O, h, w)."""
         geometry = (self.stride, self.padding, self.dilation, self.groups)

@@ -26,7 +26,7 @@ class Attempt:
         held: whether it is held to features that are known.
         given: by which attack the images were found that it starts from; empty: by none.
         variables: (N,) where it is; ``None`` before the first rung.
-        mismatch, score: of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
+        mismatch, widest, score: of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
         history: of the member's own loss, one after the other of all rungs.
         film: likewise, where the victim is filmed.
     """
@@ -39,6 +39,7 @@ class Attempt:
     given: str = ""
     variables: Tensor | None = None
     mismatch: float = math.inf
+    widest: float = math.inf
     score: float = math.inf
     history: tuple[float, ...] = ()
     film: tuple[Snapshot, ...] = ()
@@ -48,17 +49,31 @@ class Attempt:
         """The least is the best."""
         return self.score, self.member, self.start
 
+    def judged(self, judged: Judgment, row: int) -> "Attempt":
+        """With what the ``row`` of it says."""
+        mismatch, widest = float(judged.mismatch[row]), float(judged.widest[row])
+        return replace(self, mismatch=mismatch, widest=widest, score=float(judged.score[row]))
+
     def after(
         self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Snapshot]
     ) -> "Attempt":
-        """What was found from it, in the ``row`` of what was ``judged``, or itself where that is no better."""
+        """What was found from it, in the ``row`` of what was ``judged``, or itself where that is no better.
+
+        Images that equations of a layer gave are left only for others that suit the widest tensor better as well: where
+        noise was added, a smoother guess that does not is none of theirs.
+        """
         history = (*self.history, *losses[losses.isfinite()].tolist())
-        mismatch, score = float(judged.mismatch[row]), float(judged.score[row])
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
         tried = replace(self, history=history, roughness=roughness, film=joined(self.film, len(self.history), film))
-        if self.variables is not None and not score < self.score:
-            return tried
-        return replace(tried, variables=variables, mismatch=mismatch, score=score)
+        found = replace(tried.judged(judged, row), variables=variables)
+        worse = not found.score < self.score or (bool(self.given) and found.widest > self.widest)
+        return tried if self.variables is not None and worse else found
+
+
+def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """The best first; behind images that were given, others that suit the widest tensor worse, as in ``after``."""
+    known = min((attempt.widest for attempt in attempts if attempt.given), default=math.inf)
+    return sorted(attempts, key=lambda attempt: (attempt.widest > known, *attempt.order))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
 """By what attempts with different losses are compared, without the truth: one rule for all."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class Judgment:
             direction to the observed one's, which is 1 - cosine, in [0, 2]: the same for every member, whatever it
             minimizes itself; within what a known or evident defense leaves open. A tensor of noise alone multiplies
             it by the same for every attempt, and one whose gradients are small counts like a large one.
+        widest: (V,) the same of the tensor with the most elements alone, which noise decides the least.
         balance: (V,) the weight of total variation at which it is as large as what the member's own objective leaves,
             as a share of that of a zero gradient: with less, what fits is noise; with more, it holds the fit back.
         score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, the latter of images of equal contrast where the
@@ -45,6 +46,7 @@ class Judgment:
     """
 
     mismatch: Tensor
+    widest: Tensor
     balance: Tensor
     score: Tensor
 
@@ -59,6 +61,10 @@ class _OfAllLayers(Cosine):
         terms = [self._of_layer(s).clamp_min(EXACT).log() for s in statistics.values()]
         return torch.stack(terms).mean(0).exp()
 
+    def of_widest(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        """Of the tensor with the most elements."""
+        return self._of_layer(max(statistics.values(), key=lambda one: one.target.size))
+
 
 _common = _OfAllLayers(epsilon=1e-12)
 
@@ -71,14 +77,25 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
     seen = transform(images) if transform else images
     given = seen, problem.guessed_labels(variables), problem.hidden_gradients(variables)
     with differentiable_twice(), torch.no_grad():
-        common = replace(problem, settings=replace(problem.settings, objective=_common, priors=()))
-        mismatch = common.mismatch(*given).double() / len(problem.rounds)
+        mismatch, widest = _common_mismatch(problem, *given)
         misfit = (problem.mismatch(*given) / problem.zero_loss()).double()
     rough = problem.roughness(Guess(images, 1, lambda: ())).double()
     least = torch.where(_is_underdetermined(problem), UNDERDETERMINED, EXACT)
     score = torch.maximum(mismatch, least.to(mismatch)).log() + ROUGHNESS * rough
     balance = misfit / rough.clamp_min(_LEAST_VARIATION)
-    return Judgment(mismatch, balance, score.nan_to_num(math.inf, math.inf, math.inf))
+    return Judgment(mismatch, widest, balance, score.nan_to_num(math.inf, math.inf, math.inf))
+
+
+def _common_mismatch(
+    problem: Problem, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]
+) -> tuple[Tensor, Tensor]:
+    """(V,) of all tensors and of the widest one, means over the rounds."""
+    all_layers, widest = [], []
+    for one, own in zip(problem.rounds, hidden, strict=True):
+        statistics = one.statistics(images, labels, own)
+        all_layers.append(_common(statistics))
+        widest.append(_common.of_widest(statistics))
+    return torch.stack(all_layers).mean(0).double(), torch.stack(widest).mean(0).double()
 
 
 def _is_underdetermined(problem: Problem) -> Tensor:

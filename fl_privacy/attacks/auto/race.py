@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_privacy.attacks.adaptive import KnownFeatures
 from fl_privacy.attacks.attack import Report
-from fl_privacy.attacks.auto.attempts import Attempt, Winner
+from fl_privacy.attacks.auto.attempts import Attempt, Winner, ranked
 from fl_privacy.attacks.auto.budget import Rung
 from fl_privacy.attacks.auto.judgment import EXACT, judge
 from fl_privacy.attacks.auto.members import Entry, normalizes_by_batch
@@ -108,8 +108,7 @@ class Race:
         given = Attempt(0, number, self._rough, labels=labels, given=found_by, variables=variables)
         judged = judge(self._problem(0, [(position, given)]), variables[None])
         rough = min(self._rough, float(judged.balance[0]))
-        mismatch, score = float(judged.mismatch[0]), float(judged.score[0])
-        self.attempts[position].append(replace(given, roughness=rough, mismatch=mismatch, score=score))
+        self.attempts[position].append(replace(given.judged(judged, 0), roughness=rough))
 
     def seconds_per_evaluation(self) -> float:
         """Of one victim among all, measured; the clock decides, so that no two calls agree."""
@@ -139,7 +138,7 @@ class Race:
     def _keep(self, best: int) -> None:
         """Of each victim so many attempts."""
         for position, attempts in self.attempts.items():
-            self.attempts[position] = sorted(attempts, key=lambda attempt: attempt.order)[:best]
+            self.attempts[position] = ranked(attempts)[:best]
 
     def _relabel(self) -> None:
         """Take other label counts of a batch where they follow from the guess and suit the update better."""
@@ -161,7 +160,7 @@ class Race:
             return attempt
         other = replace(attempt, labels=found)
         judged = judge(self._problem(attempt.member, [(position, other)]), attempt.variables[None])
-        other = replace(other, mismatch=float(judged.mismatch[0]), score=float(judged.score[0]))
+        other = other.judged(judged, 0)
         return other if other.score < attempt.score else attempt
 
     def _rung(self, rung: Rung, report: Report) -> None:

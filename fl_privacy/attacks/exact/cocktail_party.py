@@ -1,5 +1,6 @@
 """The images of a batch that a fully connected first layer has mixed, whatever activation comes behind it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,9 +12,16 @@ from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
 from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, factors_near
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
-from fl_privacy.attacks.exact.independence import independent_directions, neighbors, row_basis, unmixed
+from fl_privacy.attacks.exact.independence import (
+    independent_directions,
+    neighbors,
+    row_basis,
+    unlikeliness,
+    unmixed,
+)
 from fl_privacy.attacks.exact.rank_one import residual
-from fl_privacy.attacks.exact.unmixing import Behind, Mixture, mixture_of, unmixed_by_network
+from fl_privacy.attacks.exact.silence import unmixed_by_silence
+from fl_privacy.attacks.exact.unmixing import Behind, Mixture, misfit, mixture_of, unmixed_by_network
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
@@ -36,6 +44,10 @@ _SILENT = 0.1
 
 _RELABELED = 3
 """Times that images are looked for with the labels that those found before have."""
+
+_ALONE = 1 / 16
+"""Share of the differences of neighboring pixels that count, since neighbors' are alike: between what trusts equations
+behind noise and what trusts a network that leaves most of the update unexplained."""
 
 _CHUNK_ELEMENTS = 1 << 24
 """Elements of weight gradients taken apart at a time (128 MB of float64)."""
@@ -190,24 +202,57 @@ class _Mixed:
         """(B,) the likeliest; ``None`` where nothing tells them."""
         return self.reproduction.classes(self.images(inputs).clamp(0, 1))
 
+    def _is_silent(self, mixing: Tensor, labels: Tensor) -> bool:
+        """Whether a ReLU comes behind the layer, as the network says at A (B, B)."""
+        return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
+
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
         """What the only images (B, N) that go with the zeros of the gradient are; ``None`` where there are no such."""
         mixing, count = inputs @ self.basis.T, len(inputs)
-        if float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) < _SILENT:
-            return None
-        if (columns := column_space(self.weight, count)) is None:
+        if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None
         guess = torch.linalg.solve_ex(mixing.T, (self.weight.double() @ self.basis.T).T)[0].T
         found = factors_near(guess, self.weight, self.bias, self._values, columns)
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int) -> Tensor:
-        """The images (B, N) whose gradient it is, near ``inputs``; labels may turn out to be others on the way."""
-        mixing = inputs @ self.basis.T
+        """The images (B, N) whose gradient it is, near ``inputs``; labels may turn out to be others on the way.
+
+        What the steps end at is taken where it is likelier than what they started from: by what it leaves of the
+        equations, as normal errors of a variance that is not known, and by how independent the images are.
+        """
+        first = inputs @ self.basis.T
+        known = [(first, labels)]
+        if self._is_silent(first, labels):
+            known += self._by_silence(first)
+        start = min(known, key=self._unlikeliness)
+        (mixing, labels), reached = start, []
         for _ in range(_RELABELED):
             mixing = unmixed_by_network(self._mixture, mixing, labels, steps=steps)
+            reached.append((mixing, labels))
             following = self.classes(mixing @ self.basis)
             if following is None or torch.equal(following, labels):
                 break
             labels = following
-        return mixing @ self.basis
+        end = min(reached, key=lambda tried: misfit(self._mixture, *tried))
+        return min(start, end, key=self._unlikeliness)[0] @ self.basis
+
+    def _by_silence(self, first: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """A (B, B) and its classes (B,), from ``first``, where any are found."""
+        observed = self._mixture.observed
+        found = unmixed_by_silence(
+            observed[:, :-1], observed[:, -1], first, self._mixture.projected, self._mixture.bias
+        )
+        classes = None if found is None else self.classes(found @ self.basis)
+        return [] if found is None or classes is None else [(found, classes)]
+
+    def _unlikeliness(self, tried: tuple[Tensor, Tensor]) -> float:
+        equations, left = self._mixture.observed.numel(), misfit(self._mixture, *tried)
+        if not left > 0:
+            return -math.inf
+        return equations / 2 * math.log(left) + _ALONE * float(unlikeliness(self._features, tried[0]))
+
+    @cached_property
+    def _features(self) -> Tensor:
+        shape = self.reproduction.observation.input_shape
+        return neighbors((self.basis / self.layer.scale).reshape(1, len(self.basis), *shape))[0]

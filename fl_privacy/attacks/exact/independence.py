@@ -53,6 +53,16 @@ def neighbors(images: Tensor) -> Tensor:
     return torch.cat(found, 2)
 
 
+def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
+    """Of ``features`` (B, n) as mixtures of what ``directions`` (B, B) make of them: minus the logarithm of their
+    likelihood, up to a constant, for components with tails as those that are searched for."""
+    found = directions @ features
+    scale = found.square().mean(1, keepdim=True).sqrt()
+    each = (1 + (found / scale).square()).log().mean(1) + scale[:, 0].log()
+    unlikely: Tensor = features.shape[1] * (each.sum() - torch.linalg.slogdet(directions)[1])
+    return unlikely
+
+
 def independent_directions(features: Tensor, start: Tensor, *, iterations: int) -> Tensor:
     """(V, B, B) whose products with ``features`` (V, B, n) are independent and heavy-tailed.
 

@@ -121,6 +121,12 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
     return point.mixing
 
 
+def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
+    """Squared distance of what the network says at A (B, B) and classes (B,) to what was observed."""
+    point = _Point.at(mixture, mixing, None, labels)
+    return point.misfit(torch.zeros_like(mixing), mixing)
+
+
 def metric_of_changes(first: Tensor) -> Tensor:
     """(B, B) in which changes E A_0 of ``first``, A_0 (B, B), are as long as E is."""
     metric: Tensor = torch.linalg.inv(first.T @ first)

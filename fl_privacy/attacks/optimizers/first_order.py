@@ -14,6 +14,9 @@ from fl_privacy.errors import UserError
 Sign = Literal["none", "hard", "soft"]
 """What is taken of the pixels' gradient: itself, its sign, or tanh(g s) / s with s falling from 1 to 0."""
 
+_CLIPPING_EPS = 1e-6
+"""As in PyTorch."""
+
 
 def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
     """(V, N) what is taken of ``gradient``, of which the first ``images`` are pixels."""
@@ -26,6 +29,16 @@ def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor
     return torch.cat([taken, gradient[:, images:]], 1)
 
 
+def clipped(gradient: Tensor, length: float) -> Tensor:
+    """Rows of ``gradient`` (V, N) that are longer than ``length`` cut to it, as ``torch.nn.utils.clip_grad_norm_`` does
+    with all variables of one victim; without a change where it is infinite."""
+    if length == math.inf:
+        return gradient
+    lengths = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+    shares: Tensor = (length / (lengths + _CLIPPING_EPS)).clamp_max(1)
+    return gradient * shares
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adam:
     """Adam (torch.optim.Adam), AdamW where ``weight_decay`` is above 0.
@@ -36,6 +49,7 @@ class Adam:
         eps: added to the root of the second moment.
         weight_decay: decoupled, times the learning rate.
         sign: of the gradient that enters.
+        clip: largest length of a victim's gradient as it enters; a longer one is cut to it.
         schedule: factor on the learning rate.
     """
 
@@ -44,6 +58,7 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
     sign: Sign = "none"
+    clip: float = math.inf
     schedule: Schedule = field(default_factory=ConstantRate)
     moments: ClassVar[int] = 2
 
@@ -52,6 +67,8 @@ class Adam:
         expect_share("attack.betas", *self.betas)
         if not 0 <= self.weight_decay < math.inf:
             raise UserError(f"attack.weight_decay is expected to be at least 0, but got {self.weight_decay}; try 0.")
+        if not self.clip > 0:
+            raise UserError(f"attack.clip is expected to be above 0, but got {self.clip}; try 1.")
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> "_FirstOrderRun":
         return _FirstOrderRun(self, variables, iterations, images)
@@ -62,6 +79,7 @@ class Adam:
         """The next variables; ``moments`` are updated in place, ``steps`` or (V,) of each victim count from 1."""
         first, second = moments
         beta1, beta2 = self.betas
+        gradient = clipped(gradient, self.clip)
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         decayed = variables * (1 - rate * self.weight_decay) if self.weight_decay else variables

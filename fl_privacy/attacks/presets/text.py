@@ -15,6 +15,7 @@ def tag(
     *,
     lr: float = 0.05,
     weight_decay: float = 0.01,
+    clip: float = 0.05,
     alpha: float = 0.1,
     last: float = 0.1,
     **options: Unpack[GradientOptions],
@@ -22,11 +23,15 @@ def tag(
     """TAG (Deng et al. 2021): L2 and L1 distance of gradients, more of the latter near the input, AdamW.
 
     The embeddings of words are optimized from normal noise and read as the nearest tokens; rate and number of
-    iterations are those of public implementations (0.05, 1,000), the rate falls to zero. The gradient of the embeddings
-    is not matched, since what is optimized are these; its rows tell ``attack=dager`` the tokens.
+    iterations are those of public implementations (0.05, 1,000), the rate falls to zero. Their clipping of the slope
+    matters where a model has learned: guesses on the way have gradients dozens of times as long as that of a text which
+    the model is sure of, and their steep slopes outweigh all others. The gradient of the embeddings is not matched,
+    since what is optimized are these; its rows tell ``attack=dager`` the tokens.
 
     Args:
         lr, weight_decay: of AdamW.
+        clip: largest length of the objective's slope by the embeddings of a victim's words, in units of their root mean
+            square; a longer one is cut to it. Public implementations have 1 by BERT's embeddings, whose unit is 0.05.
         alpha: weight of the L1 distance at the first tensor.
         last: factor on it at the last one.
         options: as for all attacks.
@@ -35,7 +40,7 @@ def tag(
     number("attack.last", last, at_least=0, example=0.1)
     published = GradientInversion(
         objective=WeightedL2L1(alpha=alpha, last=last),
-        optimizer=Adam(lr=lr, weight_decay=weight_decay, schedule=CosineRate(warmup=20)),
+        optimizer=Adam(lr=lr, weight_decay=weight_decay, clip=clip, schedule=CosineRate(warmup=20)),
         iterations=1000,
     )
     return vary(published, options)

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks import AutoAttack, inverting_gradients
+from fl_privacy.attacks.auto.attempts import Attempt, ranked
 from fl_privacy.attacks.auto.budget import most_attempts, rungs
+from fl_privacy.attacks.auto.judgment import Judgment
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.gradient_inversion.evidence import evident_defense, seen_through, usual_of
@@ -129,6 +131,23 @@ def test_of_two_guesses_the_one_that_fits_has_the_better_score():
     exact, wrong = race.attempts[0][1:]
     assert exact.mismatch < 1e-9 < wrong.mismatch
     assert exact.order < wrong.order
+
+
+def test_images_that_equations_gave_are_left_only_for_what_suits_the_widest_tensor_better():
+    """Behind noise a smooth guess has the better score though the layer that gave the images tells against it."""
+    images, smooth, better = torch.zeros(3), torch.ones(3), 2 * torch.ones(3)
+    solved = Attempt(0, 0, 0.3, given="cocktail party", variables=images, mismatch=0.3, widest=0.3, score=-1.0)
+    free = replace(solved, given="", start=1)
+    judgment = Judgment(*torch.tensor([[0.2, 0.2], [0.31, 0.29], [0.1, 0.1], [-2.0, -1.5]]))
+    drifted, gained = (
+        solved.after(variables, judgment, row, torch.zeros(1), ()) for row, variables in enumerate((smooth, better))
+    )
+    assert (drifted.variables, drifted.score) == (images, -1.0)
+    assert (gained.variables, gained.widest) == (better, judgment.widest[1])
+    other = free.after(smooth, judgment, 0, torch.zeros(1), ())
+    assert other.variables is smooth and other.order < solved.order
+    assert ranked([other, solved]) == [solved, other]
+    assert ranked([other, free]) == [other, free]
 
 
 def lenet(activation: str = "tanh") -> Observation:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fl_privacy.attacks import AutoAttack, CocktailParty
-from fl_privacy.attacks.exact.independence import independent_directions
+from fl_privacy.attacks.exact.independence import independent_directions, unlikeliness
+from fl_privacy.attacks.exact.silence import unmixed_by_silence
 from fl_privacy.attacks.exact.unmixing import metric_of_changes
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import evaluate_all
@@ -81,6 +82,38 @@ def test_noise_is_not_taken_for_images():
         components, found = CocktailParty(steps=0)(changed, seed=0), CocktailParty()(changed, seed=0)
         assert found[0].certainty is Certainty.APPROXIMATE
         assert worst(found, truths) > worst(components, truths)
+
+
+def test_silent_outputs_tell_images_apart_behind_noise():
+    """Where no element of the gradient is zero any more."""
+    seen, truths = victims("relu")
+    for share, gain in ((0.001, 20), (0.03, 2)):
+        changed = [noisy(each, share) for each in seen]
+        components, found = CocktailParty(steps=0)(changed, seed=0), CocktailParty()(changed, seed=0)
+        assert {one.certainty for one in found} == {Certainty.APPROXIMATE}
+        assert worst(found, truths) > worst(components, truths) + gain
+
+
+def test_silence_leads_from_a_guess_to_the_images():
+    rng = torch.Generator().manual_seed(0)
+    images, weight = torch.randn(6, 40, generator=rng).double(), torch.randn(200, 40, generator=rng).double()
+    shift = 0.1 * torch.randn(200, generator=rng).double()
+    signals = torch.randn(6, 200, generator=rng).double() * (images @ weight.T + shift > 0)
+    basis = torch.linalg.qr(images.T)[0].T
+    mixing, columns = images @ basis.T, signals.T @ images @ basis.T
+    guess = (torch.eye(6) + 0.05 * torch.randn(6, 6, generator=rng)).double() @ mixing
+    found = unmixed_by_silence(columns, signals.sum(0), guess, basis @ weight.T, shift)
+    assert torch.allclose(found, mixing, atol=1e-8)
+    assert unmixed_by_silence(columns, 0 * signals.sum(0), guess, basis @ weight.T, shift) is None
+
+
+def test_the_likelier_mixture_is_that_of_the_sources():
+    rng = torch.Generator().manual_seed(0)
+    sources, mixing = torch.randn(3, 4000, generator=rng).double() ** 3, torch.randn(3, 3, generator=rng).double()
+    truth = torch.linalg.inv(mixing)
+    own = unlikeliness(mixing @ sources, truth)
+    assert own < unlikeliness(mixing @ sources, torch.eye(3).double())
+    assert torch.allclose(own, unlikeliness(mixing @ sources, 7 * truth))
 
 
 def test_what_was_found_before_counts_in_shares_that_images_have_of_each_other():

@@ -39,6 +39,19 @@ def test_moves_as_torch_does(ours: Optimizer, reference) -> None:
     torch.testing.assert_close(_descend(ours, start, 30), x.detach())
 
 
+def test_long_gradients_are_clipped_as_torch_does_each_victim_by_itself() -> None:
+    start = 3 * torch.randn(3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    parameters = [row.clone().requires_grad_() for row in start]
+    optimizer = torch.optim.AdamW(parameters, lr=0.05, weight_decay=0.1)
+    for _ in range(30):
+        for row in parameters:
+            row.grad = _gradient(row.detach())
+            torch.nn.utils.clip_grad_norm_(row, 5.0)
+        optimizer.step()
+    ours = _descend(Adam(lr=0.05, weight_decay=0.1, clip=5.0), start, 30)
+    torch.testing.assert_close(ours, torch.stack(parameters).detach())
+
+
 def test_hard_sign_ignores_the_size_of_pixel_gradients_but_not_of_labels() -> None:
     optimizer = GradientDescent(lr=1.0, momentum=0.0, sign="hard")
     run = optimizer.start(torch.zeros(1, 3), iterations=1, images=2)

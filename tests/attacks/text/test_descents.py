@@ -59,6 +59,20 @@ def test_texts_of_different_lengths_are_read_together(attack: ReconstructionAtta
     assert sum(right) / len(right) >= least
 
 
+def test_tag_reads_texts_that_the_model_is_sure_of() -> None:
+    """Their gradients are much shorter than those of guesses on the way, whose slopes would outweigh all others."""
+
+    def sure() -> TextModel:
+        model = gentle()
+        with torch.no_grad():
+            model.classifier.bias[0] += 4
+        return model
+
+    tokens = texts([6], seed=1)
+    (found,) = tag(**OURS)([observed(sure, tokens)], seed=0)
+    assert found.batch is not None and share_right(found.batch.inputs, tokens) > 0.5
+
+
 def test_company_changes_no_text() -> None:
     alone = tag(**OURS)(victims([4, 6])[:1], seed=0)[0]
     together = tag(**OURS)(victims([4, 6]), seed=0)[0]
