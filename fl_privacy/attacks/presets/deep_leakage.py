@@ -79,9 +79,9 @@ def sapag(
     The paper brings images to [0, 1] after each iteration, by ``projection``; it is so with AdamW alone: L-BFGS takes
     the jump for curvature and stops at once (measured on LeNet; see ``experiments/RESULTS.md``).
 
-    A ``bandwidth`` of 1 leaves the kernel saturated at the start under normal weights, where a guess's gradient is several
-    times as long as the observed one. AdamW's steps do not shrink with the slope, and it keeps 1; L-BFGS ends there, so it
-    has 10, and tolerances below those that suit squared gradients, since losses are shares of a saturated kernel's.
+    A ``bandwidth`` of 1 leaves the kernel saturated at the start under normal weights, where a guess's gradient is
+    several times as long as the observed one. AdamW's steps do not shrink with the slope, and it keeps 1. L-BFGS ends
+    there, so it has 10, and smaller tolerances than suit squared gradients: losses are shares of a saturated kernel's.
 
     L-BFGS with rate 1 and 500 iterations on LeNet, AdamW with rate 1e-3 and 20,000 on ResNet-18, from N(0, 1) or a
     constant. ``form``, ``bandwidth``, ``depth`` and ``last`` are those of
