@@ -69,7 +69,7 @@ def sapag(
     optimizer: Literal["lbfgs", "adamw"] = "lbfgs",
     lr: float | None = None,
     form: Literal["literal", "normalized"] = "normalized",
-    bandwidth: float = 10.0,
+    bandwidth: float | None = None,
     depth: Literal["constant", "linear", "geometric"] = "linear",
     last: float = 0.5,
     **options: Unpack[GradientOptions],
@@ -79,17 +79,18 @@ def sapag(
     The paper brings images to [0, 1] after each iteration, by ``projection``; it is so with AdamW alone: L-BFGS takes
     the jump for curvature and stops at once (measured on LeNet; see ``experiments/RESULTS.md``).
 
-    A ``bandwidth`` of 1 leaves the kernel saturated at the start under normal weights, where a guess's gradient is several
-    times as long as the observed one, and L-BFGS ends where it is. Its losses are shares of a saturated kernel's, so its
-    tolerances are smaller than those that suit squared gradients.
+    A ``bandwidth`` of 1 leaves the kernel saturated at the start under normal weights, where a guess's gradient is
+    several times as long as the observed one. AdamW's steps do not shrink with the slope, and it keeps 1. L-BFGS ends
+    there, so it has 10, and smaller tolerances than suit squared gradients: losses are shares of a saturated kernel's.
 
     L-BFGS with rate 1 and 500 iterations on LeNet, AdamW with rate 1e-3 and 20,000 on ResNet-18, from N(0, 1) or a
     constant. ``form``, ``bandwidth``, ``depth`` and ``last`` are those of
     :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`; the printed formula is ``form="literal"``.
     """
     one_of("attack.optimizer", optimizer, ("lbfgs", "adamw"))
+    width = bandwidth if bandwidth is not None else 10.0 if optimizer == "lbfgs" else 1.0
     published = GradientInversion(
-        objective=GaussianKernel(form=form, bandwidth=bandwidth, depth=depth, last=last),
+        objective=GaussianKernel(form=form, bandwidth=width, depth=depth, last=last),
         optimizer=LBFGS(lr=1.0 if lr is None else lr, tolerance_grad=1e-10, tolerance_change=1e-13),
         iterations=500,
         labels="optimize",

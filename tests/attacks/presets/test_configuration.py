@@ -72,6 +72,8 @@ def test_presets_are_varied_by_what_all_attacks_have() -> None:
     assert attacks.idlg(layers={"fc*": 0}).objective == L2(layers={"fc*": 0})
     assert attacks.sapag(optimizer="adamw").projection == "clamp"
     assert attacks.sapag(optimizer="adamw", projection="minmax").projection == "minmax"
+    widths = [attacks.sapag(optimizer=optimizer).objective.bandwidth for optimizer in ("lbfgs", "adamw")]
+    assert widths == [10, 1] and attacks.sapag(bandwidth=3).objective.bandwidth == 3
     with pytest.raises(TypeError, match="iteration"):
         attacks.idlg(iteration=7)  # type: ignore[call-arg]
 
