@@ -11,8 +11,8 @@ the start and timed whole; the first that reaches the quality counts. Many victi
 that the median victim took alone. Both sides see when to stop, and what a victim takes that never gets there is the
 time of all it was given.
 
-One line of ``runs.jsonl`` for each victim of either side, and for each run on many victims together: a run that was
-stopped goes on where it was. ``rows.jsonl`` is the table of them, a line for each network and quality.
+One line of ``runs.jsonl`` in ``--runs`` for each victim of either side, and for each run on many victims together: a
+run that was stopped goes on where it was. ``rows.jsonl`` is the table of them, a line for each network and quality.
 """
 
 import argparse
@@ -280,10 +280,14 @@ def summary(bench: Bench, target: float, options: argparse.Namespace) -> dict[st
         return None
     row: dict[str, object] = {"model": bench.model, "decibels": target, "victims": loop.of}
     row |= {"loop": loop.seconds, "loop_reached": loop.reached / loop.of}
-    row |= {"alone": alone.seconds, "alone_reached": alone.reached / alone.of, "times": loop.seconds / alone.seconds}
+    row |= {"alone": alone.seconds, "alone_reached": alone.reached / alone.of}
+    if alone.known:
+        row["times"] = loop.seconds / alone.seconds
     if together is not None:
         row |= {"together": together.seconds, "together_reached": together.reached / together.of}
-        row |= {"victims_together": together.of, "times_together": loop.seconds / together.seconds}
+        row["victims_together"] = together.of
+        if together.known:
+            row["times_together"] = loop.seconds / together.seconds
     return row
 
 
@@ -309,6 +313,7 @@ def read_rows(path: Path) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/time_to_quality"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/time_to_quality"), help="of the single runs")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--data", default="cifar10_exact")
     parser.add_argument("--models", nargs="*", default=list(TARGETS), choices=TARGETS)
@@ -319,7 +324,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
-    path, began = options.out / "runs.jsonl", time.monotonic()
+    path, began = options.runs / "runs.jsonl", time.monotonic()
+    path.parent.mkdir(parents=True, exist_ok=True)
     data, rows = load_data(options.data), read_rows(path)
     benches = [Bench(model, data, rows, options) for model in options.models]
     for bench in benches:
