@@ -234,7 +234,7 @@ class _Mixed:
             if following is None or torch.equal(following, labels):
                 break
             labels = following
-        end = min(reached, key=lambda tried: misfit(self._mixture, *tried))
+        end = min(reached, key=lambda tried: _or_worst(misfit(self._mixture, *tried)))
         return min(start, end, key=self._unlikeliness)[0] @ self.basis
 
     def _by_silence(self, first: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -247,12 +247,16 @@ class _Mixed:
         return [] if found is None or classes is None else [(found, classes)]
 
     def _unlikeliness(self, tried: tuple[Tensor, Tensor]) -> float:
-        equations, left = self._mixture.observed.numel(), misfit(self._mixture, *tried)
-        if not left > 0:
-            return -math.inf
-        return equations / 2 * math.log(left) + _ALONE * float(unlikeliness(self._features, tried[0]))
+        equations, left = self._mixture.observed.numel(), _or_worst(misfit(self._mixture, *tried))
+        fit = equations / 2 * math.log(left) if left > 0 else -math.inf
+        return _or_worst(fit + _ALONE * float(unlikeliness(self._features, tried[0])))
 
     @cached_property
     def _features(self) -> Tensor:
         shape = self.reproduction.observation.input_shape
         return neighbors((self.basis / self.layer.scale).reshape(1, len(self.basis), *shape))[0]
+
+
+def _or_worst(value: float) -> float:
+    """``value``, infinite where it is not a number: a network that says nothing at a guess is no reason to take it."""
+    return math.inf if math.isnan(value) else value

@@ -1,5 +1,6 @@
 """Images that a first layer has mixed are told apart where nothing is silent."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from fl_privacy.attacks import AutoAttack, CocktailParty
 from fl_privacy.attacks.exact.independence import independent_directions, unlikeliness
 from fl_privacy.attacks.exact.silence import unmixed_by_silence
-from fl_privacy.attacks.exact.unmixing import metric_of_changes
+from fl_privacy.attacks.exact.unmixing import metric_of_changes, misfit
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import evaluate_all
 from fl_privacy.models import MLP, LeNet
@@ -154,3 +155,19 @@ def test_what_can_not_be_unmixed_says_why():
     for wrong in ({"iterations": 0}, {"steps": -1}):
         with pytest.raises(UserError, match=rf"attack\.{next(iter(wrong))}"):
             CocktailParty(**wrong)
+
+
+def test_a_guess_at_which_the_network_says_nothing_is_not_taken(monkeypatch):
+    (seen,), truths = victims("relu", number=1)
+    changed = [noisy(seen, 0.1)]
+    party = "fl_privacy.attacks.exact.cocktail_party"
+    monkeypatch.setattr(f"{party}.unmixed_by_silence", lambda *given: given[2].flip(1))
+    first = []
+
+    def nothing(mixture, mixing, labels):
+        first.append(mixing)
+        return misfit(mixture, mixing, labels) if mixing is first[0] else math.nan
+
+    monkeypatch.setattr(f"{party}.misfit", nothing)
+    found, alone = CocktailParty()(changed, seed=0), CocktailParty(steps=0)(changed, seed=0)
+    assert worst(found, truths) == worst(alone, truths) > 15
