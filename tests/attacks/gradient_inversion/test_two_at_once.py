@@ -18,7 +18,7 @@ MOST = 2.2
 
 SEVERAL_CORES = len(os.sched_getaffinity(0)) > 1 if hasattr(os, "sched_getaffinity") else True
 
-TRIES = 3
+TRIES = 12
 """What else the machine does comes and goes; threads that wait for each other stay."""
 
 BESIDE = """
