@@ -1,6 +1,5 @@
 """The page of one run."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from markupsafe import Markup
 from fl_privacy.metrics import METRICS
 from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
 from fl_privacy.report.attacked import what_was_done
-from fl_privacy.report.charts import Curve, line_chart, partition_chart
+from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.film import films_of_run
 from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extremes
@@ -176,14 +175,17 @@ def _over_rounds(found: Sequence[Reading]) -> Markup | None:
     """The main metric's mean over many attacked rounds, of each attacker; nothing where the table shows it."""
     if len({reading.round for reading in found}) <= ROUNDS_SHOWN:
         return None
-    main = TEXT_METRIC if kind_of(found) == "text" else IMAGE_METRIC
+    main = found[0].main
+    measured = [(r, s.mean) for r in found if (s := r.statistic(main))]
+    top = top_of([mean for _, mean in measured], None)
+    curves = []
+    for attacker in dict.fromkeys(reading.attacker for reading, _ in measured):
+        own = [(reading.round, min(mean, top)) for reading, mean in measured if reading.attacker == attacker]
+        curves.append(Curve(x=[round for round, _ in own], y=[mean for _, mean in own], label=attacker))
     unit = f", {METRICS[main].unit}" if METRICS[main].unit else ""
-    title, curves = f"Mean {METRICS[main].title}{unit}", []
-    for attacker in dict.fromkeys(reading.attacker for reading in found):
-        own = [(r.round, s.mean) for r in found if r.attacker == attacker and (s := r.statistic(main))]
-        known = [(round, mean) for round, mean in own if math.isfinite(mean)]
-        curves.append(Curve(x=[round for round, _ in known], y=[mean for _, mean in known], label=attacker))
-    return line_chart(curves, x="Round", y=title, alt=f"{title} over the attacked rounds")
+    exact = ", exact ones on top" if any(mean > top for _, mean in measured) else ""
+    title = f"Mean {METRICS[main].title}{unit}{exact}"
+    return line_chart(curves, x="Round", y=title, alt=f"{title}, over the attacked rounds") if curves else None
 
 
 def _charts(run: Run) -> dict[str, Markup]:

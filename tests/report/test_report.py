@@ -1,3 +1,4 @@
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -9,7 +10,9 @@ from PIL import Image
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Evaluation
 from fl_privacy.report import grid_picture, single, write_report
+from fl_privacy.report.charts import line_chart
 from fl_privacy.results import RunFolder
+from tests.results import runs
 from tests.results.runs import config, defended, pictures, record, round_report, score
 
 VOID = {"meta", "link", "img", "br", "input", "wbr"}
@@ -219,4 +222,22 @@ def test_many_attacked_rounds_are_a_curve_and_a_closed_table(tmp_path, monkeypat
     many = page_of(run).text
     assert "Over the attacked rounds" not in few and "<details open>\n    <summary>By attacked round" in few
     assert "Over the attacked rounds" in many and "<details>\n    <summary>By attacked round" in many
-    assert "Mean PSNR, dB over the attacked rounds" in many
+    assert "Mean PSNR, dB, over the attacked rounds" in many
+
+
+def test_rounds_that_were_read_exactly_stand_on_top_of_their_curve(tmp_path, monkeypatch):
+    monkeypatch.setattr(single, "ROUNDS_SHOWN", 1)
+    drawn = []
+
+    def keep(curves, **told):
+        drawn.append((curves, told["y"]))
+        return line_chart(curves, **told)
+
+    monkeypatch.setattr(single, "line_chart", keep)
+    monkeypatch.setattr(
+        runs, "score", lambda *which, noise, **told: score(*which, noise=noise, **told, exact=noise == 0.02)
+    )
+    page_of(record(tmp_path, noise=0.1, adaptive=0.02))
+    (noisy, exact), title = next((curves, y) for curves, y in drawn if y.startswith("Mean PSNR"))
+    assert title.endswith("exact ones on top")
+    assert len(exact.y) == len(noisy.y) == 2 and max(noisy.y) < min(exact.y) < math.inf
