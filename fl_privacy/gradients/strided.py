@@ -1,6 +1,8 @@
 """Strided convolutions of few channels by other operations: oneDNN's kernels are fast where channels are many."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,6 +14,18 @@ _FEW = 4
 """Input channels of a victim up to which products beat a convolution with a group for each victim."""
 
 _Pair = Sequence[int]
+
+_compiles = ContextVar("compiles", default=False)
+
+
+@contextmanager
+def for_a_compiler() -> Iterator[None]:
+    """Operations chosen within are compiled: ``F.fold`` is left out, of which a compiler makes scattered writes."""
+    token = _compiles.set(True)
+    try:
+        yield
+    finally:
+        _compiles.reset(token)
 
 
 def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
@@ -27,7 +41,7 @@ def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _
     Args:
         weight: the shape (V O, C, h, w) of all victims' gradients.
     """
-    apart = stride[0] > 1 and tuple(dilation) == (1, 1) and images.shape[1] > weight[1]
+    apart = stride[0] > 1 and tuple(dilation) == (1, 1) and images.shape[1] > weight[1] and not _compiles.get()
     return apart and len(images) == 1 and images.device.type == "cpu" and weight[1] <= _FEW
 
 

@@ -13,6 +13,7 @@ from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.recording import operations, tensors_of
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import differentiable_twice
+from fl_privacy.gradients.strided import for_a_compiler
 
 ValueAndGradient = Callable[[Problem, Tensor], tuple[Tensor, Tensor]]
 """(problem, variables (V, N)) -> loss (V,) and gradient (V, N)."""
@@ -115,7 +116,8 @@ class CompiledEvaluation:
 
 def _compiled(problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> _Program:
     """The double backward pass is unrolled by tracing first, since ``torch.compile`` itself does not follow it."""
-    graph = operations(problem, variables, list(tensors))
+    with for_a_compiler():
+        graph = operations(problem, variables, list(tensors))
     mode = "reduce-overhead" if variables.is_cuda else None
     program = torch.compile(graph, fullgraph=True, dynamic=False, mode=mode)
 

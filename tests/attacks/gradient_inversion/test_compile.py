@@ -16,6 +16,7 @@ from fl_privacy.attacks.gradient_inversion.preparation import prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.recording import RecordedEvaluation
 from fl_privacy.errors import UserError
+from fl_privacy.models import LeNet
 from fl_privacy.types import Observation, Reconstruction
 from tests.attacks.victims import CLASSES, SHAPE, examples, observations, smooth_net
 
@@ -70,6 +71,15 @@ def test_one_program_serves_all_chunks_of_its_shape(attack: GradientInversion, m
 
 
 @pytest.mark.usefixtures("traced")
+def test_what_a_compiler_takes_apart_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+    monkeypatch.setattr(torch, "compile", lambda graph, **_: graphs.append(graph) or graph)
+    net = LeNet(in_channels=2, image_size=8, num_classes=CLASSES).double()
+    inverting_gradients(iterations=1, restarts=1, compile="on")(observations(net, 2), seed=0)
+    used = {str(node.target) for graph in graphs for node in graph.graph.nodes}
+    assert any("convolution" in name for name in used) and not any("col2im" in name for name in used)
+
+
 def test_a_program_that_gives_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda graph, **_: lambda *inputs: [2 * v for v in graph(*inputs)])
     with pytest.warns(UserWarning, match="other numbers"):
