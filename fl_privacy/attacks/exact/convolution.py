@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
-_ITERATIONS = 4000
+_ITERATIONS = 3000
 """Of conjugate gradients, at most."""
 
-_CONVERGED = 1e-10
+_CONVERGED = 1e-9
 """Share of the right-hand side that they leave."""
 
 _SMOOTH = 1e-3
@@ -101,7 +101,10 @@ class _System:
         outputs: likewise, weighted.
         moved: (V, n, H W) of the second kind: each channel's pixels -> its gradients.
         gradients: (V, n, C) weighted.
-        roughness: (V,) weight of differences of neighbors.
+        products: (V, S, m, m) of the columns of ``moved`` that a tap can see together, one step of the kernel apart.
+        step: of the kernel, down and across; 1 where it does not divide the image, S its square.
+        squared: (V, O, P, Q) of the weights.
+        roughness: (V, 1, 1, 1) weight of differences of neighbors; ``None`` where there is none.
         diagonal: (V, C, H, W) of the normal matrix.
     """
 
@@ -110,7 +113,10 @@ class _System:
     outputs: Tensor
     moved: Tensor
     gradients: Tensor
-    roughness: Tensor
+    products: Tensor
+    step: int
+    squared: Tensor
+    roughness: Tensor | None
     diagonal: Tensor
 
     def both(self, inputs: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -120,12 +126,12 @@ class _System:
 
     def normal(self, inputs: Tensor) -> Tensor:
         """The normal matrix times ``inputs`` (V, C, H, W)."""
-        first = self.layer.back(self.weights.square() * self.layer.outputs(inputs))
-        second = (inputs.flatten(2) @ self.moved.mT) @ self.moved
-        found = first + second.reshape(inputs.shape)
-        if not self.roughness.any():
-            return found
-        return found + self.roughness[:, None, None, None] * _unlike_neighbors(inputs)
+        found = self.layer.back(self.squared * self.layer.outputs(inputs))
+        apart = F.pixel_unshuffle(inputs, self.step).unflatten(1, (inputs.shape[1], -1)).flatten(3).transpose(1, 2)
+        seen = (apart @ self.products).transpose(1, 2).flatten(1, 2)
+        height, width = (size // self.step for size in inputs.shape[2:])
+        found += F.pixel_shuffle(seen.unflatten(2, (height, width)), self.step)
+        return found if self.roughness is None else found.addcmul_(self.roughness, _unlike_neighbors(inputs))
 
     @property
     def right(self) -> Tensor:
@@ -145,12 +151,31 @@ def _system(
     sizes = [each.flatten(1).mean(1) for each in (of_outputs, of_gradients)]
     factor = (sizes[0] / sizes[1].clamp_min(tiny)).sqrt()
     missing = (slopes == 0).flatten(1).any(1) & smooth
-    roughness = torch.where(missing, _SMOOTH * sizes[0], 0)
-    diagonal = of_outputs + factor.square()[:, None, None, None] * of_gradients + roughness[:, None, None, None]
-    scaled = factor[:, None, None] * gradient.permute(0, 1, 3, 4, 2).flatten(1, 3)
+    roughness = torch.where(missing, _SMOOTH * sizes[0], 0)[:, None, None, None]
+    diagonal = of_outputs + factor.square()[:, None, None, None] * of_gradients + roughness
+    moved = factor[:, None, None] * moved
+    step = _common_step(layer)
+    columns = F.pixel_unshuffle(moved.unflatten(2, layer.shape[1:]), step).unflatten(1, (moved.shape[1], -1))
+    columns = columns.flatten(3).transpose(1, 2)
     return _System(
-        layer, weights, weights * outputs, factor[:, None, None] * moved, scaled, roughness, diagonal.clamp_min(tiny)
+        layer=layer,
+        weights=weights,
+        outputs=weights * outputs,
+        moved=moved,
+        gradients=factor[:, None, None] * gradient.permute(0, 1, 3, 4, 2).flatten(1, 3),
+        products=columns.mT @ columns,
+        step=step,
+        squared=weights.square(),
+        roughness=roughness if bool(missing.any()) else None,
+        diagonal=diagonal.clamp_min(tiny),
     )
+
+
+def _common_step(layer: Convolution) -> int:
+    """By which pixels that one tap of the kernel sees lie apart, where it divides the image."""
+    down, across = (int(step) for step in layer.module.stride)
+    whole = down == across and all(size % down == 0 for size in layer.shape[1:])
+    return down if whole else 1
 
 
 def _unlike_neighbors(images: Tensor) -> Tensor:
