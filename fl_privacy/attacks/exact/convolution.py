@@ -14,6 +14,9 @@ _ITERATIONS = 3000
 _CONVERGED = 1e-9
 """Share of the right-hand side that they leave."""
 
+_LEAST = 0.1
+"""Weight of an output that is known at all, in units of the largest."""
+
 _SMOOTH = 1e-3
 """Weight of differences of neighbors where outputs are not all known, in units of an input's own weight."""
 
@@ -144,7 +147,8 @@ def _system(
     layer: Convolution, outputs: Tensor, slopes: Tensor, deltas: Tensor, gradient: Tensor, *, smooth: bool
 ) -> _System:
     tiny = torch.finfo(outputs.dtype).tiny
-    weights = slopes / slopes.flatten(1).amax(1).clamp_min(tiny)[:, None, None, None]
+    largest = slopes.flatten(1).amax(1).clamp_min(tiny)[:, None, None, None]
+    weights = torch.where(slopes > 0, (slopes / largest).clamp_min(_LEAST), 0)
     moved = layer.moved(deltas)
     of_outputs = layer.back(weights.square(), squared=True)
     of_gradients = moved.square().sum(1).reshape(len(moved), 1, *layer.shape[1:])
