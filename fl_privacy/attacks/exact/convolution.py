@@ -1,4 +1,4 @@
-"""What entered a convolution, from its outputs and its weight's gradient: both are linear in it, solved by least squares."""
+"""What entered a convolution, by least squares: its outputs and the gradient of its weight are linear in it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,10 +130,9 @@ class _System:
     def normal(self, inputs: Tensor) -> Tensor:
         """The normal matrix times ``inputs`` (V, C, H, W)."""
         found = self.layer.back(self.squared * self.layer.outputs(inputs))
-        apart = F.pixel_unshuffle(inputs, self.step).unflatten(1, (inputs.shape[1], -1)).flatten(3).transpose(1, 2)
-        seen = (apart @ self.products).transpose(1, 2).flatten(1, 2)
+        seen = (_apart(inputs, self.step) @ self.products).transpose(1, 2)
         height, width = (size // self.step for size in inputs.shape[2:])
-        found += F.pixel_shuffle(seen.unflatten(2, (height, width)), self.step)
+        found += F.pixel_shuffle(seen.reshape(len(inputs), -1, height, width), self.step)
         return found if self.roughness is None else found.addcmul_(self.roughness, _unlike_neighbors(inputs))
 
     @property
@@ -159,8 +158,7 @@ def _system(
     diagonal = of_outputs + factor.square()[:, None, None, None] * of_gradients + roughness
     moved = factor[:, None, None] * moved
     step = _common_step(layer)
-    columns = F.pixel_unshuffle(moved.unflatten(2, layer.shape[1:]), step).unflatten(1, (moved.shape[1], -1))
-    columns = columns.flatten(3).transpose(1, 2)
+    columns = _apart(moved.reshape(*moved.shape[:2], *layer.shape[1:]), step)
     return _System(
         layer=layer,
         weights=weights,
@@ -173,6 +171,12 @@ def _system(
         roughness=roughness if bool(missing.any()) else None,
         diagonal=diagonal.clamp_min(tiny),
     )
+
+
+def _apart(values: Tensor, step: int) -> Tensor:
+    """(V, C, H, W) as (V, S, C, H W / S): of each remainder of the places by ``step``, S its square."""
+    parts = F.pixel_unshuffle(values, step).reshape(*values.shape[:2], step * step, -1)
+    return parts.transpose(1, 2)
 
 
 def _common_step(layer: Convolution) -> int:
@@ -221,8 +225,10 @@ def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diago
 
 def _products(one: Tensor, other: Tensor) -> Tensor:
     """Inner products of rows, (V, 1, ...)."""
-    return (one * other).flatten(1).sum(1).view(-1, *(1 for _ in one.shape[1:]))
+    products: Tensor = (one * other).flatten(1).sum(1)
+    return products.view(-1, *(1 for _ in one.shape[1:]))
 
 
 def _lengths(values: Tensor) -> Tensor:
-    return values.flatten(1).norm(dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1)
+    return lengths

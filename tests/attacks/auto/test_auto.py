@@ -150,6 +150,17 @@ def test_images_that_equations_gave_are_left_only_for_what_suits_the_widest_tens
     assert ranked([other, free]) == [other, free]
 
 
+def test_images_that_equations_gave_are_not_left_for_what_free_pixels_suit_of_noise():
+    solved = Attempt(0, 0, 0.3, given="exact", variables=torch.zeros(3), widest=0.3, score=-1.0, margin=0.5)
+    judgment = Judgment(*torch.tensor([[0.2, 0.2], [0.2, 0.1], [0.1, 0.1], [-2.0, -2.0]]))
+    fitted, better = (solved.after(torch.ones(3), judgment, row, torch.zeros(1), ()) for row in (0, 1))
+    assert fitted.variables is solved.variables and fitted.margin == 0.5
+    assert better.variables is not solved.variables and better.margin == 0
+    others = [replace(solved.judged(judgment, row), given="", margin=0.0) for row in (0, 1)]
+    assert ranked([others[0], solved]) == [solved, others[0]]
+    assert ranked([others[1], solved]) == [others[1], solved]
+
+
 def lenet(activation: str = "tanh") -> Observation:
     torch.manual_seed(0)
     model = LeNet(in_channels=2, image_size=8, num_classes=CLASSES, activation=activation)

@@ -1,4 +1,4 @@
-"""One image behind convolutions is solved for, layer by layer, and what its equations do not give is not taken for it."""
+"""One image behind convolutions is solved for layer by layer, and what equations do not give is not taken for it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -167,7 +167,8 @@ def test_what_entered_a_convolution_solves_its_least_squares(kernel, stride, pad
         ).square().sum()
 
     slope, blank = (
-        torch.autograd.grad(left(x), x)[0].norm() for x in (values.requires_grad_(), torch.zeros_like(values, requires_grad=True))
+        torch.autograd.grad(left(x), x)[0].norm()
+        for x in (values.requires_grad_(), torch.zeros_like(values, requires_grad=True))
     )
     assert slope < 1e-6 * blank
 
