@@ -14,7 +14,7 @@ from inference_runs import finished_run, head, show, told
 
 DEFENSES = {
     "none": ["defense=none"],
-    "soteria": ["defense=soteria"],
+    "soteria": ["defense=soteria", "defense.scores=estimated"],
     "recup_fl": ["defense=recup_fl", "defense.budget=0.5"],
     "recup_fl 1": ["defense=recup_fl", "defense.budget=1"],
     "refiner": ["defense=refiner"],
