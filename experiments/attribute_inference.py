@@ -18,6 +18,8 @@ DEFENSES = {
     "recup_fl": ["defense=recup_fl", "defense.budget=0.5"],
     "recup_fl 1": ["defense=recup_fl", "defense.budget=1"],
     "refiner": ["defense=refiner"],
+    "refiner 1": ["defense=refiner", "defense.epsilon=1"],
+    "refiner 10": ["defense=refiner", "defense.epsilon=10"],
     "dp_noise": ["defense=dp_noise", "defense.clip_norm=1", "defense.scale=0.01"],
     "dp_sgd": ["defense=dp_sgd"],
     "pruning": ["defense=pruning", "defense.rate=0.9"],
@@ -39,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
     head(["data", "defense", "task accuracy, %", "attack", "ASR, %", "majority guess, %"])
     for name in options.defenses:
-        evaluator = [f"defense.evaluator={options.evaluator}"] if name == "refiner" and options.evaluator else []
+        evaluator = [f"defense.evaluator={options.evaluator}"] if name.startswith("refiner") and options.evaluator else []
         run = finished_run(
             [
                 f"data={options.data}", f"model={options.model}", "federation=fedsgd",
