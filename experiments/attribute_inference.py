@@ -41,7 +41,8 @@ def main() -> None:
     options = parser.parse_args()
     head(["data", "defense", "task accuracy, %", "attack", "ASR, %", "majority guess, %"])
     for name in options.defenses:
-        evaluator = [f"defense.evaluator={options.evaluator}"] if name.startswith("refiner") and options.evaluator else []
+        refines = name.startswith("refiner") and options.evaluator
+        evaluator = [f"defense.evaluator={options.evaluator}"] if refines else []
         run = finished_run(
             [
                 f"data={options.data}", f"model={options.model}", "federation=fedsgd",
