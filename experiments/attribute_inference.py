@@ -4,7 +4,8 @@
     python experiments/attribute_inference.py --data cifar10_animals --victims 100 --rounds 20 --defenses none recup_fl
 
 A run that has finished is not run again. ASR in percent with its 95 % interval, beside always saying what is most
-frequent, and the accuracy of the task.
+frequent, and the accuracy of the task; by classifiers that learned from plain gradients of public examples, and by
+those that learned from defended ones.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def main() -> None:
                 f"federation.clients={options.clients}", f"federation.rounds={options.rounds}",
                 f"federation.server_lr={options.lr}", "federation.plan.batch_size=16", "attack=none",
                 "inference=attribute", f"victims={options.victims}", "batch_size=1",
-                f"intercept.rounds={options.attacked}", f"evaluate_every={options.rounds}",
+                f"intercept.rounds={options.attacked}", f"evaluate_every={options.rounds}", "threat_model=adaptive",
                 *DEFENSES[name], *evaluator,
             ],
             options.out,
