@@ -23,6 +23,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
 )
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.checks import number, whole
+from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Observation, Reconstruction
 
 _SURE = 1e-3
@@ -139,7 +140,8 @@ def _recursed(group: Group, chain: Chain, report: Report) -> dict[int, Reconstru
     for begin in range(0, len(observations), _TOGETHER):
         some = observations[begin : begin + _TOGETHER]
         updates = [as_gradient(observation) for _, observation in some]
-        found = recursed(chain, stack(updates, list(chain.names), device, torch.float64))
+        with cpu_threads(1):
+            found = recursed(chain, stack(updates, list(chain.names), device, torch.float64))
         for (position, observation), sound, image, left in zip(
             some, found.sound.tolist(), found.images, found.left.tolist(), strict=True
         ):
