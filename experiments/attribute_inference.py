@@ -4,7 +4,8 @@
     python experiments/attribute_inference.py --data cifar10_animals --victims 100 --rounds 20 --defenses none recup_fl
 
 A run that has finished is not run again. ASR in percent with its 95 % interval, beside always saying what is most
-frequent, and the accuracy of the task.
+frequent, and the accuracy of the task; by classifiers that learned from plain gradients of public examples, and by
+those that learned from defended ones.
 """
 
 import argparse
@@ -14,10 +15,12 @@ from inference_runs import finished_run, head, show, told
 
 DEFENSES = {
     "none": ["defense=none"],
-    "soteria": ["defense=soteria"],
+    "soteria": ["defense=soteria", "defense.scores=estimated"],
     "recup_fl": ["defense=recup_fl", "defense.budget=0.5"],
     "recup_fl 1": ["defense=recup_fl", "defense.budget=1"],
     "refiner": ["defense=refiner"],
+    "refiner 1": ["defense=refiner", "defense.epsilon=1"],
+    "refiner 10": ["defense=refiner", "defense.epsilon=10"],
     "dp_noise": ["defense=dp_noise", "defense.clip_norm=1", "defense.scale=0.01"],
     "dp_sgd": ["defense=dp_sgd"],
     "pruning": ["defense=pruning", "defense.rate=0.9"],
@@ -39,14 +42,15 @@ def main() -> None:
     options = parser.parse_args()
     head(["data", "defense", "task accuracy, %", "attack", "ASR, %", "majority guess, %"])
     for name in options.defenses:
-        evaluator = [f"defense.evaluator={options.evaluator}"] if name == "refiner" and options.evaluator else []
+        refines = name.startswith("refiner") and options.evaluator
+        evaluator = [f"defense.evaluator={options.evaluator}"] if refines else []
         run = finished_run(
             [
                 f"data={options.data}", f"model={options.model}", "federation=fedsgd",
                 f"federation.clients={options.clients}", f"federation.rounds={options.rounds}",
                 f"federation.server_lr={options.lr}", "federation.plan.batch_size=16", "attack=none",
                 "inference=attribute", f"victims={options.victims}", "batch_size=1",
-                f"intercept.rounds={options.attacked}", f"evaluate_every={options.rounds}",
+                f"intercept.rounds={options.attacked}", f"evaluate_every={options.rounds}", "threat_model=adaptive",
                 *DEFENSES[name], *evaluator,
             ],
             options.out,

@@ -14,20 +14,20 @@ update says little about pixels. ``variants``: without a defense, the other ways
 fingerprints of the same images are, and of others.
 
 Each cell is a run of ``fl-privacy attack`` in a folder of its own: stopped and started again, it goes on where it was.
-Pictures of both are written beside the runs.
+Pictures of both are written beside the runs, and a row a cell into ``rows.jsonl``.
 """
 
 import argparse
 import io
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
+from row_file import RowFile
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -36,6 +36,7 @@ from fl_privacy.data import load_data
 from fl_privacy.generator import image_fingerprints
 from fl_privacy.generator.provenance import SIDE
 from fl_privacy.results.read import read_run
+from fl_privacy.results.summary import Statistic
 
 VICTIMS = "cifar10_exact"
 """Of the test images of CIFAR-10."""
@@ -69,11 +70,11 @@ HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """Images (N, C, H, W) uint8 and the means of the metrics of one run."""
+    """Images (N, C, H, W) uint8 and the metrics of one run."""
 
     originals: Tensor
     guesses: Tensor
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Statistic]
 
 
 def attacks(options: argparse.Namespace) -> dict[str, tuple[str, ...]]:
@@ -99,7 +100,7 @@ def cell(options: argparse.Namespace, *overrides: str) -> Cell:
     originals, guesses = (
         torch.stack([torch.from_numpy(getattr(pair, name)) for pair in found]) for name in ("original", "guess")
     )
-    return Cell(originals, guesses, {name: metric.mean for name, metric in run.summary.plain.metrics.items()})
+    return Cell(originals, guesses, run.summary.plain.metrics)
 
 
 def network() -> nn.Module:
@@ -150,11 +151,18 @@ def labels_of(originals: Tensor) -> Tensor:
     return torch.tensor([known[image.numpy().tobytes()] for image in originals])
 
 
-def write(title: str, found: Cell, model: nn.Module) -> None:
+def write(place: str, case: str, found: Cell, model: nn.Module, options: argparse.Namespace) -> None:
+    """Print a line of the table and keep its row."""
     labels = labels_of(found.originals)
-    numbers = " | ".join(f"{found.metrics.get(name, float('nan')):.3f}" for name in METRICS)
+    means = [found.metrics[name].mean if name in found.metrics else float("nan") for name in METRICS]
     seen = [same_class(model, images, labels) for images in (found.guesses, found.originals)]
-    print(f"| {title} | {numbers} | {seen[0]:.0f} | {seen[1]:.0f} | {len(labels)} |", flush=True)
+    print(f"| {case} | {' | '.join(f'{mean:.3f}' for mean in means)} |", end="")
+    print(f" {seen[0]:.0f} | {seen[1]:.0f} | {len(labels)} |", flush=True)
+    RowFile(options.rows or options.out).add(
+        {"place": place, "case": case, "iterations": options.iterations},
+        {name: asdict(found.metrics[name]) for name in METRICS if name in found.metrics}
+        | {"class_seen": seen[0] / 100, "class_in_originals": seen[1] / 100, "images": len(labels)},
+    )
 
 
 def draw(rows: Mapping[str, Tensor], file: Path) -> None:
@@ -171,25 +179,19 @@ def draw(rows: Mapping[str, Tensor], file: Path) -> None:
 
 
 def compared(place: str, chosen: Mapping[str, tuple[str, ...]], options: argparse.Namespace) -> None:
-    """A table of the runs of ``chosen``, the seconds of CPU of those that had not finished before, and a picture."""
+    """A table of the runs of ``chosen`` and a picture."""
     model, rows = classifier(options.out, options.passes, options.seed), {}
     print(f"{place}\n\n{HEADER}")
     for name, overrides in chosen.items():
-        before = time.process_time()
         found = cell(options, *overrides)
-        write(f"{name} ({time.process_time() - before:.0f} s)", found, model)
+        write(place, name, found, model, options)
         rows = {**(rows or {"victims": found.originals}), name: found.guesses}
         draw(rows, options.out / f"{place}.png")
 
 
 def figure(options: argparse.Namespace) -> None:
-    model, rows = classifier(options.out, options.passes, options.seed), {}
-    print(HEADER)
-    for name, defense in DEFENSES.items():
-        found = cell(options, "experiment=refiner_paper_attack", *attacks(options)["GGL"], *defense)
-        write(name, found, model)
-        rows = {**(rows or {"victims": found.originals}), name: found.guesses}
-        draw(rows, options.out / "figure.png")
+    ggl = ("experiment=refiner_paper_attack", *attacks(options)["GGL"])
+    compared("figure", {name: (*ggl, *defense) for name, defense in DEFENSES.items()}, options)
 
 
 def variants(options: argparse.Namespace) -> None:
@@ -236,7 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--passes", type=int, default=12, help="of the classifier, through a quarter of its images")
     parser.add_argument("--only", nargs="*", default=[], help="of hard, such as ResNet-20")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("runs/generative_prior"))
+    parser.add_argument("--out", type=Path, default=Path("runs/generative_prior"), help="folder of runs and pictures")
+    parser.add_argument("--rows", type=Path, help="folder of rows.jsonl; without it that of --out")
     options = parser.parse_args(arguments)
     if options.what != "seen" and (options.generator is None or options.evaluator is None):
         parser.error(f"{options.what} needs --generator and --evaluator")

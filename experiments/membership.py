@@ -27,7 +27,7 @@ DEFENSES = {
     "pruning": ["defense=pruning", "defense.rate=0.9"],
     "quantization": ["defense=quantization", "defense.bits=2"],
     "dp_noise": ["defense=dp_noise", "defense.clip_norm=1", "defense.scale=0.001"],
-    "soteria": ["defense=soteria"],
+    "soteria": ["defense=soteria", "defense.scores=estimated"],
     "dp_sgd inf": ["defense=dp_sgd", "defense.noise_multiplier=0"],
     "dp_sgd 8": ["defense=dp_sgd", "privacy.epsilon=8"],
     "dp_sgd 1": ["defense=dp_sgd", "privacy.epsilon=1"],

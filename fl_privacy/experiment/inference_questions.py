@@ -1,6 +1,6 @@
 """The examples that inference attacks are asked about, and the truth about them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.experiment.partitions import defenders_examples, held_out
 from fl_privacy.federation import Client
-from fl_privacy.rng import derive_generator
+from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.types import Batch
 
 PUBLIC = 5000
@@ -29,6 +29,7 @@ class Asked:
         shares: (N, K) of each class among what each client trains on, by ascending id.
         public: examples that the attacker holds, none of them asked about and no client's; ``None`` if there are none.
         public_attributes: what these are beside their class, where the data say so.
+        public_rows: which they are of the split that is not attacked.
     """
 
     examples: Batch
@@ -38,6 +39,7 @@ class Asked:
     shares: Tensor
     public: Batch | None
     public_attributes: Tensor | None
+    public_rows: Tensor
 
     @property
     def is_member(self) -> Tensor:
@@ -80,6 +82,7 @@ def ask(experiment: Experiment, members: int, others: int) -> Asked:
         shares=torch.stack([_shares(client) for _, client in sorted(clients.items())]),
         public=experiment.unattacked.batch(public) if len(public) else None,
         public_attributes=known[public] if known is not None else None,
+        public_rows=public,
     )
 
 
@@ -127,6 +130,23 @@ def expect_attributes(experiment: Experiment) -> None:
             f" intercept.uploads={experiment.audit.uploads} batch_size={config.batch_size}; set intercept.uploads=probe"
             " batch_size=1."
         )
+
+
+def rehearsing(experiment: Experiment, asked: Asked) -> Client | None:
+    """A client of the attacker's own, which defends the public examples as the others do theirs.
+
+    ``None`` where the attacker does not know the defense, there is none, it exchanges the examples for others, or
+    nothing public has an attribute.
+    """
+    config, defense = experiment.config, experiment.defense
+    known = config.threat_model.knows_defense and defense.parts and not defense.examples
+    if not known or asked.public_attributes is None or not len(asked.public_rows):
+        return None
+    client = next(iter(experiment.clients.values()))
+    seed = derive_seed(config.seed, "inference", "rehearsal")
+    return replace(
+        client, examples=experiment.unattacked, indices=asked.public_rows, seed=seed, audit_seed=None, guard=None
+    )
 
 
 def attributes_of(experiment: Experiment) -> Tensor:

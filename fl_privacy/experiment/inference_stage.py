@@ -2,23 +2,25 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 
+from fl_privacy.defenses import ClientState
 from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.experiment.inference_judge import InferenceJudge, Spending, Watched
-from fl_privacy.experiment.inference_questions import Asked, ask, attributes_of, expect_attributes
-from fl_privacy.experiment.inferences import build_inferences, pool_size
+from fl_privacy.experiment.inference_questions import Asked, ask, attributes_of, expect_attributes, rehearsing
+from fl_privacy.experiment.inferences import build_inferences, pool_size, with_adaptive
 from fl_privacy.experiment.protocols import Monitor
-from fl_privacy.federation import Failure, Probe
+from fl_privacy.federation import Client, Failure, Probe
 from fl_privacy.federation.replies import attempt
-from fl_privacy.inference import About, Inference, ReadRound, Watch
+from fl_privacy.inference import About, Inference, ReadRound, Rehearsal, Watch
+from fl_privacy.progress import counted
 from fl_privacy.results import Finding, RunFolder
 from fl_privacy.rng import cpu_threads
-from fl_privacy.types import Batch, Observation
+from fl_privacy.types import Batch, ModelState, Observation
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class InferenceStage:
         victims: row of the answer about each probe, where attributes are asked for.
         attributes: of these victims.
         attribute_count: A.
+        rehearsing: client of an attacker who knows the defense, where attributes are asked for.
         seed: of the attackers' draws.
         threads: of the CPU that they take.
         device: where they compute.
@@ -50,6 +53,7 @@ class InferenceStage:
     victims: Mapping[Probe, int]
     attributes: torch.Tensor
     attribute_count: int
+    rehearsing: Client | None
     seed: int
     threads: int
     device: torch.device
@@ -86,15 +90,17 @@ class InferenceStage:
         asks_for_attribute = any(i.about is About.ATTRIBUTE for i in inferences.values())
         if asks_for_attribute:
             expect_attributes(experiment)
-        members, others = pool_size(list(inferences.values()))
+        asked = ask(experiment, *pool_size(list(inferences.values())))
+        client = rehearsing(experiment, asked) if asks_for_attribute else None
         return cls(
-            inferences=inferences,
-            asked=ask(experiment, members, others),
+            inferences=inferences if client is None else with_adaptive(inferences),
+            asked=asked,
             clients=tuple(sorted(clients)),
             classes=examples.num_classes,
             victims={probe: row for row, probe in enumerate(experiment.audit.probes)} if asks_for_attribute else {},
             attributes=attributes_of(experiment) if asks_for_attribute else torch.empty(0, dtype=torch.int64),
             attribute_count=len(examples.attribute_names),
+            rehearsing=client,
             seed=config.seed,
             threads=config.attack_threads,
             device=torch.device(next(iter(clients.values())).device),
@@ -120,6 +126,7 @@ class InferenceStage:
             candidates=self._on_device(self.asked.examples),
             public=self._on_device(self.asked.public) if self.asked.public else None,
             public_attributes=self.asked.public_attributes,
+            rehearsal=self._rehearsal(probed[0]) if probed else None,
             victims=tuple((row, o) for row, o in zip(rows, probed, strict=True) if row is not None),
             remaining=max(0, self.expected - self._rounds - 1),
             seed=self.seed,
@@ -139,6 +146,23 @@ class InferenceStage:
                 if isinstance(result, Failure):
                     logger.warning("Inference of %s failed in round %d: %s", name, read.round, result.reason)
                     self._failures[name] = result.reason
+
+    def _rehearsal(self, like: Observation) -> Rehearsal | None:
+        """What the attacker's own client makes of public examples in the round of ``like``."""
+        client = self.rehearsing
+        if client is None:
+            return None
+        known = client.examples.attributes
+        assert known is not None
+        order = client.probed_examples(0, len(client.indices))
+
+        def uploads(sent: ModelState, number: int) -> Iterator[Observation]:
+            state = ClientState()
+            for probe in counted("public example", range(min(number, len(order)))):
+                made = client.probe(sent, state, round=like.id.round, probe=probe, batch_size=1)
+                yield replace(like, sent=sent, upload=made.upload)
+
+        return Rehearsal(attributes=known[order], uploads=uploads)
 
     def finish(self, spending: Spending) -> None:
         """Judge what the attacks answer and record it."""

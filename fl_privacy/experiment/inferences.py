@@ -1,12 +1,14 @@
 """The inference attacks that a configuration names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from omegaconf import DictConfig
 
 from fl_privacy.config.targets import instantiate
 from fl_privacy.errors import UserError
-from fl_privacy.inference import About, Inference
+from fl_privacy.inference import About, AttributeInference, Inference
+from fl_privacy.inference.attribute import ADAPTIVE
 
 
 def build_inferences(settings: DictConfig) -> dict[str, Inference]:
@@ -26,6 +28,15 @@ def build_inferences(settings: DictConfig) -> dict[str, Inference]:
                 f" {type(made).__name__}."
             )
         found[str(name)] = made
+    return found
+
+
+def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
+    """Beside each attack on attributes the one of an attacker who knows the defense."""
+    found = dict(inferences)
+    for name, inference in inferences.items():
+        if isinstance(inference, AttributeInference) and not inference.adaptive:
+            found[f"{name}{ADAPTIVE}"] = replace(inference, adaptive=True)
     return found
 
 

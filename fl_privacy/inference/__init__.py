@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fl_privacy.inference.inference import Inference, Watch
     from fl_privacy.inference.kinds import About
     from fl_privacy.inference.membership import Membership
-    from fl_privacy.inference.read_round import ReadRound
+    from fl_privacy.inference.read_round import ReadRound, Rehearsal
     from fl_privacy.inference.source import SourceInference
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Membership",
     "PropertyInference",
     "ReadRound",
+    "Rehearsal",
     "SourceInference",
     "Watch",
 ]
@@ -32,7 +33,7 @@ __getattr__ = on_demand(
         "fl_privacy.inference.inference": ["Inference", "Watch"],
         "fl_privacy.inference.kinds": ["About"],
         "fl_privacy.inference.membership": ["Membership"],
-        "fl_privacy.inference.read_round": ["ReadRound"],
+        "fl_privacy.inference.read_round": ["ReadRound", "Rehearsal"],
         "fl_privacy.inference.source": ["SourceInference"],
     },
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
@@ -13,9 +13,13 @@ from fl_privacy.gradients import GradientClassifier, GradientSketch, sketched_ex
 from fl_privacy.inference.kinds import About
 from fl_privacy.inference.read_round import ReadRound, mean_gradient
 from fl_privacy.rng import derive_generator
+from fl_privacy.types import ModelState, Observation
 
 HEADS = {"linear": 0, "mlp": 128}
 """Methods -> width of the classifier's hidden layer."""
+
+ADAPTIVE = "_adaptive"
+"""Ends the name of a method that learns from defended uploads."""
 
 TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier of gradients"}
 
@@ -31,11 +35,14 @@ class AttributeInference:
     Attributes:
         methods: ``linear`` and ``mlp``.
         public: so many examples with known attributes, of the split that is not attacked.
+        adaptive: learn from the uploads that a client with the same defense would make of the public examples; of one
+            who knows the defense, but not the client's secrets.
     """
 
     about: ClassVar[About] = About.ATTRIBUTE
     methods: Sequence[str] = tuple(HEADS)
     public: int = 1000
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)))
@@ -45,7 +52,8 @@ class AttributeInference:
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "AttributeWatch":
         """Of ``candidates`` victims, with ``classes`` possible attributes."""
-        return AttributeWatch(self, {name: torch.zeros(candidates, classes) for name in self.methods})
+        names = [f"{name}{ADAPTIVE}" if self.adaptive else name for name in self.methods]
+        return AttributeWatch(self, {name: torch.zeros(candidates, classes) for name in names})
 
 
 @dataclass(eq=False)
@@ -64,24 +72,33 @@ class AttributeWatch:
         """
         if not read.victims:
             return
-        if read.public is None or read.public_attributes is None:
-            raise UserError("Public examples with known attributes are expected, but there are none.")
-        number = min(self.settings.public, len(read.public))
-        public, attributes = read.public.first(number), read.public_attributes[:number].to(read.device)
         for place, (model, sent, own) in enumerate(read.victims_sent):
             observations = [read.victims[column] for column in own]
-            gradients = [mean_gradient(observation) for _, observation in observations]
-            shapes = {name: sent.parameters[name] for name in gradients[0]}
             rng = derive_generator(read.seed, "inference", "attribute", read.round, place)
-            sketch = GradientSketch.of(shapes, rng)
-            known = sketched_examples(model, sent, public, observations[0][1].plan, sketch)
-            stacked = {n: torch.stack([g[n].to(read.device) for g in gradients]) for n in shapes}
-            asked = sketch(stacked)
+            uploaded = observations[0][1].update()
+            sketch = GradientSketch.of({name: sent.parameters[name] for name in uploaded}, rng)
+            known, attributes = self._known(read, model, sent, sketch)
+            asked = torch.cat([_sketched(sketch, observation, read) for _, observation in observations])
             rows = torch.tensor([row for row, _ in observations])
             for name, total in self.total.items():
-                head = GradientClassifier.fit(known, attributes, total.shape[1], rng, hidden=HEADS[name])
+                hidden = HEADS[name.removesuffix(ADAPTIVE)]
+                head = GradientClassifier.fit(known, attributes, total.shape[1], rng, hidden=hidden)
                 total[rows] += head(asked).log_softmax(1).nan_to_num().cpu()
             self._seen.update(rows.tolist())
+
+    def _known(
+        self, read: ReadRound, model: nn.Module, sent: ModelState, sketch: GradientSketch
+    ) -> tuple[Tensor, Tensor]:
+        """(N, F) sketches of public examples and (N,) their attributes."""
+        if self.settings.adaptive and read.rehearsal is not None:
+            own, rehearsed = read.rehearsal.attributes, read.rehearsal.uploads(sent, self.settings.public)
+            known = torch.cat([_sketched(sketch, observation, read) for observation in rehearsed])
+            return known, own[: len(known)].to(read.device)
+        if self.settings.adaptive or read.public is None or read.public_attributes is None:
+            raise UserError("Public examples with known attributes are expected, but there are none.")
+        public = read.public.first(min(self.settings.public, len(read.public)))
+        known = sketched_examples(model, sent, public, read.victims[0][1].plan, sketch)
+        return known, read.public_attributes[: len(known)].to(read.device)
 
     def answers(self) -> dict[str, Tensor]:
         """(V, A) of each method, higher for what is more likely; NaN for victims that were never read."""
@@ -93,4 +110,10 @@ class AttributeWatch:
 
     def titles(self) -> dict[str, tuple[str, str]]:
         """Title and source of each method."""
-        return {name: (TITLES[name], "Cui et al. 2023") for name in self.total}
+        knowing = ", knows the defense" if self.settings.adaptive else ""
+        return {n: (TITLES[n.removesuffix(ADAPTIVE)] + knowing, "Cui et al. 2023") for n in self.total}
+
+
+def _sketched(sketch: GradientSketch, observation: Observation, read: ReadRound) -> Tensor:
+    """(1, F) of an upload."""
+    return sketch({name: t.to(read.device).unsqueeze(0) for name, t in mean_gradient(observation).items()})

@@ -1,6 +1,6 @@
 """What a server reads in one round, and the statistics of examples that follow from it, each computed if asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +17,20 @@ CHUNK = 1000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Rehearsal:
+    """What an attacker who knows the defense tries on public examples.
+
+    Attributes:
+        attributes: (N,) what the examples are beside their class.
+        uploads: of the first so many of them, each as a client with the same defense makes it of that example alone, at
+            the given values; one at a time.
+    """
+
+    attributes: Tensor
+    uploads: Callable[[ModelState, int], Iterator[Observation]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ReadRound:
     """The uploads of one round and the examples that are asked about; nothing of it outlives the round.
 
@@ -25,6 +39,7 @@ class ReadRound:
         candidates: C examples.
         public: examples that the attacker holds and no client does; ``None`` where it has none.
         public_attributes: (N,) what these are beside their class, where the data say so.
+        rehearsal: of an attacker who knows the defense.
         victims: uploads of single examples that were probed, each with the row of its answer.
         remaining: how many rounds will be read after this one.
         seed: of the attacker's own draws.
@@ -35,6 +50,7 @@ class ReadRound:
     candidates: Batch
     public: Batch | None = None
     public_attributes: Tensor | None = None
+    rehearsal: Rehearsal | None = None
     victims: tuple[tuple[int, Observation], ...] = ()
     remaining: int = 0
     seed: int = 0

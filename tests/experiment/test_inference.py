@@ -76,6 +76,22 @@ def test_beside_an_attack_and_with_a_budget(tmp_path) -> None:
     assert summary.inferred[0].measures["auc"].bound is not None
 
 
+@pytest.mark.parametrize("threat_model", ["honest_but_curious", "adaptive"])
+def test_who_knows_the_defense_asks_for_attributes_as_well(threat_model: str, tmp_path) -> None:
+    """It tries the defense on public examples, as a client of its own."""
+    found = run(
+        "run", "data=mnist_parity", "data.name=mnist_mini", "federation.clients=3", "federation.rounds=1", "victims=4",
+        "attack=none", "intercept.rounds=first", "inference=attribute", "inference.attribute.public=40",
+        "defense=pruning", "defense.rate=0.9", f"threat_model={threat_model}", "baseline=false", out=tmp_path,
+    )  # fmt: skip
+    assert found.status == 0
+    findings = {finding["method"]: finding for finding in found.records("inference")}
+    knows = threat_model == "adaptive"
+    assert list(findings) == ["linear", "mlp", *(["linear_adaptive", "mlp_adaptive"] if knows else [])]
+    assert all(f["failure"] is None and f["positives"] == 4 for f in findings.values())
+    assert not knows or findings["mlp_adaptive"]["title"].endswith("knows the defense")
+
+
 @pytest.mark.parametrize(
     "settings, told",
     [

@@ -1,5 +1,6 @@
 """Source, property and attribute: what each tells of small clients, and what all three keep to."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,16 @@ from fl_privacy.data.attributes import coarse
 from fl_privacy.data.examples import Examples
 from fl_privacy.errors import UserError
 from fl_privacy.gradients import GradientClassifier, GradientSketch, loss_gradients
-from fl_privacy.inference import AttributeInference, Inference, PropertyInference, ReadRound, SourceInference
+from fl_privacy.inference import (
+    AttributeInference,
+    Inference,
+    PropertyInference,
+    ReadRound,
+    Rehearsal,
+    SourceInference,
+)
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, LocalPlan, Observation, Upload, VictimId
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, VictimId
 from tests.inference.rounds import CLASSES, CLIENTS, OWN, SHAPE, asked, network, public, rounds
 
 ATTRIBUTES = 2
@@ -99,6 +107,39 @@ def test_the_attribute_is_told_from_the_gradient() -> None:
     """Not by a linear classifier: the gradient of one class is turned round for another."""
     _, attributes = marked(12, 1)
     assert (answers("attribute", 2)["mlp"].argmax(1) == attributes).sum() >= 11
+
+
+def mirrored(observation: Observation) -> Observation:
+    """Defended: signs of the elements are turned as a fixed draw says."""
+    tensors, rng = observation.upload.tensors, derive_generator(8, "signs")
+    turned = {n: t * (2.0 * torch.randint(2, t.shape, generator=rng) - 1) for n, t in tensors.items()}
+    return replace(observation, upload=replace(observation.upload, tensors=turned))
+
+
+def test_who_knows_the_defense_learns_from_defended_uploads() -> None:
+    read = reads("attribute", 1)[0]
+    known, attributes = marked(80, 2)
+
+    def uploads(sent: ModelState, number: int) -> Iterator[Observation]:
+        for row in range(number):
+            one = Batch(known.inputs[row : row + 1], known.labels[row : row + 1])
+            tensors = loss_gradients(network(), sent, one).gradients
+            yield mirrored(replace(read.victims[0][1], upload=Upload(tensors=tensors, num_examples=1)))
+
+    defended = replace(
+        read,
+        victims=tuple((row, mirrored(observation)) for row, observation in read.victims),
+        rehearsal=Rehearsal(attributes=attributes, uploads=uploads),
+    )
+    right = {}
+    for adaptive in (False, True):
+        watch = AttributeInference(public=80, adaptive=adaptive).begin(12, CLIENTS, ATTRIBUTES)
+        watch.add(defended)
+        assert watch.titles().keys() == watch.answers().keys()
+        right |= {name: int((a.argmax(1) == marked(12, 1)[1]).sum()) for name, a in watch.answers().items()}
+    assert right["mlp_adaptive"] >= 11 and right["mlp"] <= 9
+    with pytest.raises(UserError, match="known attributes"):
+        AttributeInference(adaptive=True).begin(12, CLIENTS, ATTRIBUTES).add(read)
 
 
 def test_what_an_attack_lacks_is_told() -> None:
