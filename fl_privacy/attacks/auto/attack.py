@@ -39,7 +39,8 @@ class AutoAttack:
     """The strongest attacker without a setting, in the way of AutoAttack (Croce and Hein 2020) for gradient inversion.
 
     What the first layer gives away exactly is solved for, batches by ``attack=cocktail_party`` first and what it leaves
-    by ``attack=exact``; victims that are proven, or whose update is reproduced to rounding, need no descent.
+    by ``attack=exact``, which also solves for single images behind convolutions; victims that are proven, or whose
+    update is reproduced to rounding, need no descent.
     The others are attacked by members that differ in kind, from several starts, under successive halving: L-BFGS on the
     angle and on the distance of the updates where the model is smooth, signed Adam with little and with much total
     variation where it is not, batch-norm statistics where they were sent. What was solved for without a proof is one of

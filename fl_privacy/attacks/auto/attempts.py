@@ -25,6 +25,7 @@ class Attempt:
         labels: (B,) that belong to the images it starts from; ``None``: those of all attempts.
         held: whether it is held to features that are known.
         given: by which attack the images were found that it starts from; empty: by none.
+        margin: by which the logarithm of ``widest`` has to fall for these images to be left.
         variables: (N,) where it is; ``None`` before the first rung.
         mismatch, widest, score: of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
         history: of the member's own loss, one after the other of all rungs.
@@ -37,6 +38,7 @@ class Attempt:
     labels: Tensor | None = None
     held: bool = False
     given: str = ""
+    margin: float = 0.0
     variables: Tensor | None = None
     mismatch: float = math.inf
     widest: float = math.inf
@@ -49,6 +51,11 @@ class Attempt:
         """The least is the best."""
         return self.score, self.member, self.start
 
+    @property
+    def left_below(self) -> float:
+        """The mismatch of the widest tensor down to which images that were given are not left."""
+        return self.widest * math.exp(-self.margin)
+
     def judged(self, judged: Judgment, row: int) -> "Attempt":
         """With what the ``row`` of it says."""
         mismatch, widest = float(judged.mismatch[row]), float(judged.widest[row])
@@ -59,21 +66,23 @@ class Attempt:
     ) -> "Attempt":
         """What was found from it, in the ``row`` of what was ``judged``, or itself where that is no better.
 
-        Images that equations of a layer gave are left only for others that suit the widest tensor better as well: where
-        noise was added, a smoother guess that does not is none of theirs.
+        Images that equations of a layer gave are left only for others that suit the widest tensor better as well, by
+        more than free pixels suit noise: where noise was added, a smoother guess that does not is none of theirs.
         """
         history = (*self.history, *losses[losses.isfinite()].tolist())
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
         tried = replace(self, history=history, roughness=roughness, film=joined(self.film, len(self.history), film))
-        found = replace(tried.judged(judged, row), variables=variables)
-        worse = not found.score < self.score or (bool(self.given) and found.widest > self.widest)
+        found = replace(tried.judged(judged, row), variables=variables, margin=0.0)
+        worse = not found.score < self.score or (bool(self.given) and found.widest > self.left_below)
         return tried if self.variables is not None and worse else found
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
     """The best first; behind images that were given, others that suit the widest tensor worse, as in ``after``."""
-    known = min((attempt.widest for attempt in attempts if attempt.given), default=math.inf)
-    return sorted(attempts, key=lambda attempt: (attempt.widest > known, *attempt.order))
+    given = [attempt for attempt in attempts if attempt.given]
+    known = min((attempt.widest for attempt in given), default=math.inf)
+    below = min((attempt.left_below for attempt in given), default=math.inf)
+    return sorted(attempts, key=lambda each: (each.widest > (known if each.given else below), *each.order))
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,6 +86,15 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
     return Judgment(mismatch, widest, balance, score.nan_to_num(math.inf, math.inf, math.inf))
 
 
+def margin(problem: Problem) -> float:
+    """By which the logarithm of the widest tensor's mismatch falls for nothing where all pixels are free.
+
+    Twice the number of pixels over that of the tensor's elements (Akaike 1974): free pixels also suit noise, and the
+    fewer outputs a layer has, the better.
+    """
+    return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
+
+
 def _common_mismatch(
     problem: Problem, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from fl_privacy.attacks.adaptive import KnownFeatures
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.auto.attempts import Attempt, Winner, ranked
 from fl_privacy.attacks.auto.budget import Rung
-from fl_privacy.attacks.auto.judgment import EXACT, judge
+from fl_privacy.attacks.auto.judgment import EXACT, judge, margin
 from fl_privacy.attacks.auto.members import Entry, normalizes_by_batch
 from fl_privacy.attacks.auto.relabeling import other_labels, refined_labels
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures
@@ -106,9 +106,10 @@ class Race:
         variables = torch.cat([variables.to(row), row[0, len(variables) :]])
         number = 1 + max(attempt.start for attempt in self.attempts[position])
         given = Attempt(0, number, self._rough, labels=labels, given=found_by, variables=variables)
-        judged = judge(self._problem(0, [(position, given)]), variables[None])
+        problem = self._problem(0, [(position, given)])
+        judged = judge(problem, variables[None])
         rough = min(self._rough, float(judged.balance[0]))
-        self.attempts[position].append(replace(given.judged(judged, 0), roughness=rough))
+        self.attempts[position].append(replace(given.judged(judged, 0), roughness=rough, margin=margin(problem)))
 
     def seconds_per_evaluation(self) -> float:
         """Of one victim among all, measured; the clock decides, so that no two calls agree."""

@@ -6,19 +6,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
 from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, sparse_factors
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.exact.patches import PatchEmbedding, find_patch_embedding, solve
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
-from fl_privacy.attacks.gradient_inversion.grouping import failed, read_each
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.exact.recursion import Chain, find_chain, recursed
+from fl_privacy.attacks.gradient_inversion.grouping import (
+    Group,
+    attack_in_groups,
+    expect_gradient,
+    failed,
+    one_each,
+    read_group,
+)
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.checks import number, whole
+from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Observation, Reconstruction
 
 _SURE = 1e-3
 """Expected error of a pixel of what patches were solved for."""
+
+_TOGETHER = 16
+"""Images behind convolutions that are solved for at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +41,11 @@ class ExactInversion:
     in front of a ReLU the gradient is taken apart (:mod:`fl_privacy.attacks.exact.factorization`; SPEAR, Dimitrov et
     al. 2024); where that fails, the images are taken that neurons see alone, as ``attack=analytic`` does. With the
     images the labels follow from the output layer, in the images' order. One image of a vision transformer is solved
-    for where the gradient of its position embedding was uploaded (:mod:`fl_privacy.attacks.exact.patches`). Batch norm
-    in front of the layer is undone where its statistics are those that were sent.
+    for where the gradient of its position embedding was uploaded (:mod:`fl_privacy.attacks.exact.patches`). One image
+    behind convolutions without pooling is solved for layer by layer from the output on
+    (:mod:`fl_privacy.attacks.exact.recursion`): to rounding where activations have an inverse, up to what silent
+    outputs of a first ReLU hide. Batch norm in front of a first fully connected layer is undone where its statistics
+    are those that were sent.
 
     A reconstruction is ``proven`` if the equations of the layer have one solution up to the order of the images, the
     signs it makes in front of the ReLU are those that the zeros behind it ask for, and the whole update is reproduced.
@@ -58,10 +73,20 @@ class ExactInversion:
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
-        return read_each(observations, self._reader, name="exact", seed=seed, progress=progress)
 
-    def _reader(self, first: Observation) -> Callable[[Observation, torch.Generator], Reconstruction]:
-        source, model = _source(first), model_as_sent(first)
+        def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
+            expect_gradient(group.first)
+            source = _source(group.first)
+            if isinstance(source, Chain):
+                return _recursed(group, source, report)
+            return read_group(group, self._reader(group.first, source), name="exact", seed=seed, report=report)
+
+        return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
+
+    def _reader(
+        self, first: Observation, source: FirstLayer | PatchEmbedding
+    ) -> Callable[[Observation, torch.Generator], Reconstruction]:
+        model = model_as_sent(first)
 
         def read(observation: Observation, rng: torch.Generator) -> Reconstruction:
             if not as_gradient(observation)[source.names[-1]].any():
@@ -108,13 +133,35 @@ def _patched(observation: Observation, embedding: PatchEmbedding) -> Read:
     return Read(found.image[None], found.error < _SURE and not muted, found.residual)
 
 
-def _source(observation: Observation) -> FirstLayer | PatchEmbedding:
+def _recursed(group: Group, chain: Chain, report: Report) -> dict[int, Reconstruction]:
+    """Images behind convolutions, by position; some at a time."""
+    observations, results = list(group.observations.items()), dict[int, Reconstruction]()
+    model, device = model_as_sent(group.first), chain.shift.device
+    for begin in range(0, len(observations), _TOGETHER):
+        some = observations[begin : begin + _TOGETHER]
+        updates = [as_gradient(observation) for _, observation in some]
+        with cpu_threads(1):
+            found = recursed(chain, stack(updates, list(chain.names), device, torch.float64))
+        for (position, observation), sound, image, left in zip(
+            some, found.sound.tolist(), found.images, found.left.tolist(), strict=True
+        ):
+            read = Read(image[None], unique=False, loss=left)
+            results[position] = (
+                certified(Reproduction(observation, model), read)
+                if sound
+                else failed(observation, "The equations of one image are expected, but those of the layers disagree.")
+            )
+        report(len(results) / len(observations))
+    return results
+
+
+def _source(observation: Observation) -> FirstLayer | PatchEmbedding | Chain:
     """What the images are read from, where its gradient was uploaded."""
     model, sent, shape = observation.model, observation.assumed(), observation.input_shape
     fixed = observation.plan.batch_norm == "eval"
-    source: FirstLayer | PatchEmbedding | None = None
+    source: FirstLayer | PatchEmbedding | Chain | None = None
     if observation.upload.num_examples == 1:
-        source = find_patch_embedding(model, sent, shape, fixed_norms=fixed)
+        source = find_patch_embedding(model, sent, shape, fixed_norms=fixed) or find_chain(observation)
     source = source or find_first_layer(model, sent, shape, fixed_norms=fixed)
     if missing := set(source.names) - observation.upload.tensors.keys():
         raise NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")

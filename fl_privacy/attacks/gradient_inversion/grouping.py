@@ -169,16 +169,28 @@ def read_each(
 
     def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
         expect_gradient(group.first)
-        read, results = reader(group.first), dict[int, Reconstruction]()
-        for position, observation in group.observations.items():
-            try:
-                results[position] = read(observation, derive_generator(seed, name, str(observation.id)))
-            except NotAttackableError as reason:
-                results[position] = failed(observation, str(reason))
-            report(len(results) / len(group.observations))
-        return results
+        return read_group(group, reader(group.first), name=name, seed=seed, report=report)
 
     return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
+
+
+def read_group(
+    group: Group,
+    read: Callable[[Observation, torch.Generator], Reconstruction],
+    *,
+    name: str,
+    seed: int,
+    report: Report,
+) -> dict[int, Reconstruction]:
+    """What is read of each of a group, by position, each with a random stream of its own; see :func:`read_each`."""
+    results = dict[int, Reconstruction]()
+    for position, observation in group.observations.items():
+        try:
+            results[position] = read(observation, derive_generator(seed, name, str(observation.id)))
+        except NotAttackableError as reason:
+            results[position] = failed(observation, str(reason))
+        report(len(results) / len(group.observations))
+    return results
 
 
 def expect_gradient(observation: Observation) -> None:

@@ -39,12 +39,17 @@ def test_reads_more_than_a_preset_of_the_same_length():
 
 
 def test_gradients_that_shrink_towards_the_input_are_read():
-    """Behind sigmoids with PyTorch's initialization, the first layer has a thousandth of the output layer's."""
+    """Behind sigmoids with PyTorch's initialization, the first layer has a thousandth of the output layer's.
+
+    Without the output's bias nothing is solved for.
+    """
     digits = load_data("mnist_mini").train
     torch.manual_seed(0)
     model = LeNet(in_channels=1, image_size=digits.input_shape[-1], num_classes=10).eval()
     truth = digits.batch(torch.arange(1))
-    (found,) = AutoAttack(evaluations=600)([replace(observe(model, truth), num_classes=10)], seed=0)
+    seen = replace(observe(model, truth, told=True), num_classes=10)
+    seen = upload(seen, {n: t for n, t in seen.upload.tensors.items() if n != "classifier.bias"})
+    (found,) = AutoAttack(evaluations=600)([seen], seed=0)
     assert error(found.batch, truth) < 0.003
     assert found.member == "cosine of each layer by L-BFGS"
 
@@ -148,6 +153,17 @@ def test_images_that_equations_gave_are_left_only_for_what_suits_the_widest_tens
     assert other.variables is smooth and other.order < solved.order
     assert ranked([other, solved]) == [solved, other]
     assert ranked([other, free]) == [other, free]
+
+
+def test_images_that_equations_gave_are_not_left_for_what_free_pixels_suit_of_noise():
+    solved = Attempt(0, 0, 0.3, given="exact", variables=torch.zeros(3), widest=0.3, score=-1.0, margin=0.5)
+    judgment = Judgment(*torch.tensor([[0.2, 0.2], [0.2, 0.1], [0.1, 0.1], [-2.0, -2.0]]))
+    fitted, better = (solved.after(torch.ones(3), judgment, row, torch.zeros(1), ()) for row in (0, 1))
+    assert fitted.variables is solved.variables and fitted.margin == 0.5
+    assert better.variables is not solved.variables and better.margin == 0
+    others = [replace(solved.judged(judgment, row), given="", margin=0.0) for row in (0, 1)]
+    assert ranked([others[0], solved]) == [solved, others[0]]
+    assert ranked([others[1], solved]) == [others[1], solved]
 
 
 def lenet(activation: str = "tanh") -> Observation:

@@ -134,9 +134,9 @@ def test_mixed_labels_are_read_as_probabilities():
     torch.testing.assert_close(found.batch.labels[list(rows)].float(), mixed[list(columns)], atol=1e-3, rtol=0)
 
 
-def test_convolutions_first_are_refused_with_the_reason():
+def test_batches_behind_convolutions_are_refused_with_the_reason():
     model = LeNet(in_channels=2, image_size=8, num_classes=CLASSES)
-    seen, _ = victims(model, 1, 1)
+    seen, _ = victims(model, 2, 1)
     (found,) = ExactInversion()(seen, seed=0)
     assert found.batch is None
     assert "fully connected" in found.failure

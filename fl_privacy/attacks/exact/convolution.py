@@ -1,0 +1,234 @@
+"""What entered a convolution, by least squares: its outputs and the gradient of its weight are linear in it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
+
+_ITERATIONS = 3000
+"""Of conjugate gradients, at most."""
+
+_CONVERGED = 1e-9
+"""Share of the right-hand side that they leave."""
+
+_LEAST = 0.1
+"""Weight of an output that is known at all, in units of the largest."""
+
+_SMOOTH = 1e-3
+"""Weight of differences of neighbors where outputs are not all known, in units of an input's own weight."""
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """A convolution without groups, whose padding are zeros.
+
+    Attributes:
+        module: in double precision.
+        shape: (C, H, W) of what enters.
+    """
+
+    module: nn.Conv2d
+    shape: tuple[int, int, int]
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """(V, C, H, W) -> (V, O, P, Q), without the bias."""
+        module = self.module
+        return F.conv2d(inputs, module.weight, None, module.stride, module.padding, module.dilation)
+
+    def back(self, deltas: Tensor, *, squared: bool = False) -> Tensor:
+        """Transposed: (V, O, P, Q) -> (V, C, H, W), by the weights or by their squares."""
+        weight = self.module.weight.square() if squared else self.module.weight
+        return self._transposed((len(deltas), *self.shape), weight, deltas)
+
+    def moved(self, deltas: Tensor) -> Tensor:
+        """``deltas`` (V, O, P, Q) as what each tap of the kernel sees of each input channel: (V, O taps, H W)."""
+        module, (height, width) = self.module, self.shape[1:]
+        taps = module.kernel_size[0] * module.kernel_size[1]
+        alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
+        size = (deltas.shape[0] * deltas.shape[1], taps, height, width)
+        found = self._transposed(size, alone, deltas.reshape(size[0], 1, *deltas.shape[2:]))
+        return found.reshape(len(deltas), -1, height * width)
+
+    def _transposed(self, size: tuple[int, ...], weight: Tensor, deltas: Tensor) -> Tensor:
+        module = self.module
+        options = module.stride, module.padding, module.dilation
+        return conv2d_input(size, weight, deltas, *options)  # type: ignore[no-untyped-call, no-any-return]
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What entered a convolution.
+
+    Attributes:
+        values: (V, C, H, W).
+        left: (V,) share of the right-hand sides that they leave.
+    """
+
+    values: Tensor
+    left: Tensor
+
+
+def solve_inputs(
+    layer: Convolution, outputs: Tensor, slopes: Tensor, deltas: Tensor, gradient: Tensor, *, smooth: bool = False
+) -> Inputs:
+    """The least squares solution x of ``W * x = outputs`` and ``deltas * x = gradient`` for V victims, in float64.
+
+    An output counts by the slope of the activation behind it, by whose inverse it was found: those of a ReLU that is
+    silent not at all. Both kinds of equations together weigh the same.
+
+    Args:
+        layer: W.
+        outputs: (V, O, P, Q) without the bias.
+        slopes: (V, O, P, Q), at least 0.
+        deltas: (V, O, P, Q) gradient of the loss by them.
+        gradient: (V, O, C, kernel) of the weight.
+        smooth: whether of all that solve them where outputs are missing, the smoothest is wanted instead of the least.
+    """
+    system = _system(layer, outputs, slopes, deltas, gradient, smooth=smooth)
+    found = conjugate_gradients(system.normal, system.right, system.diagonal)
+    apart = torch.stack([(a - b).flatten(1).square().sum(1) for a, b in system.both(found)]).sum(0)
+    length = torch.stack([b.flatten(1).square().sum(1) for _, b in system.both(found)]).sum(0)
+    return Inputs(found, (apart / length.clamp_min(torch.finfo(length.dtype).tiny)).sqrt())
+
+
+@dataclass(frozen=True, eq=False)
+class _System:
+    """Weighted equations, and what is made of them.
+
+    Attributes:
+        layer: of the first kind.
+        weights: (V, O, P, Q) of its outputs.
+        outputs: likewise, weighted.
+        moved: (V, n, H W) of the second kind: each channel's pixels -> its gradients.
+        gradients: (V, n, C) weighted.
+        products: (V, S, m, m) of the columns of ``moved`` that a tap can see together, one step of the kernel apart.
+        step: of the kernel, down and across; 1 where it does not divide the image, S its square.
+        squared: (V, O, P, Q) of the weights.
+        roughness: (V, 1, 1, 1) weight of differences of neighbors; ``None`` where there is none.
+        diagonal: (V, C, H, W) of the normal matrix.
+    """
+
+    layer: Convolution
+    weights: Tensor
+    outputs: Tensor
+    moved: Tensor
+    gradients: Tensor
+    products: Tensor
+    step: int
+    squared: Tensor
+    roughness: Tensor | None
+    diagonal: Tensor
+
+    def both(self, inputs: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Left and right sides of both kinds."""
+        moved = self.moved @ inputs.flatten(2).mT
+        return (self.weights * self.layer.outputs(inputs), self.outputs), (moved, self.gradients)
+
+    def normal(self, inputs: Tensor) -> Tensor:
+        """The normal matrix times ``inputs`` (V, C, H, W)."""
+        found = self.layer.back(self.squared * self.layer.outputs(inputs))
+        seen = (_apart(inputs, self.step) @ self.products).transpose(1, 2)
+        height, width = (size // self.step for size in inputs.shape[2:])
+        found += F.pixel_shuffle(seen.reshape(len(inputs), -1, height, width), self.step)
+        return found if self.roughness is None else found.addcmul_(self.roughness, _unlike_neighbors(inputs))
+
+    @property
+    def right(self) -> Tensor:
+        """Of the normal equations, (V, C, H, W)."""
+        second = (self.gradients.mT @ self.moved).reshape(len(self.outputs), *self.layer.shape)
+        return self.layer.back(self.weights * self.outputs) + second
+
+
+def _system(
+    layer: Convolution, outputs: Tensor, slopes: Tensor, deltas: Tensor, gradient: Tensor, *, smooth: bool
+) -> _System:
+    tiny = torch.finfo(outputs.dtype).tiny
+    largest = slopes.flatten(1).amax(1).clamp_min(tiny)[:, None, None, None]
+    weights = torch.where(slopes > 0, (slopes / largest).clamp_min(_LEAST), 0)
+    moved = layer.moved(deltas)
+    of_outputs = layer.back(weights.square(), squared=True)
+    of_gradients = moved.square().sum(1).reshape(len(moved), 1, *layer.shape[1:])
+    sizes = [each.flatten(1).mean(1) for each in (of_outputs, of_gradients)]
+    factor = (sizes[0] / sizes[1].clamp_min(tiny)).sqrt()
+    missing = (slopes == 0).flatten(1).any(1) & smooth
+    roughness = torch.where(missing, _SMOOTH * sizes[0], 0)[:, None, None, None]
+    diagonal = of_outputs + factor.square()[:, None, None, None] * of_gradients + roughness
+    moved = factor[:, None, None] * moved
+    step = _common_step(layer)
+    columns = _apart(moved.reshape(*moved.shape[:2], *layer.shape[1:]), step)
+    return _System(
+        layer=layer,
+        weights=weights,
+        outputs=weights * outputs,
+        moved=moved,
+        gradients=factor[:, None, None] * gradient.permute(0, 1, 3, 4, 2).flatten(1, 3),
+        products=columns.mT @ columns,
+        step=step,
+        squared=weights.square(),
+        roughness=roughness if bool(missing.any()) else None,
+        diagonal=diagonal.clamp_min(tiny),
+    )
+
+
+def _apart(values: Tensor, step: int) -> Tensor:
+    """(V, C, H, W) as (V, S, C, H W / S): of each remainder of the places by ``step``, S its square."""
+    parts = F.pixel_unshuffle(values, step).reshape(*values.shape[:2], step * step, -1)
+    return parts.transpose(1, 2)
+
+
+def _common_step(layer: Convolution) -> int:
+    """By which pixels that one tap of the kernel sees lie apart, where it divides the image."""
+    down, across = (int(step) for step in layer.module.stride)
+    whole = down == across and all(size % down == 0 for size in layer.shape[1:])
+    return down if whole else 1
+
+
+def _unlike_neighbors(images: Tensor) -> Tensor:
+    """Half the slope of the squared differences of neighbors in (..., H, W)."""
+    across, down = images.diff(dim=-1), images.diff(dim=-2)
+    return F.pad(across, (1, 0)) - F.pad(across, (0, 1)) + F.pad(down, (0, 0, 1, 0)) - F.pad(down, (0, 0, 0, 1))
+
+
+def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
+    """x of ``normal(x) = right`` for V victims, each with its own steps, preconditioned by the ``diagonal``.
+
+    Where many x solve them it is the one of least length, by the diagonal.
+
+    Args:
+        normal: (V, ...) -> (V, ...), symmetric and not negative.
+        right: (V, ...).
+        diagonal: (V, ...), above 0.
+    """
+    found, rest = torch.zeros_like(right), right.clone()
+    enough = _CONVERGED * _lengths(right)
+    scaled = rest / diagonal
+    direction, inner = scaled, _products(rest, scaled)
+    for _ in range(_ITERATIONS):
+        going = _lengths(rest) > enough
+        if not going.any():
+            break
+        ahead = normal(direction)
+        curvature = _products(direction, ahead)
+        going &= (curvature > 0).view(going.shape)
+        step = torch.where(going.view(curvature.shape), inner / torch.where(curvature > 0, curvature, 1), 0)
+        found, rest = found + step * direction, rest - step * ahead
+        scaled = rest / diagonal
+        last, inner = inner, _products(rest, scaled)
+        direction = scaled + inner / torch.where(last > 0, last, 1) * direction
+        if not going.any():
+            break
+    return found
+
+
+def _products(one: Tensor, other: Tensor) -> Tensor:
+    """Inner products of rows, (V, 1, ...)."""
+    products: Tensor = (one * other).flatten(1).sum(1)
+    return products.view(-1, *(1 for _ in one.shape[1:]))
+
+
+def _lengths(values: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(values.flatten(1), dim=1)
+    return lengths
