@@ -15,6 +15,7 @@ there are some. Texts are those of the test split; only seconds depend on the ma
 """
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -62,6 +63,7 @@ DEFENSES: dict[str, Callable[[], Defense]] = {
 CLIP = 0.05
 """Of TAG's slope; rows without it are of TAG without clipping."""
 
+DESCENTS = ("TAG", "InvertingGrad", "LAMP", "LAMP without clipping", "TAG with decay")
 TABLE_13 = ("none", "pruning 0.2", "dp_noise 0.001", "refiner 0.05")
 PUBLIC = slice(3, None, 4)
 """Which test texts defenders hold."""
@@ -168,6 +170,8 @@ def descents(options: argparse.Namespace) -> Iterator[Job]:
         "TAG": tag(iterations=options.iterations, clip=CLIP),
         "InvertingGrad": inverting_gradients(iterations=options.iterations),
         "LAMP": lamp(iterations=options.iterations),
+        "LAMP without clipping": lamp(iterations=options.iterations, clip=math.inf),
+        "TAG with decay": tag(iterations=options.iterations, clip=CLIP, lr=0.2, weight_decay=0.05),
     }
     data, model = loaded(options.model, options)
     trained = load_round(model, options) if options.model == "minilm" else 0
@@ -177,7 +181,7 @@ def descents(options: argparse.Namespace) -> Iterator[Job]:
         key = {"defense": defense, "attack": attack, "model": options.model, "frozen": options.frozen}
         key |= {"iterations": options.iterations, "victims": options.victims, "max_length": options.max_length}
         key |= {"attacker": "adaptive" if adaptive else "plain", "round": trained}
-        key |= {"LAMP": {"public": options.public}, "TAG": {"clip": CLIP}}.get(attack, {})
+        key |= {"public": options.public} if "LAMP" in attack else {"clip": CLIP} if "TAG" in attack else {}
         yield key, partial(_descended, options, data, model, attack=attacks[attack], cell=(defense, adaptive))
 
 
@@ -335,9 +339,7 @@ def main() -> None:
     parser.add_argument("what", choices=ROWS)
     parser.add_argument("--model", choices=MODELS, default="bert_tiny")
     parser.add_argument("--frozen", action="store_true", help="the embeddings are neither trained nor uploaded")
-    parser.add_argument(
-        "--attacks", nargs="+", choices=["TAG", "InvertingGrad", "LAMP"], default=["TAG", "InvertingGrad"]
-    )
+    parser.add_argument("--attacks", nargs="+", choices=DESCENTS, default=DESCENTS[:2])
     parser.add_argument(
         "--adaptive", action="store_true", help="an attacker that knows the defense beside the plain one"
     )

@@ -219,7 +219,7 @@ def _ghost_norms(call: LayerCall) -> Tensor | None:
 
 def _squares(gradient: Tensor) -> Tensor:
     """(B,) squared norms of (B, ...), without a copy of it."""
-    norms: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1)
+    norms: Tensor = torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1)
     return norms.square()
 
 

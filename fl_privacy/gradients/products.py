@@ -41,7 +41,7 @@ def gradient_products(
     for inputs, labels in zip(torch.split(batch.inputs, at_once), torch.split(batch.labels, at_once), strict=True):
         some = Batch(inputs, labels)
         gradients = example_gradients(model, state, some, plan=plan)
-        flat = {name: gradients[name].flatten(1) for name in names}
+        flat = {name: gradients[name].reshape(len(gradients[name]), -1) for name in names}
         products.append(torch.stack([flat[name] @ stacked[name] for name in names]).sum(0))
         squares.append(torch.stack([flat[name].square().sum(1) for name in names]).sum(0))
     return torch.cat(products), torch.cat(squares)

@@ -52,7 +52,7 @@ class GradientSketch:
         batch = len(next(iter(gradients.values())))
         found = torch.zeros(batch, self.size, device=self.signs.device)
         for name, part in self._parts(gradients):
-            values = gradients[name].flatten(1) * self.signs[part]
+            values = gradients[name].reshape(len(gradients[name]), -1) * self.signs[part]
             found = found.index_add(1, self.buckets[part], values)
         return found
 

@@ -133,7 +133,7 @@ class _Shadows:
         products = torch.zeros(number, len(self.class_gradients))
         for name in self.names:
             own = torch.stack([g[name].flatten() for g in self.class_gradients], 1)
-            products += (gradients[name].to(own).flatten(1) @ own).cpu()
+            products += (gradients[name].to(own).reshape(number, -1) @ own).cpu()
         return products
 
 

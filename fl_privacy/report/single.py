@@ -175,7 +175,7 @@ def _over_rounds(found: Sequence[Reading]) -> Markup | None:
     """The main metric's mean over many attacked rounds, of each attacker; nothing where the table shows it."""
     if len({reading.round for reading in found}) <= ROUNDS_SHOWN:
         return None
-    main = found[0].main
+    main = TEXT_METRIC if kind_of(found) == "text" else IMAGE_METRIC
     measured = [(r, s.mean) for r in found if (s := r.statistic(main))]
     top = top_of([mean for _, mean in measured], None)
     curves = []

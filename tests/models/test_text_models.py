@@ -53,6 +53,23 @@ def test_padding_changes_nothing(model: TextModel, tokens: Tensor) -> None:
         assert torch.allclose(together[row][..., : alone.shape[-1]], alone)
 
 
+@pytest.mark.parametrize("make", [bert_tiny, gpt_tiny])
+def test_the_last_block_computes_no_more_of_the_first_token_than_is_asked_for(make, tokens: Tensor) -> None:
+    model = make(**FACTS).double()
+    embeddings, there = model.embedded(tokens)
+    whole, first = (model.through_blocks(embeddings, there, first=one) for one in (False, True))
+    assert first.shape == (3, 1, 128)
+    assert torch.allclose(first, whole[:, :1])
+
+
+def test_a_bert_passes_the_first_token_alone_through_the_end_of_its_last_block(tokens: Tensor) -> None:
+    seen, model = [], bert_tiny(**FACTS)
+    for block in model.blocks:
+        block.feed_forward.register_forward_hook(lambda _, given, found: seen.append(found.shape[1]))
+    model(tokens)
+    assert seen == [7, 1]
+
+
 def test_embeddings_stand_for_tokens(model: TextModel, tokens: Tensor) -> None:
     embeddings, there = model.embedded(tokens)
     assert torch.allclose(model(torch.cat([embeddings, there[..., None].double()], -1)), model(tokens))

@@ -1,6 +1,7 @@
 import math
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -9,9 +10,11 @@ from PIL import Image
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Evaluation
+from fl_privacy.metrics import Statistic
 from fl_privacy.report import grid_picture, single, write_report
 from fl_privacy.report.charts import line_chart
-from fl_privacy.results import RunFolder
+from fl_privacy.report.readings import Reading
+from fl_privacy.results import Leakage, RunFolder
 from tests.results import runs
 from tests.results.runs import config, defended, pictures, record, round_report, score
 
@@ -223,6 +226,14 @@ def test_many_attacked_rounds_are_a_curve_and_a_closed_table(tmp_path, monkeypat
     assert "Over the attacked rounds" not in few and "<details open>\n    <summary>By attacked round" in few
     assert "Over the attacked rounds" in many and "<details>\n    <summary>By attacked round" in many
     assert "Mean PSNR, dB, over the attacked rounds" in many
+
+
+def test_a_first_round_that_failed_hides_no_curve_of_texts(monkeypatch):
+    monkeypatch.setattr(single, "ROUNDS_SHOWN", 1)
+    statistic = Statistic(mean=0.5, ci95=None, n=1, groups=1, median=0.5, min=0.5, max=0.5)
+    read = Reading(attacker="plain", leakage=Leakage(metrics={"token_f1": statistic}, images=1), round=2)
+    failed = replace(read, leakage=Leakage(images=1, failures=1), round=1)
+    assert "over the attacked rounds" in str(single._over_rounds([failed, read, replace(read, round=3)]))
 
 
 def test_rounds_that_were_read_exactly_stand_on_top_of_their_curve(tmp_path, monkeypatch):

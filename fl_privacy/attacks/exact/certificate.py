@@ -1,5 +1,6 @@
 """What shows, without the truth, that images are those of an update: labels that follow from them, the update again."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -199,4 +200,5 @@ def _distance(found: Tensors, observed: Tensors, *, any_scale: bool) -> float:
     lengths = {name: float(value.double().norm()) for name, value in observed.items()}
     longest = max(lengths.values())
     apart = {name: float((factor * found[name] - value.double()).norm()) for name, value in observed.items()}
-    return max(apart[name] / max(lengths[name], ROUNDING * longest) for name in observed)
+    shares = [apart[name] / max(lengths[name], ROUNDING * longest) for name in observed]
+    return math.nan if any(map(math.isnan, shares)) else max(shares)

@@ -15,6 +15,7 @@ from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedEr
 from fl_privacy.attacks.exact.independence import (
     independent_directions,
     neighbors,
+    number_of_neighbors,
     row_basis,
     unlikeliness,
     unmixed,
@@ -95,9 +96,13 @@ class CocktailParty:
         layer = find_first_layer(first.model, first.assumed(), first.input_shape, fixed_norms=fixed)
         if missing := set(layer.names) - first.upload.tensors.keys():
             raise NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")
-        outputs, count = len(first.upload.tensors[layer.weight]), first.upload.num_examples
+        (outputs, pixels), count = first.upload.tensors[layer.weight].shape, first.upload.num_examples
         if outputs < count:
             raise NotAttackableError(f"At least {count} outputs of the first layer are expected, but it has {outputs}.")
+        if pixels < count:
+            raise NotAttackableError(f"Images of at least {count} values are expected, but they have {pixels}.")
+        if (pairs := number_of_neighbors(first.input_shape)) <= count:
+            raise NotAttackableError(f"More than {count} pairs of neighboring pixels are expected, but got {pairs}.")
         model, results = model_as_sent(first), dict[int, Reconstruction]()
         at_once = max(1, _CHUNK_ELEMENTS // first.upload.tensors[layer.weight].numel())
         positions = list(group.observations)

@@ -9,6 +9,8 @@ are uncorrelated, which those of few pixels are not, by relative quasi-Newton st
 a batch is read by independent components is of Kariyappa et al. 2023, "Cocktail Party Attack".
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,12 @@ def neighbors(images: Tensor) -> Tensor:
             flat = apart.flatten(2)
             found.append(flat / flat.square().mean((1, 2), keepdim=True).sqrt().clamp_min(1e-12))
     return torch.cat(found, 2)
+
+
+def number_of_neighbors(shape: Sequence[int]) -> int:
+    """n of :func:`neighbors` for images (C, H, W)."""
+    channels, height, width = shape
+    return (channels + (channels > 1)) * (height * (width - 1) + (height - 1) * width)
 
 
 def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ Where noise was added the directions that two images of one class share are hard
 before then counts as well: A = (1 + E) A_0, with elements of E of standard deviation ``_INDEPENDENCE``.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -102,8 +103,10 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 
 
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
-    """A (B, B) from ``start``, for classes (B,), after at most so many steps."""
+    """A (B, B) from ``start``, for classes (B,), after at most so many steps; none where the network says nothing."""
     point = _Point.at(mixture, start, None, labels)
+    if not math.isfinite(point.misfit(torch.zeros_like(start), start)):
+        return start
     ridge = mixture.noise / _INDEPENDENCE**2 * metric_of_changes(start)
     damping, first = _DAMPING, start
     for _ in range(steps):

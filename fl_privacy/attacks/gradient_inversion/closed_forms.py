@@ -78,7 +78,10 @@ def _squared_length(values: Tensor) -> Tensor:
 
 
 def absolute_differences(images: Tensor) -> Tensor:
-    """Mean absolute difference (V,) of pixels that are neighbors in a row, plus that of neighbors in a column."""
+    """Mean absolute difference (V,) of pixels that are neighbors in a row, plus that of neighbors in a column.
+
+    Where no pixel has such a neighbor, it is 0.
+    """
     found: Tensor = _AbsoluteDifferences.apply(images)
     return found
 
@@ -88,8 +91,11 @@ class _AbsoluteDifferences(torch.autograd.Function):
     def forward(ctx: Any, images: Tensor) -> Tensor:
         across = images[..., :, 1:] - images[..., :, :-1]
         down = images[..., 1:, :] - images[..., :-1, :]
-        means = [torch.linalg.vector_norm(d.flatten(1), 1, dim=1) / d[0].numel() for d in (across, down)]
-        ctx.save_for_backward(across.sign_().div_(across[0].numel()), down.sign_().div_(down[0].numel()))
+        numbers = [max(1, d[0].numel()) for d in (across, down)]
+        means = [
+            torch.linalg.vector_norm(d.flatten(1), 1, dim=1) / n for d, n in zip((across, down), numbers, strict=True)
+        ]
+        ctx.save_for_backward(across.sign_().div_(numbers[0]), down.sign_().div_(numbers[1]))
         found: Tensor = means[0] + means[1]
         return found
 

@@ -38,7 +38,7 @@ def weighted_distance(
         weights: a and b of each.
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
-    joined = [torch.cat([gradient.flatten(1) for gradient in formed.values()], 1)] if formed else []
+    joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []
     sizes = [targets[name].size for name in formed]
     plan = _Plan(
         elementwise=[_spread([weights[name][k] for name in formed], sizes, joined[0]) for k in (0, 1)]

@@ -43,9 +43,12 @@ def choose_labels(
     if layer is None:
         raise NotAttackableError("The model has no linear output layer to infer labels from; use labels=optimize.")
     gradient = {n: g.to(like) / loss_scale for n, g in as_gradient(observation).items() if n in layer}
-    generator = derive_generator(seed, "attack", str(observation.id), "labels")
-    outputs = usual_outputs(model, observation.input_shape, layer, generator, gradient)
-    found = infer_labels(gradient, layer, observation.upload.num_examples, *outputs)
+    if observation.upload.num_examples == 1:  # for which no input has to be guessed
+        found = single_label(gradient, layer)
+    else:
+        generator = derive_generator(seed, "attack", str(observation.id), "labels")
+        outputs = usual_outputs(model, observation.input_shape, layer, generator, gradient)
+        found = infer_labels(gradient, layer, observation.upload.num_examples, *outputs)
     if found is None:
         raise NotAttackableError(
             "The output layer's gradient was withheld, so no label can be inferred; use labels=optimize."
@@ -85,13 +88,22 @@ def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
     return [classes.repeat_interleave(counts.long()) for counts in found]
 
 
+def single_label(gradient: Tensors, layer: tuple[str, str | None]) -> Tensor | None:
+    """The label (1,) of a single example; ``None`` where the output layer's gradient was withheld.
+
+    It is the class whose gradient is negative, as iDLG has it (Zhao et al. 2020, Eq. 4): the least entry of the bias
+    gradient ``p - y``, or without a bias the least row sum of the weight gradient.
+    """
+    evidence = _evidence(gradient, layer)
+    return None if evidence is None else evidence.argmin().view(1)
+
+
 def infer_labels(
     gradient: Tensors, layer: tuple[str, str | None], batch_size: int, probabilities: Tensor, features: Tensor
 ) -> Tensor | None:
     """The labels of a batch, sorted; ``None`` where the output layer's gradient was withheld.
 
-    One image: the class whose gradient is negative, as iDLG has it (Zhao et al. 2020, Eq. 4): the least entry of
-    the bias gradient ``p - y``, or without a bias the least row sum of the weight gradient.
+    One image: :func:`single_label`.
     More images: the counts ``n_k = B (p_k - b_k)`` from the mean bias gradient ``b``, where the mean probabilities
     ``p`` are those of guessed inputs (in the way of LLG, Wainakh et al. 2022), rounded to whole numbers that sum to B.
     Without a bias, row sums divided by the mean feature sum stand for ``b``.
@@ -104,8 +116,7 @@ def infer_labels(
         features: (F,) mean input of the layer for guessed inputs.
     """
     if batch_size == 1:
-        evidence = _evidence(gradient, layer)
-        return None if evidence is None else evidence.argmin().view(1)
+        return single_label(gradient, layer)
     expected = expected_counts(gradient, layer, batch_size, probabilities, features)
     return None if expected is None else _to_labels(expected, batch_size)
 

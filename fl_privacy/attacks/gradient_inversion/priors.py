@@ -76,8 +76,8 @@ class TotalVariation:
             return self.weight * absolute_differences(images)
         across = images[..., :, 1:] - images[..., :, :-1]
         down = images[..., 1:, :] - images[..., :-1, :]
-        length = (across[..., :-1, :].square() + down[..., :, :-1].square() + 1e-12).sqrt()
-        return self.weight * length.flatten(1).mean(1)
+        length = (across[..., :-1, :].square() + down[..., :, :-1].square() + 1e-12).sqrt().flatten(1)
+        return self.weight * (length.mean(1) if length.shape[1] else length.sum(1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,7 +120,7 @@ class Round:
         }
         if target is None:
             return found
-        whole = Explicit(torch.cat([gradients[name].flatten(1) for name in names], 1), target)
+        whole = Explicit(torch.cat([gradients[name].reshape(len(gradients[name]), -1) for name in names], 1), target)
         return {names[0]: whole, **{name: own for name, own in found.items() if name not in names}}
 
     def _gradients(self, images: Tensor, labels: Tensor, hidden: Tensor | None) -> Tensors:

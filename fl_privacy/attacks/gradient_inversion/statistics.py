@@ -35,8 +35,8 @@ class Target:
     @classmethod
     def of(cls, value: Tensor, bounds: tuple[Tensor, Tensor] | None = None) -> "Target":
         """From (V, *shape), with ``bounds`` of that shape."""
-        flat = value.flatten(1)
-        low, high = (None, None) if bounds is None else (bound.flatten(1) for bound in bounds)
+        flat = value.reshape(len(value), -1)
+        low, high = (None, None) if bounds is None else (bound.reshape(len(bound), -1) for bound in bounds)
         return cls(flat, flat.square().sum(1), flat.var(1, correction=0), flat.shape[1], low, high)
 
     @classmethod
@@ -96,7 +96,7 @@ class Explicit:
 
     @property
     def guess(self) -> Tensor | None:
-        return self.gradient.flatten(1) if self.target.low is None else None
+        return self.gradient.reshape(len(self.gradient), -1) if self.target.low is None else None
 
     @property
     def squared(self) -> Tensor:
@@ -110,7 +110,7 @@ class Explicit:
     @property
     def distance(self) -> Tensor:
         if self.target.low is None:
-            return squared_distance(self.gradient.flatten(1), self.target.value)
+            return squared_distance(self.gradient.reshape(len(self.gradient), -1), self.target.value)
         return self._difference.square().sum(1)
 
     @property
@@ -119,12 +119,16 @@ class Explicit:
 
     @property
     def _guess(self) -> Tensor:
-        return self.gradient.flatten(1) if self.target.low is None else self.target.value + self._difference
+        return (
+            self.gradient.reshape(len(self.gradient), -1)
+            if self.target.low is None
+            else self.target.value + self._difference
+        )
 
     @property
     def _difference(self) -> Tensor:
         """What separates the guess from the observed value, or from the nearest one within the bounds."""
-        flat, target = self.gradient.flatten(1), self.target
+        flat, target = self.gradient.reshape(len(self.gradient), -1), self.target
         return flat - (target.value if target.low is None else flat.clamp(target.low, target.high))
 
 

@@ -1,7 +1,7 @@
 """What the gradient of the layers at a block's entry says of their inputs: which subspace these span."""
 
 import math
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import torch
@@ -99,15 +99,20 @@ class _EnteredError(Exception):
 @torch.no_grad()
 def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
     """(B, L, d) what enters the attention of ``block`` for ``inputs``, at most so far as it is computed."""
-    name = model.attention_weights[block][0].rpartition(".")[0]
-    module = model.get_submodule(name)
+    names, length = [name.rpartition(".")[0] for name in model.attention_weights[block]], inputs.shape[1]
 
-    def stop(inputs: Tensor) -> Tensor:
-        raise _EnteredError
+    def stop(states: Tensor) -> Tensor:
+        if states.shape[1] == length:  # of a last block the first token alone may ask
+            raise _EnteredError
+        return states
 
-    with entering({name: module}) as calls, replaced_input(module, stop), suppress(_EnteredError):
-        model(inputs)
-    return calls[0].inputs
+    with ExitStack() as stack:
+        calls = stack.enter_context(entering({name: model.get_submodule(name) for name in names}))
+        for name in names:
+            stack.enter_context(replaced_input(model.get_submodule(name), stop))
+        with suppress(_EnteredError):
+            model(inputs)
+    return calls[-1].inputs
 
 
 def readable_model(model: nn.Module) -> TextModel:

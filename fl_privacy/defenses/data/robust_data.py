@@ -72,7 +72,7 @@ def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: A
 
     def gap(images: Tensor) -> Tensor:
         found = own_gradients(step, as_inputs(images))
-        terms = [(weights[name] * (found[name] - t)).flatten(1).square().sum(1) for name, t in target.items()]
+        terms = [(weights[name] * (found[name] - t)).reshape(len(t), -1).square().sum(1) for name, t in target.items()]
         return torch.stack(terms).sum(0)
 
     return gap

@@ -83,10 +83,11 @@ class BlockModel(TextModel):
             for number in range(len(self.blocks))
         ]
 
-    def through_blocks(self, states: Tensor, there: Tensor) -> Tensor:
-        """(B, L, d) and (B, L) -> (B, L, d)."""
-        for block in self.blocks:
-            states = block(states, there)
+    def through_blocks(self, states: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
+        """(B, L, d) and (B, L) -> (B, L, d), or what becomes of the ``first`` token alone (B, 1, d)."""
+        last = len(self.blocks) - 1
+        for number, block in enumerate(self.blocks):
+            states = block(states, there, first=first and number == last)
         return states
 
 
@@ -117,19 +118,19 @@ class Attention(nn.Module):
         self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
         self.output = nn.Linear(width, width)
 
-    def forward(self, inputs: Tensor, there: Tensor) -> Tensor:
-        """(B, L, d) and (B, L) -> (B, L, d)."""
-        batch, length, width = inputs.shape
+    def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
+        """(B, L, d) and (B, L) -> (B, L, d), or of the ``first`` token alone (B, 1, d)."""
+        (batch, length, width), asking = inputs.shape, inputs[:, :1] if first else inputs
         query, key, value = (
-            layer(inputs).reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
+            layer(states).reshape(batch, -1, self.heads, width // self.heads).transpose(1, 2)
+            for layer, states in ((self.query, asking), (self.key, inputs), (self.value, inputs))
         )
         scores = query @ key.mT * (self.heads / width) ** 0.5
         seen = there[:, None, None, :]
         if self.causal:
-            seen = seen & torch.ones(length, length, dtype=torch.bool, device=inputs.device).tril()
+            seen = seen & torch.ones(asking.shape[1], length, dtype=torch.bool, device=inputs.device).tril()
         mixed = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1) @ value
-        attended: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, length, width))
+        attended: Tensor = self.output(mixed.transpose(1, 2).reshape(asking.shape))
         return attended
 
 
@@ -178,13 +179,14 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(width, eps=eps)
         self.norm_first = norm_first
 
-    def forward(self, inputs: Tensor, there: Tensor) -> Tensor:
-        """(B, L, d) and (B, L) -> (B, L, d)."""
+    def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
+        """(B, L, d) and (B, L) -> (B, L, d), or of the ``first`` token alone (B, 1, d)."""
+        kept = inputs[:, :1] if first else inputs
         if self.norm_first:
-            between = inputs + self.attention(self.attention_norm(inputs), there)
+            between = kept + self.attention(self.attention_norm(inputs), there, first=first)
             after: Tensor = between + self.feed_forward(self.norm(between))
             return after
-        between = self.attention_norm(inputs + self.attention(inputs, there))
+        between = self.attention_norm(kept + self.attention(inputs, there, first=first))
         result: Tensor = self.norm(between + self.feed_forward(between))
         return result
 

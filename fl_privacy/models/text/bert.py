@@ -78,7 +78,8 @@ class Bert(BlockModel):
         return self.embedding_norm
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
-        states = self.through_blocks(self.embedding_norm(self.positions(embeddings)), there)
+        entering = self.embedding_norm(self.positions(embeddings))
+        states = self.through_blocks(entering, there, first=self.pooler is not None)
         pooled = mean_state(states, there) if self.pooler is None else self.pooler(states[:, 0]).tanh()
         classes: Tensor = self.classifier(pooled)
         return classes

@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from fl_privacy.attacks import AutoAttack, CocktailParty
 from fl_privacy.attacks.exact.independence import independent_directions, unlikeliness
 from fl_privacy.attacks.exact.silence import unmixed_by_silence
-from fl_privacy.attacks.exact.unmixing import metric_of_changes, misfit
+from fl_privacy.attacks.exact.unmixing import Behind, metric_of_changes, misfit, mixture_of, unmixed_by_network
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import evaluate_all
 from fl_privacy.models import MLP, LeNet
-from fl_privacy.types import Batch, Certainty, VictimId
+from fl_privacy.types import Batch, Certainty, Observation, VictimId
 from tests.attacks.victims import CLASSES, observe
 
 
@@ -155,6 +157,39 @@ def test_what_can_not_be_unmixed_says_why():
     for wrong in ({"iterations": 0}, {"steps": -1}):
         with pytest.raises(UserError, match=rf"attack\.{next(iter(wrong))}"):
             CocktailParty(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "line"),
+    [
+        ((1, 1, 1), 1, "neighboring"),
+        ((3, 1, 1), 2, "neighboring"),
+        ((1, 1, 2), 2, "neighboring"),
+        ((1, 2, 2), 8, "8 values"),
+    ],
+)
+def test_images_of_few_pixels_are_left_to_others(shape, count, line):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 16), nn.Sigmoid(), nn.Linear(16, 4))
+    gradients = torch.autograd.grad(
+        F.cross_entropy(net(torch.rand(count, *shape)), torch.arange(count) % 4), net.parameters()
+    )
+    seen = Observation.of_gradients(net, gradients, input_shape=shape, batch_size=count)
+    (found,) = CocktailParty()([seen], seed=0)
+    assert found.batch is None and line in found.failure
+
+
+def test_no_step_is_taken_where_the_network_says_nothing():
+    rng = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 64), nn.ReLU(), nn.Linear(64, 4)).double()
+    weight = torch.rand(64, 36, generator=rng).double()
+    net.load_state_dict({**net.state_dict(), "1.weight": weight, "1.bias": torch.zeros(64)})
+    images, labels = torch.rand(3, 36, generator=rng).double(), torch.arange(3)
+    behind, basis = Behind(net, "1", (1, 6, 6)), torch.linalg.qr(images.T)[0].T
+    signal = behind.signal((images @ weight.T).requires_grad_(), labels).detach()
+    mixture = mixture_of(signal.T @ images, signal.sum(0), (weight, torch.zeros(64)), basis, behind)
+    silent = -images @ basis.T
+    assert torch.equal(unmixed_by_network(mixture, silent, labels, steps=3), silent)
 
 
 def test_a_guess_at_which_the_network_says_nothing_is_not_taken(monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import GradientInversion, dlg, idlg, inverting_gradients
+from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.errors import UserError
@@ -128,6 +129,15 @@ def test_a_broken_victim_says_why_and_harms_nobody() -> None:
         assert result.batch is None and result.failure is not None
         assert expected in result.failure and "\n" not in result.failure
     assert [found[0].loss, found[-1].loss] == pytest.approx([r.loss for r in attack(victims, seed=0)])
+
+
+def test_values_whose_sum_alone_is_infinite_are_attacked() -> None:
+    sound = observations(smooth_net(), 1)[0]
+    weight = sound.upload.tensors["0.weight"].float()
+    large = torch.full_like(weight, 0.9 * torch.finfo(torch.float32).max)
+    assert why_not_attackable(_with_upload(sound, **{"0.weight": large})) is None
+    large.view(-1)[0] = -torch.inf
+    assert "finite" in str(why_not_attackable(_with_upload(sound, **{"0.weight": large})))
 
 
 def test_withheld_and_muted_tensors_are_not_matched() -> None:

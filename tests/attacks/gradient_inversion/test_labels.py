@@ -5,12 +5,13 @@ from torch import nn
 from fl_privacy.attacks.gradient_inversion.guesses import guessed_outputs, usual_outputs
 from fl_privacy.attacks.gradient_inversion.labels import (
     _to_labels,
+    choose_labels,
     infer_labels,
     nearest_counts,
     output_layer,
 )
 from fl_privacy.gradients import loss_gradients
-from fl_privacy.types import Batch, ModelState
+from fl_privacy.types import Batch, ModelState, Observation
 
 CLASSES = 6
 
@@ -37,6 +38,16 @@ def _inferred(labels: list[int], bias: bool) -> list[int]:
 @pytest.mark.parametrize("label", range(CLASSES))
 def test_the_label_of_one_image_is_exact(label: int, bias: bool) -> None:
     assert _inferred([label], bias) == [label]
+
+
+def test_for_the_label_of_one_image_no_input_is_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model(bias=True)
+    batch = Batch(torch.rand(1, 3, 4, 4), torch.tensor([4]))
+    gradients = loss_gradients(model, ModelState.of(model), batch).gradients
+    observation = Observation.of_gradients(model, list(gradients.values()), input_shape=(3, 4, 4))
+    monkeypatch.setattr(model, "forward", lambda _: pytest.fail("the model was asked"))
+    found, source = choose_labels(observation, "auto", model, loss_scale=1.0, seed=0)
+    assert found is not None and found.tolist() == [4] and source == "inferred"
 
 
 @pytest.mark.parametrize("bias", [True, False])

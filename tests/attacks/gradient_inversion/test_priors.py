@@ -35,6 +35,16 @@ def test_total_variation_falls_when_an_image_is_denoised(isotropic: bool) -> Non
     assert prior(_guess(slope)).item() == pytest.approx(1)
 
 
+@pytest.mark.parametrize("isotropic", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (5, 1)])
+def test_images_of_one_row_or_column_have_a_total_variation(shape, isotropic) -> None:
+    images = torch.rand(2, 3, 1, *shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    found = TotalVariation(weight=1.0, isotropic=isotropic)(Guess(images, 1, lambda: ()))
+    expected = torch.zeros(2) if isotropic or shape == (1, 1) else images.flatten(3).diff().abs().mean((1, 2, 3))
+    assert torch.allclose(found, expected)
+    assert torch.autograd.grad(found.sum(), images)[0].isfinite().all()
+
+
 def test_norm_and_color_range() -> None:
     expected = IMAGES[2].flatten(1).norm(dim=1).mean().item()
     assert ImageNorm(weight=2)(_guess())[2].item() == pytest.approx(2 * expected)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import Dager
+from fl_privacy.attacks.text.spans import entering_block
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import ADAPTED, Adapted, TextModel, bert_tiny, gpt_tiny, with_adapters
 from fl_privacy.models.text.bert import Bert
@@ -68,6 +69,14 @@ def rows(tokens: torch.Tensor) -> set[tuple[int, ...]]:
     return {tuple(row[row >= 0].tolist()) for row in tokens}
 
 
+def test_of_every_token_is_seen_what_enters_a_last_block() -> None:
+    model, tokens = two_layers().double(), texts([5, 5])
+    before = model.embedding_norm(model.positions(model.embedded(tokens)[0]))
+    entering = [before, model.blocks[0](before, tokens >= 0)]
+    for block, expected in enumerate(entering):
+        assert torch.allclose(entering_block(model, tokens, block), expected)
+
+
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("make", [encoder, decoder, language_model])
 def test_a_single_text_is_read_exactly_and_proven(make: Callable[[], TextModel], told: bool) -> None:
@@ -81,7 +90,7 @@ def test_a_single_text_is_read_exactly_and_proven(make: Callable[[], TextModel],
             assert found.batch.labels.tolist() == [0]
 
 
-def two_layers() -> TextModel:
+def two_layers() -> Bert:
     """Of whose second block the gradient tells no more than what became of each text's first token."""
     return bert_tiny(vocabulary_size=VOCABULARY, max_length=LONGEST, num_classes=3)
 

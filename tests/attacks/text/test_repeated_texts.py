@@ -1,5 +1,6 @@
 """Batches of which nobody says how long their texts are, or that hold a text twice: exact, and proven only if so."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.models import TextModel
 from fl_privacy.models.text.base import Positions
 from fl_privacy.models.text.bert import Bert
-from fl_privacy.types import Certainty, Observation
+from fl_privacy.types import Batch, Certainty, Observation
 from tests.attacks.text import test_disaggregation as wide
 from tests.attacks.text.test_dager import (
     LONGEST,
@@ -78,6 +79,15 @@ def test_what_is_not_a_number_explains_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert explanation.repeated([row[row >= 0] for row in tokens[:2]], 0) is not None
     monkeypatch.setattr(Reproduction, "distance", lambda *_, **__: float("nan"))
     assert explanation.repeated([row[row >= 0] for row in tokens[:2]], 0) is None
+
+
+def test_one_tensor_that_is_not_a_number_is_no_small_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = observed(encoder, texts([6, 5]))
+    *_, last = seen.update()
+    wrong = {**seen.update(), last: seen.update()[last] * torch.nan}
+    monkeypatch.setattr(Reproduction, "_gradients", lambda *_: wrong)
+    batch = Batch(texts([6, 5]), torch.zeros(2, dtype=torch.long))
+    assert math.isnan(Reproduction(seen, model_as_sent(seen)).distance(batch, any_scale=False))
 
 
 def with_a_copy(tokens: Tensor) -> Tensor:
