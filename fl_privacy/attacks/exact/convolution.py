@@ -14,7 +14,7 @@ _ITERATIONS = 3000
 _CONVERGED = 1e-9
 """Share of the right-hand side that they leave."""
 
-_LEAST = 0.1
+_LEAST = 0.03
 """Weight of an output that is known at all, in units of the largest."""
 
 _SMOOTH = 1e-3
