@@ -79,7 +79,8 @@ class AttributeWatch:
             sketch = GradientSketch.of({name: sent.parameters[name] for name in uploaded}, rng)
             known, attributes = self._known(read, model, sent, sketch)
             asked = torch.cat([_sketched(sketch, observation, read) for _, observation in observations])
-            rows = torch.tensor([row for row, _ in observations])
+            finite = asked.isfinite().all(1)
+            asked, rows = asked[finite], torch.tensor([row for row, _ in observations])[finite.cpu()]
             for name, total in self.total.items():
                 hidden = HEADS[name.removesuffix(ADAPTIVE)]
                 head = GradientClassifier.fit(known, attributes, total.shape[1], rng, hidden=hidden)

@@ -109,6 +109,17 @@ def test_the_attribute_is_told_from_the_gradient() -> None:
     assert (answers("attribute", 2)["mlp"].argmax(1) == attributes).sum() >= 11
 
 
+def test_an_update_that_is_not_finite_says_nothing_of_an_attribute() -> None:
+    read = reads("attribute", 1)[0]
+    (row, first), *others = read.victims
+    broken = {name: torch.full_like(t, torch.nan) for name, t in first.upload.tensors.items()}
+    upload = replace(first.upload, tensors=broken)
+    watch = AttributeInference(public=80).begin(12, CLIENTS, ATTRIBUTES)
+    watch.add(replace(read, victims=((row, replace(first, upload=upload)), *others)))
+    answered = watch.answers()["linear"].isfinite().all(1)
+    assert answered.tolist() == [False] + 11 * [True]
+
+
 def mirrored(observation: Observation) -> Observation:
     """Defended: signs of the elements are turned as a fixed draw says."""
     tensors, rng = observation.upload.tensors, derive_generator(8, "signs")
