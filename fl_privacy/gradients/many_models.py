@@ -14,11 +14,15 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fl_privacy.gradients.batch import set_mode
 from fl_privacy.gradients.many_convolutions import for_many
+from fl_privacy.gradients.memory import written_by
 from fl_privacy.gradients.unrolled import step_direction, step_slices
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 EXAMPLES_AT_ONCE, _ELEMENTS = 1 << 13, 1 << 26
 """Of all models together, in one step or one evaluation, and of their values: what a step needs of memory follows."""
+
+_WRITTEN = 1 << 30
+"""Bytes that the layers of all models together write in one evaluation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +89,9 @@ class ManyModels:
             return found
 
         apply = vmap(one, in_dims=(0, 0, None))
-        size = max(1, EXAMPLES_AT_ONCE // len(self))
+        first = self[0]
+        written = len(self) * written_by(lambda: one(first.parameters, first.buffers, inputs[:1]))
+        size = max(1, min(EXAMPLES_AT_ONCE // len(self), _WRITTEN // max(1, written)))
         found = [apply(self.values.parameters, self.values.buffers, some) for some in torch.split(inputs, size)]
         return torch.cat(found, 1)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from fl_privacy.defenses import ClientState, none
 from fl_privacy.federation import local_update
-from fl_privacy.gradients import ManyModels, local_orders, many_convolutions, models_at_once
+from fl_privacy.gradients import ManyModels, local_orders, many_convolutions, many_models, models_at_once
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
@@ -75,3 +75,14 @@ def test_orders_visit_each_example_once_an_epoch() -> None:
 def test_large_models_are_trained_few_at_a_time() -> None:
     assert models_at_once(network(False), 32) == 256
     assert models_at_once(nn.Linear(8192, 4096), 32) == 1
+
+
+def test_what_an_evaluation_writes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many models with large maps would fill the memory otherwise."""
+    model, seen = network(True), []
+    many = ManyModels.copies(model, ModelState.of(model), 3)
+    whole = many.logits(POOL.inputs)
+    monkeypatch.setattr(many_models, "_WRITTEN", 60_000)
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    torch.testing.assert_close(many.logits(POOL.inputs), whole)
+    assert len(seen) > 3 and max(seen) < 20
