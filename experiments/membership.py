@@ -14,6 +14,9 @@ from pathlib import Path
 import torch
 from inference_runs import finished_run, head, show, told
 
+MODELS = {"lenet": ["model=lenet"], "resnet20": ["model=resnet20", "model.width=16"]}
+"""ResNet-20 as He et al. have it."""
+
 FITS = {
     "over": {"share": 0.02, "epochs": 5},
     "normal": {"share": 0.2, "epochs": 1},
@@ -40,7 +43,7 @@ def overrides(model: str, partition: str, fit: str, defense: str, options: argpa
     kept = max(round(FITS[fit]["share"] * options.examples), options.members)
     norm = ["federation.plan.batch_norm=eval"] if defense.startswith("dp_sgd") and model != "lenet" else []
     return [
-        "data=cifar10", f"model={model}", "federation=fedavg", f"federation.clients={options.clients}",
+        "data=cifar10", *MODELS[model], "federation=fedavg", f"federation.clients={options.clients}",
         f"federation.rounds={options.rounds}", f"federation.plan.lr={options.lr}", "federation.plan.batch_size=16",
         f"federation.plan.epochs={FITS[fit]['epochs']}", f"holdout={options.examples - kept}", "attack=none",
         f"evaluate_every={options.rounds}", "intercept.rounds=all", "inference=membership",
@@ -52,7 +55,7 @@ def overrides(model: str, partition: str, fit: str, defense: str, options: argpa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["lenet", "resnet20"])
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--partitions", nargs="+", default=list(PARTITIONS), choices=list(PARTITIONS))
     parser.add_argument("--fits", nargs="+", default=list(FITS), choices=list(FITS))
     parser.add_argument("--defenses", nargs="+", default=list(DEFENSES), choices=list(DEFENSES))
