@@ -267,6 +267,8 @@ def main() -> None:
     )
     parser.add_argument("--training-steps", type=int, default=200)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--batches", nargs="*", type=int, default=[1, 4, 16], choices=[1, 4, 16])
+    parser.add_argument("--presets", nargs="*", default=[*STRONG, *OTHERS], choices=[*STRONG, *OTHERS])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -274,7 +276,9 @@ def main() -> None:
     path = options.out / "rows.jsonl"
     rows, began = read_rows(path), time.monotonic()
     data = load_data(options.data)
-    wanted = [(cell, name) for cell, names in cells() for name in names if cell.model in options.models]
+    asked = {"auto", *options.presets}
+    found = [(cell, name) for cell, names in cells() for name in names if name in asked]
+    wanted = [(c, name) for c, name in found if c.model in options.models and c.batch in options.batches]
     for cell, name in itertools.filterfalse(rows.__contains__, wanted):
         if time.monotonic() - began > 60 * options.minutes:
             break
