@@ -27,7 +27,8 @@ from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.data import load_data
 from fl_privacy.metrics import aggregate, evaluate_all
 
-NETWORKS = ("LeNet sigmoid", "ResNet-20")
+CELLS = (Cell("LeNet sigmoid", trained=False, batch=4), Cell("ResNet-20", trained=False, batch=1))
+"""That no equations solve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +105,10 @@ def main() -> None:
     options.training_steps = 0
     torch.set_num_threads(1)
     rows, data = RowFile(options.out), load_data(options.data)
-    for name, variant in product(NETWORKS, VARIANTS):
-        key = {"model": name, "variant": variant, "evaluations": options.evaluations}
+    for cell, variant in product(CELLS, VARIANTS):
+        key = {"model": cell.model, "batch": cell.batch, "variant": variant, "evaluations": options.evaluations}
         if rows.find(key) is None:
-            print(rows.add(key, attacked(Cell(name, False, 1), variant, data, options)), flush=True)
+            print(rows.add(key, attacked(cell, variant, data, options)), flush=True)
 
 
 if __name__ == "__main__":
