@@ -28,8 +28,11 @@ _STAGE = 150
 _STAGES = 4
 """At most."""
 
-_LEAST = 25
+LEAST = 25
 """Evaluations below which an attempt shows nothing: one iteration of L-BFGS."""
+
+SOLVED = 0.75
+"""Share of a budget in seconds that equations get, at most; what they leave of it is for descents."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,26 @@ def expect_budget(budget: object, evaluations: int | None) -> None:
 
 def most_attempts(evaluations: int) -> int:
     """How many attempts can be told apart with so many evaluations in all."""
-    most = [n for n in range(1, _MOST + 1) if n * _LEAST * _early(n) <= (1 - _LAST) * evaluations]
+    most = [n for n in range(1, _MOST + 1) if n * LEAST * _early(n) <= (1 - _LAST) * evaluations]
     return max(most, default=1)
+
+
+def affordable(evaluations: float, beside: int) -> int:
+    """The number of evaluations a victim whose rungs take no more than these, at least those of one attempt.
+
+    Args:
+        evaluations: that there is time for.
+        beside: attempts from images that were found by other means.
+    """
+    number = max(LEAST, int(evaluations))
+    while number > LEAST and _taken(number, most_attempts(number) + beside) > evaluations:
+        number = max(LEAST, number - max(1, number // 50))
+    return number
+
+
+def _taken(evaluations: int, attempts: int) -> int:
+    """By all rungs; no attempt gets less than ``LEAST``."""
+    return sum(rung.attempts * rung.evaluations for rung in rungs(evaluations, attempts))
 
 
 def _early(attempts: int) -> int:
@@ -89,9 +110,9 @@ def rungs(evaluations: int, attempts: int) -> list[Rung]:
         numbers.append(math.ceil(numbers[-1] / _KEPT))
     last = int(_LAST * evaluations) if attempts > 1 else evaluations
     stages = max(1, min(_STAGES, last // _STAGE))
-    late = Rung(1, max(_LEAST, last), stages)
+    late = Rung(1, max(LEAST, last), stages)
     if attempts == 1:
         return [late]
     each = (1 - _LAST) * evaluations / (len(numbers) - 1)
-    early = [Rung(count, max(_LEAST, int(each / count))) for count in numbers[:-1]]
+    early = [Rung(count, max(LEAST, int(each / count))) for count in numbers[:-1]]
     return [*early, late]

@@ -33,8 +33,8 @@ from fl_privacy.types import Batch
 FEATURES = 0.3
 """Weight of features that are known, as a share of the loss of a zero gradient, in the attempt that is held to them."""
 
-_PILOT = 25
-"""Evaluations by which the time of one is measured."""
+_PILOT = 5
+"""Evaluations by which the time of one is measured, or those of one iteration where these are more."""
 
 _SURE_OF_LABELS = 2
 """So many attempts at a batch take the labels that are inferred."""
@@ -115,9 +115,14 @@ class Race:
         """Of one victim among all, measured; the clock decides, so that no two calls agree."""
         positions = list(self.attempts)[: self._prepared[0].capacity]
         jobs = [(position, Attempt(0, 0, self._rough)) for position in positions]
-        began = time.perf_counter()
-        self._descend(0, jobs, _PILOT, lambda share: None)
-        return (time.perf_counter() - began) / (_PILOT * len(jobs))
+        number, began = max(_PILOT, self._members[0].evaluations), time.perf_counter()
+        self._descend(0, jobs, number, lambda share: None)
+        return (time.perf_counter() - began) / (number * len(jobs))
+
+    @property
+    def most(self) -> int:
+        """Attempts at a victim, at least 1."""
+        return max(map(len, self.attempts.values()), default=1)
 
     def run(self, rungs: Sequence[Rung], report: Report) -> None:
         """All rungs; of each victim the best attempt is left."""
