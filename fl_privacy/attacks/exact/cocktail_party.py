@@ -127,8 +127,7 @@ class CocktailParty:
     ) -> dict[int, Reconstruction]:
         """Victims whose components are searched for together, by position."""
         results, total = dict[int, Reconstruction](), len(observations)
-        with even_share(2):
-            basis, inputs, enough = self._components(list(observations.values()), layer, seed)
+        basis, inputs, enough = self._components(list(observations.values()), layer, seed)
         for row, (position, observation) in enumerate(counted("victim", list(observations.items()))):
 
             def meter(part: float, row: int = row) -> None:

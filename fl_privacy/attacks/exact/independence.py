@@ -14,8 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.deadline import timely
-
 _RANK = 1e-6
 """Singular values below this share of the largest are rounding."""
 
@@ -92,7 +90,7 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
 
 def _uncorrelated(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
     """FastICA with the hyperbolic tangent, all components at once."""
-    for _ in timely(range(iterations)):
+    for _ in range(iterations):
         bent = (directions @ white).tanh()
         slope = (1 - bent.square()).mean(2, keepdim=True)
         left, _, right = torch.linalg.svd(bent @ white.mT / white.shape[2] - slope * directions)
@@ -104,7 +102,7 @@ def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
     """Of components with the tails of Student's t of one degree of freedom, each in its own scale."""
     found = directions @ white
     one = torch.eye(white.shape[1], dtype=white.dtype, device=white.device)
-    for _ in timely(range(iterations)):
+    for _ in range(iterations):
         scale = found.square().mean(2, keepdim=True).sqrt()
         directions, found = directions / scale, found / scale
         inverse = 1 / (1 + found.square())
