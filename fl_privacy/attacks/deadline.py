@@ -1,8 +1,8 @@
 """Until when work goes on: a search that is given no more time ends with what it has found.
 
 A search says ``for step in timely(range(400))``; who has so many seconds for it says ``with within(5.0)`` around it,
-and nobody in between has to pass anything on. Where nobody says so, which is the usual case, the clock is not looked at and
-results depend on no machine. Another thread or process does not hear of it.
+and nobody in between has to pass anything on. Where nobody says so, which is the usual case, the clock is not looked at
+and results depend on no machine. Another thread or process does not hear of it.
 """
 
 import math

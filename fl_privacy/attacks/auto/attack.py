@@ -43,6 +43,12 @@ logger = logging.getLogger(__name__)
 _SHOWN = 0.1
 """Share of the progress that is shown for what is solved for."""
 
+_PILOTS = (5, 25, 125)
+"""Evaluations by which the time of one is measured; the first of them take longer than others."""
+
+_MEASURED = 0.1
+"""Share of the time that is left which the next of them may take."""
+
 _AS_EVALUATIONS = "attack.budget=%s came to attack.evaluations=%d for %d victims%s."
 
 _BUT_CUT = ", which repeats the descents but not what they start from: the time for exact answers was over"
@@ -167,7 +173,10 @@ class AutoAttack:
         race = entered(LEAST)
         if not race.attempts or not seconds_left():
             return race, LEAST
-        each = len(race.attempts) * race.seconds_per_evaluation()
+        for pilot in _PILOTS:
+            each = len(race.attempts) * race.seconds_per_evaluation(pilot)
+            if 5 * pilot * each > _MEASURED * seconds_left():
+                break
         found = affordable(seconds_left() / each, race.most - 1)
         return (race if most_attempts(found) == 1 else entered(found)), found
 

@@ -33,9 +33,6 @@ from fl_privacy.types import Batch
 FEATURES = 0.3
 """Weight of features that are known, as a share of the loss of a zero gradient, in the attempt that is held to them."""
 
-_PILOT = 5
-"""Evaluations by which the time of one is measured, or those of one iteration where these are more."""
-
 _SURE_OF_LABELS = 2
 """So many attempts at a batch take the labels that are inferred."""
 
@@ -111,11 +108,11 @@ class Race:
         rough = min(self._rough, float(judged.balance[0]))
         self.attempts[position].append(replace(given.judged(judged, 0), roughness=rough, margin=margin(problem)))
 
-    def seconds_per_evaluation(self) -> float:
-        """Of one victim among all, measured; the clock decides, so that no two calls agree."""
+    def seconds_per_evaluation(self, evaluations: int) -> float:
+        """Of one victim among all, measured by so many, or by an iteration; the clock decides, so that no two agree."""
         positions = list(self.attempts)[: self._prepared[0].capacity]
         jobs = [(position, Attempt(0, 0, self._rough)) for position in positions]
-        number, began = max(_PILOT, self._members[0].evaluations), time.perf_counter()
+        number, began = max(evaluations, self._members[0].evaluations), time.perf_counter()
         self._descend(0, jobs, number, lambda share: None)
         return (time.perf_counter() - began) / (number * len(jobs))
 
