@@ -94,7 +94,7 @@ class RichMonitor(Monitor):
         Of an attack that tries several, it names the one at work and what of it this is at.
         """
         title, working = f"Attacking {what}", ""
-        show: Callable[[str], None] = str  # nothing to show it on yet
+        show: Callable[[str], object] = str  # nothing to show it on yet
 
         def listen(stages: tuple[Stage, ...]) -> None:
             nonlocal working

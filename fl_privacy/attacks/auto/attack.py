@@ -15,8 +15,11 @@ from fl_privacy.attacks.auto.budget import (
     Budget,
     affordable,
     expect_budget,
+    in_words,
+    measured,
     most_attempts,
     rungs,
+    seconds_of,
 )
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
@@ -25,6 +28,7 @@ from fl_privacy.attacks.deadline import even_share, seconds_left, within
 from fl_privacy.attacks.exact import CocktailParty, ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
+from fl_privacy.attacks.feature_inversion import ModelInversion
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.evidence import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import (
@@ -43,15 +47,6 @@ logger = logging.getLogger(__name__)
 _SHOWN = 0.1
 """Share of the progress that is shown for what is solved for."""
 
-_PILOTS = (5, 25, 125)
-"""Evaluations by which the time of one is measured; the first of them take longer than others."""
-
-_MEASURED = 0.1
-"""Share of the time that is left which the next of them may take."""
-
-_AS_EVALUATIONS = "attack.budget=%s came to attack.evaluations=%d for %d victims%s."
-
-_BUT_CUT = ", which repeats the descents but not what they start from: the time for exact answers was over"
 
 Given = tuple[Batch, str]
 """Images of a victim that one may start from, and the attack that found them."""
@@ -72,7 +67,7 @@ class AutoAttack:
     columns), is answered by all; where it leaves fewer values than there are pixels, by smooth images.
 
     Texts are read by ``attack=dager``; where it proves nothing, descents on the embeddings of words are tried as well
-    (:class:`fl_privacy.attacks.auto.texts.TextMembers`), by ``standard`` where the budget is in seconds.
+    (:class:`fl_privacy.attacks.auto.texts.TextMembers`).
 
     Members with different losses are compared by one rule, :mod:`fl_privacy.attacks.auto.judgment`, which never sees
     the truth. A victim depends on its own numbers alone, as in :class:`fl_privacy.attacks.GradientInversion`.
@@ -108,9 +103,9 @@ class AutoAttack:
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
         if of_texts(observations):
-            evaluations = self.evaluations or EVALUATIONS.get(str(self.budget), EVALUATIONS["standard"])
-            members = TextMembers(evaluations=evaluations, device=self.device, most_victims=self.most_victims)
-            return members(observations, seed=seed, progress=progress)
+            members = TextMembers(evaluations=self._named, device=self.device, most_victims=self.most_victims)
+            with within(len(observations) * self._seconds):
+                return members(observations, seed=seed, progress=progress)
         left = len(observations)
         with within(left * self._seconds):
             seen = seen_through(observations)
@@ -125,14 +120,18 @@ class AutoAttack:
             return attack_in_groups(seen, attack, progress=progress)
 
     @property
+    def _named(self) -> int | None:
+        """Evaluations of a victim; ``None`` where the budget is in seconds."""
+        return self.evaluations or EVALUATIONS.get(str(self.budget))
+
+    @property
     def _seconds(self) -> float:
         """Of a victim; infinitely many where the budget is a number of evaluations."""
-        return math.inf if self.evaluations or isinstance(self.budget, str) else float(self.budget)
+        return math.inf if self._named else float(self.budget)
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         with within(SOLVED * seconds_left()):
-            evaluations = self.evaluations or EVALUATIONS.get(str(self.budget), 0)
-            results, partly = _solved(group, seed, evaluations, part_of(report, 0.0, _SHOWN))
+            results, partly = _solved(group, seed, self._named, part_of(report, 0.0, _SHOWN))
             rest = {position: o for position, o in group.observations.items() if position not in results}
             if not rest:
                 return results
@@ -144,7 +143,7 @@ class AutoAttack:
             cut = not seconds_left()
         race, evaluations = self._race(group, partly, features, seed)
         if race.attempts and self._seconds < math.inf:
-            logger.info(_AS_EVALUATIONS, self.budget, evaluations, len(race.attempts), _BUT_CUT if cut else "")
+            logger.info(in_words(float(self.budget), evaluations, len(race.attempts), cut=cut))
         race.run(rungs(evaluations, race.most), part_of(report, _SHOWN, 1.0))
         failures = {position: failed(group.observations[position], why) for position, why in race.failures.items()}
         model = model_as_sent(group.first)
@@ -167,16 +166,12 @@ class AutoAttack:
                     race.add(position, batch, found_by)
             return race
 
-        named = self.evaluations or EVALUATIONS.get(str(self.budget))
-        if named is not None:
-            return entered(named), named
+        if self._named is not None:
+            return entered(self._named), self._named
         race = entered(LEAST)
         if not race.attempts or not seconds_left():
             return race, LEAST
-        for pilot in _PILOTS:
-            each = len(race.attempts) * race.seconds_per_evaluation(pilot)
-            if 5 * pilot * each > _MEASURED * seconds_left():
-                break
+        each = measured(lambda evaluations: len(race.attempts) * race.seconds_per_evaluation(evaluations))
         found = affordable(seconds_left() / each, race.most - 1)
         return (race if most_attempts(found) == 1 else entered(found)), found
 
@@ -186,7 +181,7 @@ class AutoAttack:
 
 
 def _solved(
-    group: Group, seed: int, evaluations: int, report: Report
+    group: Group, seed: int, evaluations: int | None, report: Report
 ) -> tuple[dict[int, Reconstruction], dict[int, list[Given]]]:
     """By position: victims that need no descent on their update, and images of others that one may start from."""
     if group.first.knowledge.features is not None:
@@ -233,11 +228,18 @@ def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:
     return found
 
 
-def _from_features(group: Group, seed: int, evaluations: int, report: Report) -> dict[int, Reconstruction]:
+def _from_features(group: Group, seed: int, evaluations: int | None, report: Report) -> dict[int, Reconstruction]:
     """What private layers put out says more than the update; of victims for which it does, by position."""
-    iterations = max(2, (evaluations or EVALUATIONS["standard"]) // 25)
-    inversion = model_inversion(lr=1.0, line_search="strong_wolfe", iterations=iterations, restarts=1)
-    found = inversion(list(group.observations.values()), seed=seed, progress=_shares(report))
+    asked = list(group.observations.values())
+
+    def inversion(evaluations: int) -> ModelInversion:
+        iterations = max(2, evaluations // LEAST)
+        return model_inversion(lr=1.0, line_search="strong_wolfe", iterations=iterations, restarts=1)
+
+    if evaluations is None:
+        each = measured(lambda number: seconds_of(lambda: inversion(number)(asked, seed=seed)) / max(2 * LEAST, number))
+        evaluations = int(min(EVALUATIONS["standard"], seconds_left() / each))
+    found = inversion(evaluations)(asked, seed=seed, progress=_shares(report))
     pairs = zip(group.observations, found, strict=True)
     return {position: replace(one, member="model inversion") for position, one in pairs if one.failure is None}
 

@@ -1,10 +1,12 @@
 """How much work a victim gets, and how it is dealt out among the attempts at it."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from fl_privacy.attacks.deadline import seconds_left
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
 
@@ -32,7 +34,14 @@ LEAST = 25
 """Evaluations below which an attempt shows nothing: one iteration of L-BFGS."""
 
 SOLVED = 0.75
-"""Share of a budget in seconds that equations get, at most; what they leave of it is for descents."""
+"""Share of a budget in seconds that exact answers get, at most; what they leave of it is for descents. Of batches that
+a search for sparse directions takes apart at all it does some within five rounds and some behind two hundred."""
+
+_PILOTS = (5, 25, 125)
+"""Evaluations by which the time of one is measured; the first of a process take longer than others."""
+
+_PILOTED = 0.1
+"""Share of the time that is left which the next of them may take."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,36 @@ def affordable(evaluations: float, beside: int) -> int:
     while number > LEAST and _taken(number, most_attempts(number) + beside) > evaluations:
         number = max(LEAST, number - max(1, number // 50))
     return number
+
+
+def measured(seconds_of_each: Callable[[int], float]) -> float:
+    """How long an evaluation takes, by what measures it by so many; by the more of them, the more time there is."""
+    each = 0.0
+    for evaluations in _PILOTS:
+        if evaluations * each > _PILOTED * seconds_left():
+            break
+        each = seconds_of_each(evaluations)
+    return each
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """That ``work`` takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def in_words(seconds: float, evaluations: int, victims: int, *, cut: bool) -> str:
+    """What a budget in seconds came to, and whether that repeats all of it.
+
+    Args:
+        seconds: of a victim.
+        evaluations: likewise.
+        victims: that were attacked by these.
+        cut: whether the clock ended what exact answers are looked for by.
+    """
+    but = ", which repeats the descents but not what they start from: the time for exact answers was over"
+    return f"attack.budget={seconds:g} came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
 
 
 def _taken(evaluations: int, attempts: int) -> int:

@@ -1,7 +1,6 @@
 """Successive halving of the attempts at each victim, many victims at once."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -12,7 +11,7 @@ from torch import Tensor
 from fl_privacy.attacks.adaptive import KnownFeatures
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.auto.attempts import Attempt, Winner, ranked
-from fl_privacy.attacks.auto.budget import Rung
+from fl_privacy.attacks.auto.budget import Rung, seconds_of
 from fl_privacy.attacks.auto.judgment import EXACT, judge, margin
 from fl_privacy.attacks.auto.members import Entry, normalizes_by_batch
 from fl_privacy.attacks.auto.relabeling import other_labels, refined_labels
@@ -112,9 +111,8 @@ class Race:
         """Of one victim among all, measured by so many, or by an iteration; the clock decides, so that no two agree."""
         positions = list(self.attempts)[: self._prepared[0].capacity]
         jobs = [(position, Attempt(0, 0, self._rough)) for position in positions]
-        number, began = max(evaluations, self._members[0].evaluations), time.perf_counter()
-        self._descend(0, jobs, number, lambda share: None)
-        return (time.perf_counter() - began) / (number * len(jobs))
+        number = max(evaluations, self._members[0].evaluations)
+        return seconds_of(lambda: self._descend(0, jobs, number, lambda share: None)) / (number * len(jobs))
 
     @property
     def most(self) -> int:
