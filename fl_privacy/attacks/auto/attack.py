@@ -15,11 +15,11 @@ from fl_privacy.attacks.auto.budget import (
     Budget,
     affordable,
     expect_budget,
-    in_words,
-    measured,
+    how_to_repeat,
     most_attempts,
     rungs,
     seconds_of,
+    time_of_one,
 )
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
@@ -143,7 +143,7 @@ class AutoAttack:
             cut = not seconds_left()
         race, evaluations = self._race(group, partly, features, seed)
         if race.attempts and self._seconds < math.inf:
-            logger.info(in_words(float(self.budget), evaluations, len(race.attempts), cut=cut))
+            logger.info(how_to_repeat(evaluations, len(race.attempts), cut=cut))
         race.run(rungs(evaluations, race.most), part_of(report, _SHOWN, 1.0))
         failures = {position: failed(group.observations[position], why) for position, why in race.failures.items()}
         model = model_as_sent(group.first)
@@ -171,7 +171,7 @@ class AutoAttack:
         race = entered(LEAST)
         if not race.attempts or not seconds_left():
             return race, LEAST
-        each = measured(lambda evaluations: len(race.attempts) * race.seconds_per_evaluation(evaluations))
+        each = time_of_one(lambda evaluations: len(race.attempts) * race.seconds_per_evaluation(evaluations))
         found = affordable(seconds_left() / each, race.most - 1)
         return (race if most_attempts(found) == 1 else entered(found)), found
 
@@ -237,8 +237,11 @@ def _from_features(group: Group, seed: int, evaluations: int | None, report: Rep
         return model_inversion(lr=1.0, line_search="strong_wolfe", iterations=iterations, restarts=1)
 
     if evaluations is None:
-        each = measured(lambda number: seconds_of(lambda: inversion(number)(asked, seed=seed)) / max(2 * LEAST, number))
-        evaluations = int(min(EVALUATIONS["standard"], seconds_left() / each))
+        each = time_of_one(
+            lambda number: seconds_of(lambda: inversion(number)(asked, seed=seed)) / max(2 * LEAST, number)
+        )
+        evaluations = max(2 * LEAST, int(min(EVALUATIONS["standard"], seconds_left() / each)))
+        logger.info(how_to_repeat(evaluations, len(asked), cut=False))
     found = inversion(evaluations)(asked, seed=seed, progress=_shares(report))
     pairs = zip(group.observations, found, strict=True)
     return {position: replace(one, member="model inversion") for position, one in pairs if one.failure is None}

@@ -95,7 +95,7 @@ def affordable(evaluations: float, beside: int) -> int:
     return number
 
 
-def measured(seconds_of_each: Callable[[int], float]) -> float:
+def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
     """How long an evaluation takes, by what measures it by so many; by the more of them, the more time there is."""
     each = 0.0
     for evaluations in _PILOTS:
@@ -112,17 +112,16 @@ def seconds_of(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def in_words(seconds: float, evaluations: int, victims: int, *, cut: bool) -> str:
+def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
     """What a budget in seconds came to, and whether that repeats all of it.
 
     Args:
-        seconds: of a victim.
-        evaluations: likewise.
+        evaluations: of a victim.
         victims: that were attacked by these.
         cut: whether the clock ended what exact answers are looked for by.
     """
     but = ", which repeats the descents but not what they start from: the time for exact answers was over"
-    return f"attack.budget={seconds:g} came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
+    return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
 
 
 def _taken(evaluations: int, attempts: int) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fl_privacy.attacks.attack import Progress
-from fl_privacy.attacks.auto.budget import LEAST, SOLVED, in_words, measured, seconds_of
+from fl_privacy.attacks.auto.budget import LEAST, SOLVED, how_to_repeat, seconds_of, time_of_one
 from fl_privacy.attacks.deadline import seconds_left, within
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
@@ -44,7 +44,6 @@ class TextMembers:
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
         """One reconstruction for each of ``observations``, which are of texts."""
-        seconds = seconds_left() / len(observations)
         with within(SOLVED * seconds_left()):
             exact = Dager()(observations, seed=seed, progress=_part_of(progress, 0.0, _SHOWN))
             cut = not seconds_left()
@@ -55,7 +54,7 @@ class TextMembers:
         asked, evaluations = [observations[k] for k in left], self.evaluations
         if evaluations is None:
             evaluations = self._affordable(asked, seed)
-            logger.info(in_words(seconds, evaluations, len(asked), cut=cut))
+            logger.info(how_to_repeat(evaluations, len(asked), cut=cut))
         members = self._members(evaluations)
         apart, half = {k: _apart(observations[k], best[k]) for k in left}, (1 - _SHOWN) / len(members)
         for number, (name, member) in enumerate(members.items()):
@@ -83,7 +82,7 @@ class TextMembers:
         def seconds_of_each(evaluations: int) -> float:
             return seconds_of(lambda: self._members(2 * evaluations)["tag"](asked, seed=seed)) / evaluations
 
-        return max(LEAST, int(seconds_left() / measured(seconds_of_each)))
+        return max(LEAST, int(seconds_left() / time_of_one(seconds_of_each)))
 
 
 def _part_of(progress: Progress, begin: float, end: float) -> Progress:
