@@ -17,6 +17,11 @@ def no_progress(done: int, total: int) -> None:
     """Report to nobody."""
 
 
+def part_of(report: Report, begin: float, end: float) -> Report:
+    """What takes the share of a part of the work that lasts from ``begin`` to ``end``, in [0, 1], of the whole."""
+    return lambda share: report(begin + (end - begin) * share)
+
+
 class ReconstructionAttack(Protocol):
     """Guesses the batch behind each update.
 

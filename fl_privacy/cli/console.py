@@ -91,21 +91,25 @@ class RichMonitor(Monitor):
     def attacking(self, what: str) -> Iterator[AttackProgress]:
         """Show a bar while the context lasts, or a line for each tenth of an attack that takes its time.
 
-        Of an attack that tries several, it names the one at work.
+        Of an attack that tries several, it names the one at work and what of it this is at.
         """
-        title, member = f"Attacking {what}", ""
+        title, working = f"Attacking {what}", ""
+        show: Callable[[str], object] = str  # nothing to show it on yet
 
         def listen(stages: tuple[Stage, ...]) -> None:
-            nonlocal member
-            member = f", {stages[-1].what}" if stages else member
+            nonlocal working
+            if stages:
+                working = at_work(stages)
+                show(working)
 
         with listening(listen):
             if not self.console.is_terminal:
-                yield self._tenths(title, lambda: member)
+                yield self._tenths(title, lambda: f", {working}" if working else "")
                 return
             with self._progress(title, "{task.description}") as bar:
                 task = bar.add_task("", total=None)
-                yield lambda done, total: bar.update(task, completed=done, total=total, description=member[2:])
+                show = lambda text: bar.update(task, description=text)  # noqa: E731
+                yield lambda done, total: bar.update(task, completed=done, total=total)
 
     @contextmanager
     def counting(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -166,6 +170,12 @@ class RichMonitor(Monitor):
 def describe(stages: tuple[Stage, ...]) -> str:
     """``client 2/3, condensing images 57/200``: the step that each stage is at."""
     return ", ".join(f"{s.what} {min(s.done + 1, s.total)}/{s.total}" for s in stages)
+
+
+def at_work(stages: tuple[Stage, ...]) -> str:
+    """``exact 2/3`` or ``cocktail party, victim 3/8``: as :func:`describe`, but where there is one step, which goes
+    without saying."""
+    return ", ".join(describe((stage,)) if stage.total > 1 else stage.what for stage in stages)
 
 
 def _left(left: Remaining, stages: tuple[Stage, ...], *within: str) -> str:

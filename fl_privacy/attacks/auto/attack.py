@@ -1,19 +1,34 @@
 """``attack=auto``: exact where exactness is possible, else the best of descents that differ in kind."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
 from fl_privacy.attacks.auto.attempts import Winner
-from fl_privacy.attacks.auto.budget import EVALUATIONS, Budget, expect_budget, most_attempts, rungs
+from fl_privacy.attacks.auto.budget import (
+    EVALUATIONS,
+    LEAST,
+    SOLVED,
+    Budget,
+    affordable,
+    expect_budget,
+    how_to_repeat,
+    most_attempts,
+    rungs,
+    seconds_of,
+    time_of_one,
+)
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.auto.race import Race
 from fl_privacy.attacks.auto.texts import TextMembers, of_texts
+from fl_privacy.attacks.deadline import even_share, seconds_left, within
 from fl_privacy.attacks.exact import CocktailParty, ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.hidden_layer import HiddenFeatures, first_hidden_layer, hidden_features
+from fl_privacy.attacks.feature_inversion import ModelInversion
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.evidence import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import (
@@ -23,12 +38,15 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
 )
 from fl_privacy.attacks.presets import model_inversion
 from fl_privacy.checks import one_of, whole
+from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
 
-_LEAST_EVALUATIONS = 25
+_SHOWN = 0.1
+"""Share of the progress that is shown for what is solved for."""
+
 
 Given = tuple[Batch, str]
 """Images of a victim that one may start from, and the attack that found them."""
@@ -49,16 +67,20 @@ class AutoAttack:
     columns), is answered by all; where it leaves fewer values than there are pixels, by smooth images.
 
     Texts are read by ``attack=dager``; where it proves nothing, descents on the embeddings of words are tried as well
-    (:class:`fl_privacy.attacks.auto.texts.TextMembers`), by ``standard`` where the budget is in seconds.
+    (:class:`fl_privacy.attacks.auto.texts.TextMembers`).
 
     Members with different losses are compared by one rule, :mod:`fl_privacy.attacks.auto.judgment`, which never sees
     the truth. A victim depends on its own numbers alone, as in :class:`fl_privacy.attacks.GradientInversion`.
 
     Attributes:
         budget: of a victim: ``quick``, ``standard`` or ``thorough``, which are numbers of evaluations and reproducible,
-            or seconds among all victims attacked together, which the clock turns into evaluations and are not.
+            or seconds, which the clock turns into evaluations and are not. All victims together take as many times the
+            seconds as they are; those that are left share evenly what others did not need. What is solved for has
+            three quarters of them at most, since one answer that is exact is worth more than descents are, and ends
+            between its steps; descents have the rest, and 25 evaluations in any case.
         evaluations: of loss and gradient for each victim, instead of ``budget``: how a budget in seconds, whose number
-            of them the log says, is repeated.
+            of them the log says, is repeated. That repeats the descents; what they start from as well, but where a
+            search for exact answers went on for more than ``evaluations / 12`` rounds or was ended by the clock.
         dtype: of the computation.
         device: of the computation; that of the values sent if ``None``.
         most_victims: in one chunk; found from the free memory if ``None``.
@@ -81,62 +103,96 @@ class AutoAttack:
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
         if of_texts(observations):
-            evaluations = self.evaluations or EVALUATIONS.get(str(self.budget), EVALUATIONS["standard"])
-            members = TextMembers(evaluations=evaluations, device=self.device, most_victims=self.most_victims)
-            return members(observations, seed=seed, progress=progress)
-        seen = seen_through(observations)
-        return attack_in_groups(seen, lambda group, report: self._attack(group, seed, report), progress=progress)
+            members = TextMembers(evaluations=self._named, device=self.device, most_victims=self.most_victims)
+            with within(len(observations) * self._seconds):
+                return members(observations, seed=seed, progress=progress)
+        left = len(observations)
+        with within(left * self._seconds):
+            seen = seen_through(observations)
+
+            def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
+                nonlocal left
+                size = len(group.observations)
+                with within(seconds_left() * size / left):
+                    left -= size
+                    return self._attack(group, seed, report)
+
+            return attack_in_groups(seen, attack, progress=progress)
+
+    @property
+    def _named(self) -> int | None:
+        """Evaluations of a victim; ``None`` where the budget is in seconds."""
+        return self.evaluations or EVALUATIONS.get(str(self.budget))
+
+    @property
+    def _seconds(self) -> float:
+        """Of a victim; infinitely many where the budget is a number of evaluations."""
+        return math.inf if self._named else float(self.budget)
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        results, partly = _solved(group, seed, self.evaluations or EVALUATIONS.get(str(self.budget), 0))
-        rest = {position: o for position, o in group.observations.items() if position not in results}
-        if not rest:
-            return results
-        earlier = [
-            Group({position: one.observations[position] for position in rest}, one.earlier) for one in group.earlier
-        ]
-        return results | self._race(Group(rest, earlier), partly, seed, report)
-
-    def _race(
-        self, group: Group, partly: dict[int, list[Given]], seed: int, report: Report
-    ) -> dict[int, Reconstruction]:
-        named = self.evaluations or (EVALUATIONS[self.budget] if isinstance(self.budget, str) else None)
-        most = most_attempts(named or EVALUATIONS["standard"])
-        features = _features_of(group, seed)
-        race = Race(group, entries(group.first, most, self._placed), seed, features=features)
-        for position, given in partly.items():
-            for batch, found_by in given:
-                race.add(position, batch, found_by)
-        if named is None and race.attempts:
-            named = max(_LEAST_EVALUATIONS, int(float(self.budget) / race.seconds_per_evaluation()))
-            logger.info(
-                "attack.budget=%s came to attack.evaluations=%d for %d victims.", self.budget, named, len(race.attempts)
-            )
-        most = max(map(len, race.attempts.values()), default=1)
-        race.run(rungs(named or _LEAST_EVALUATIONS, most), report)
+        with within(SOLVED * seconds_left()):
+            results, partly = _solved(group, seed, self._named, part_of(report, 0.0, _SHOWN))
+            rest = {position: o for position, o in group.observations.items() if position not in results}
+            if not rest:
+                return results
+            earlier = [
+                Group({position: one.observations[position] for position in rest}, one.earlier) for one in group.earlier
+            ]
+            group = Group(rest, earlier)
+            features = _features_of(group, seed)
+            cut = not seconds_left()
+        race, evaluations = self._race(group, partly, features, seed)
+        if race.attempts and self._seconds < math.inf:
+            logger.info(how_to_repeat(evaluations, len(race.attempts), cut=cut))
+        race.run(rungs(evaluations, race.most), part_of(report, _SHOWN, 1.0))
         failures = {position: failed(group.observations[position], why) for position, why in race.failures.items()}
         model = model_as_sent(group.first)
-        return failures | {
+        found = {
             position: _reconstruction(Reproduction(group.observations[position], model), race.winner(position))
             for position in race.attempts
         }
+        return results | failures | found
+
+    def _race(
+        self, group: Group, partly: dict[int, list[Given]], features: dict[int, HiddenFeatures], seed: int
+    ) -> tuple[Race, int]:
+        """With the evaluations of each victim: those asked for, or as many as there is time for."""
+
+        def entered(evaluations: int) -> Race:
+            own = entries(group.first, most_attempts(evaluations), self._placed)
+            race = Race(group, own, seed, features=features)
+            for position, given in partly.items():
+                for batch, found_by in given:
+                    race.add(position, batch, found_by)
+            return race
+
+        if self._named is not None:
+            return entered(self._named), self._named
+        race = entered(LEAST)
+        if not race.attempts or not seconds_left():
+            return race, LEAST
+        each = time_of_one(lambda evaluations: len(race.attempts) * race.seconds_per_evaluation(evaluations))
+        found = affordable(seconds_left() / each, race.most - 1)
+        return (race if most_attempts(found) == 1 else entered(found)), found
 
     def _placed(self, attack: GradientInversion) -> GradientInversion:
         """``attack`` where and how this one computes."""
         return replace(attack, dtype=self.dtype, device=self.device, most_victims=self.most_victims)
 
 
-def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Reconstruction], dict[int, list[Given]]]:
+def _solved(
+    group: Group, seed: int, evaluations: int | None, report: Report
+) -> tuple[dict[int, Reconstruction], dict[int, list[Given]]]:
     """By position: victims that need no descent on their update, and images of others that one may start from."""
     if group.first.knowledge.features is not None:
-        return _from_features(group, seed, evaluations), {}
+        return _from_features(group, seed, evaluations, report), {}
     rounds = max(1, evaluations // 12) if evaluations else 400
-    apart = _taken_apart(group, seed, steps=min(20, rounds))
+    apart = _taken_apart(group, seed, steps=min(20, rounds), report=part_of(report, 0.0, 0.5))
     results = {position: one for position, one in apart.items() if one.certainty is not Certainty.APPROXIMATE}
     rest = {position: o for position, o in group.observations.items() if position not in results}
-    exact = ExactInversion(rounds=min(400, rounds))
-    partly = {}
-    for position, one in zip(rest, exact(list(rest.values()), seed=seed), strict=True):
+    exact, partly = ExactInversion(rounds=min(400, rounds)), {}
+    solved = exact(list(rest.values()), seed=seed, progress=_shares(part_of(report, 0.5, 1.0)))
+    for position, one in zip(rest, solved, strict=True):
         if one.certainty is not Certainty.APPROXIMATE:
             results[position] = replace(one, member="exact")
         else:
@@ -145,11 +201,11 @@ def _solved(group: Group, seed: int, evaluations: int) -> tuple[dict[int, Recons
     return results, partly
 
 
-def _taken_apart(group: Group, seed: int, *, steps: int) -> dict[int, Reconstruction]:
+def _taken_apart(group: Group, seed: int, *, steps: int, report: Report) -> dict[int, Reconstruction]:
     """By position, batches that a fully connected first layer has mixed."""
     if group.first.upload.num_examples == 1:
         return {}
-    found = CocktailParty(steps=steps)(list(group.observations.values()), seed=seed)
+    found = CocktailParty(steps=steps)(list(group.observations.values()), seed=seed, progress=_shares(report))
     return {
         position: replace(one, member="cocktail party")
         for position, one in zip(group.observations, found, strict=True)
@@ -163,21 +219,37 @@ def _features_of(group: Group, seed: int) -> dict[int, HiddenFeatures]:
     if path is None:
         return {}
     found, model = {}, model_as_sent(group.first)
-    for position, observation in group.observations.items():
+    for number, (position, observation) in enumerate(counted("hidden features", list(group.observations.items()))):
         rng = derive_generator(seed, "hidden", str(observation.id))
-        own = hidden_features(Reproduction(observation, model), path, rng)
+        with even_share(len(group.observations) - number):
+            own = hidden_features(Reproduction(observation, model), path, rng)
         if own is not None:
             found[position] = own
     return found
 
 
-def _from_features(group: Group, seed: int, evaluations: int) -> dict[int, Reconstruction]:
+def _from_features(group: Group, seed: int, evaluations: int | None, report: Report) -> dict[int, Reconstruction]:
     """What private layers put out says more than the update; of victims for which it does, by position."""
-    iterations = max(2, (evaluations or EVALUATIONS["standard"]) // 25)
-    inversion = model_inversion(lr=1.0, line_search="strong_wolfe", iterations=iterations, restarts=1)
-    found = inversion(list(group.observations.values()), seed=seed)
+    asked = list(group.observations.values())
+
+    def inversion(evaluations: int) -> ModelInversion:
+        iterations = max(2, evaluations // LEAST)
+        return model_inversion(lr=1.0, line_search="strong_wolfe", iterations=iterations, restarts=1)
+
+    if evaluations is None:
+        each = time_of_one(
+            lambda number: seconds_of(lambda: inversion(number)(asked, seed=seed)) / max(2 * LEAST, number)
+        )
+        evaluations = max(2 * LEAST, int(min(EVALUATIONS["standard"], seconds_left() / each)))
+        logger.info(how_to_repeat(evaluations, len(asked), cut=False))
+    found = inversion(evaluations)(asked, seed=seed, progress=_shares(report))
     pairs = zip(group.observations, found, strict=True)
     return {position: replace(one, member="model inversion") for position, one in pairs if one.failure is None}
+
+
+def _shares(report: Report) -> Progress:
+    """What takes the progress of an attack whose share of the work is all that ``report`` takes."""
+    return lambda done, total: report(done / max(total, 1))
 
 
 def _reconstruction(reproduction: Reproduction, winner: Winner | None) -> Reconstruction:

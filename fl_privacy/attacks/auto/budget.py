@@ -1,10 +1,12 @@
 """How much work a victim gets, and how it is dealt out among the attempts at it."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from fl_privacy.attacks.deadline import seconds_left
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
 
@@ -28,8 +30,18 @@ _STAGE = 150
 _STAGES = 4
 """At most."""
 
-_LEAST = 25
+LEAST = 25
 """Evaluations below which an attempt shows nothing: one iteration of L-BFGS."""
+
+SOLVED = 0.75
+"""Share of a budget in seconds that exact answers get, at most; what they leave of it is for descents. Of batches that
+a search for sparse directions takes apart at all it does some within five rounds and some behind two hundred."""
+
+_PILOTS = (5, 25, 125)
+"""Evaluations by which the time of one is measured; the first of a process take longer than others."""
+
+_PILOTED = 0.1
+"""Share of the time that is left which the next of them may take."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +78,55 @@ def expect_budget(budget: object, evaluations: int | None) -> None:
 
 def most_attempts(evaluations: int) -> int:
     """How many attempts can be told apart with so many evaluations in all."""
-    most = [n for n in range(1, _MOST + 1) if n * _LEAST * _early(n) <= (1 - _LAST) * evaluations]
+    most = [n for n in range(1, _MOST + 1) if n * LEAST * _early(n) <= (1 - _LAST) * evaluations]
     return max(most, default=1)
+
+
+def affordable(evaluations: float, beside: int) -> int:
+    """The number of evaluations a victim whose rungs take no more than these, at least those of one attempt.
+
+    Args:
+        evaluations: that there is time for.
+        beside: attempts from images that were found by other means.
+    """
+    number = max(LEAST, int(evaluations))
+    while number > LEAST and _taken(number, most_attempts(number) + beside) > evaluations:
+        number = max(LEAST, number - max(1, number // 50))
+    return number
+
+
+def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
+    """How long an evaluation takes, by what measures it by so many; by the more of them, the more time there is."""
+    each = 0.0
+    for evaluations in _PILOTS:
+        if evaluations * each > _PILOTED * seconds_left():
+            break
+        each = seconds_of_each(evaluations)
+    return each
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """That ``work`` takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
+    """What a budget in seconds came to, and whether that repeats all of it.
+
+    Args:
+        evaluations: of a victim.
+        victims: that were attacked by these.
+        cut: whether the clock ended what exact answers are looked for by.
+    """
+    but = ", which repeats the descents but not what they start from: the time for exact answers was over"
+    return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
+
+
+def _taken(evaluations: int, attempts: int) -> int:
+    """By all rungs; no attempt gets less than ``LEAST``."""
+    return sum(rung.attempts * rung.evaluations for rung in rungs(evaluations, attempts))
 
 
 def _early(attempts: int) -> int:
@@ -89,9 +148,9 @@ def rungs(evaluations: int, attempts: int) -> list[Rung]:
         numbers.append(math.ceil(numbers[-1] / _KEPT))
     last = int(_LAST * evaluations) if attempts > 1 else evaluations
     stages = max(1, min(_STAGES, last // _STAGE))
-    late = Rung(1, max(_LEAST, last), stages)
+    late = Rung(1, max(LEAST, last), stages)
     if attempts == 1:
         return [late]
     each = (1 - _LAST) * evaluations / (len(numbers) - 1)
-    early = [Rung(count, max(_LEAST, int(each / count))) for count in numbers[:-1]]
+    early = [Rung(count, max(LEAST, int(each / count))) for count in numbers[:-1]]
     return [*early, late]

@@ -1,7 +1,6 @@
 """Successive halving of the attempts at each victim, many victims at once."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -12,7 +11,7 @@ from torch import Tensor
 from fl_privacy.attacks.adaptive import KnownFeatures
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.auto.attempts import Attempt, Winner, ranked
-from fl_privacy.attacks.auto.budget import Rung
+from fl_privacy.attacks.auto.budget import Rung, seconds_of
 from fl_privacy.attacks.auto.judgment import EXACT, judge, margin
 from fl_privacy.attacks.auto.members import Entry, normalizes_by_batch
 from fl_privacy.attacks.auto.relabeling import other_labels, refined_labels
@@ -32,9 +31,6 @@ from fl_privacy.types import Batch
 
 FEATURES = 0.3
 """Weight of features that are known, as a share of the loss of a zero gradient, in the attempt that is held to them."""
-
-_PILOT = 25
-"""Evaluations by which the time of one is measured."""
 
 _SURE_OF_LABELS = 2
 """So many attempts at a batch take the labels that are inferred."""
@@ -111,13 +107,17 @@ class Race:
         rough = min(self._rough, float(judged.balance[0]))
         self.attempts[position].append(replace(given.judged(judged, 0), roughness=rough, margin=margin(problem)))
 
-    def seconds_per_evaluation(self) -> float:
-        """Of one victim among all, measured; the clock decides, so that no two calls agree."""
+    def seconds_per_evaluation(self, evaluations: int) -> float:
+        """Of one victim among all, measured by so many, or by an iteration; the clock decides, so that no two agree."""
         positions = list(self.attempts)[: self._prepared[0].capacity]
         jobs = [(position, Attempt(0, 0, self._rough)) for position in positions]
-        began = time.perf_counter()
-        self._descend(0, jobs, _PILOT, lambda share: None)
-        return (time.perf_counter() - began) / (_PILOT * len(jobs))
+        number = max(evaluations, self._members[0].evaluations)
+        return seconds_of(lambda: self._descend(0, jobs, number, lambda share: None)) / (number * len(jobs))
+
+    @property
+    def most(self) -> int:
+        """Attempts at a victim, at least 1."""
+        return max(map(len, self.attempts.values()), default=1)
 
     def run(self, rungs: Sequence[Rung], report: Report) -> None:
         """All rungs; of each victim the best attempt is left."""

@@ -1,14 +1,24 @@
 """Texts for ``attack=auto``: read exactly where that is proven, else what reproduces the update best."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fl_privacy.attacks.attack import Progress
+from fl_privacy.attacks.auto.budget import LEAST, SOLVED, how_to_repeat, seconds_of, time_of_one
+from fl_privacy.attacks.deadline import seconds_left, within
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
+from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.presets import inverting_gradients, tag
 from fl_privacy.attacks.text import Dager
 from fl_privacy.models import TextModel
+from fl_privacy.progress import counted
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = 0.1
+"""Share of the progress that is shown for DAGER."""
 
 TAG_RATE, TAG_DECAY = 0.2, 0.05
 """More of both than the preset has: embeddings that decay reach words sooner, also behind trained weights."""
@@ -22,37 +32,62 @@ class TextMembers:
     from the update; the truth is never seen.
 
     Attributes:
-        evaluations: of loss and gradient for each victim, shared by the descents.
+        evaluations: of loss and gradient for each victim, shared by the descents; ``None``: as many as there is time
+            for (:mod:`fl_privacy.attacks.deadline`), of which DAGER has three quarters at most.
         device: of the computation; that of the values sent if ``None``.
         most_victims: in one chunk; found from the free memory if ``None``.
     """
 
-    evaluations: int
+    evaluations: int | None
     device: str | None = None
     most_victims: int | None = None
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
         """One reconstruction for each of ``observations``, which are of texts."""
-        best = [replace(one, member="dager") for one in Dager()(observations, seed=seed)]
+        with within(SOLVED * seconds_left()):
+            exact = Dager()(observations, seed=seed, progress=_part_of(progress, 0.0, _SHOWN))
+            cut = not seconds_left()
+        best = [replace(one, member="dager") for one in exact]
         left = [k for k, one in enumerate(best) if one.certainty is Certainty.APPROXIMATE]
         if not left:
             return best
-        each = max(1, self.evaluations // 2)
-        placed = {"device": self.device, "most_victims": self.most_victims}
-        members = {
-            "tag": replace(tag(iterations=each, lr=TAG_RATE, weight_decay=TAG_DECAY), **placed),  # type: ignore[arg-type]
-            "inverting gradients": replace(inverting_gradients(iterations=each), **placed),  # type: ignore[arg-type]
-        }
-        apart = {k: _apart(observations[k], best[k]) for k in left}
-        for name, member in members.items():
-            for k, found in zip(
-                left, member([observations[k] for k in left], seed=seed, progress=progress), strict=True
-            ):
+        asked, evaluations = [observations[k] for k in left], self.evaluations
+        if evaluations is None:
+            evaluations = self._affordable(asked, seed)
+            logger.info(how_to_repeat(evaluations, len(asked), cut=cut))
+        members = self._members(evaluations)
+        apart, half = {k: _apart(observations[k], best[k]) for k in left}, (1 - _SHOWN) / len(members)
+        for number, (name, member) in enumerate(members.items()):
+            shown = _part_of(progress, _SHOWN + number * half, _SHOWN + (number + 1) * half)
+            (reached,) = (member(asked, seed=seed, progress=shown) for _ in counted(name, [name]))
+            for k, found in zip(left, reached, strict=True):
                 distance = _apart(observations[k], found)
                 if distance < apart[k] or (best[k].batch is None and found.batch is not None):
                     sure = Certainty.CONSISTENT if distance < ROUNDING else Certainty.APPROXIMATE
                     best[k], apart[k] = replace(found, member=name, certainty=sure), distance
         return best
+
+    def _members(self, evaluations: int) -> dict[str, GradientInversion]:
+        """The descents by name, with so many evaluations of a victim together."""
+        each = max(1, evaluations // 2)
+        placed = {"device": self.device, "most_victims": self.most_victims}
+        return {
+            "tag": replace(tag(iterations=each, lr=TAG_RATE, weight_decay=TAG_DECAY), **placed),  # type: ignore[arg-type]
+            "inverting gradients": replace(inverting_gradients(iterations=each), **placed),  # type: ignore[arg-type]
+        }
+
+    def _affordable(self, asked: Sequence[Observation], seed: int) -> int:
+        """Evaluations of a victim that there is time for."""
+
+        def seconds_of_each(evaluations: int) -> float:
+            return seconds_of(lambda: self._members(2 * evaluations)["tag"](asked, seed=seed)) / evaluations
+
+        return max(LEAST, int(seconds_left() / time_of_one(seconds_of_each)))
+
+
+def _part_of(progress: Progress, begin: float, end: float) -> Progress:
+    """What takes the progress of a part of the work, from ``begin`` to ``end`` of it."""
+    return lambda done, total: progress(int(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
 def of_texts(observations: Sequence[Observation]) -> bool:

@@ -1,12 +1,14 @@
 """Images that are read from an update without any search among images, and whether that is proven."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.deadline import even_share, timely
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
 from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, sparse_factors
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
@@ -15,6 +17,7 @@ from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.exact.recursion import Chain, find_chain, recursed
 from fl_privacy.attacks.gradient_inversion.grouping import (
     Group,
+    Reading,
     attack_in_groups,
     expect_gradient,
     failed,
@@ -23,6 +26,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
 )
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.checks import number, whole
+from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Observation, Reconstruction
 
@@ -83,32 +87,32 @@ class ExactInversion:
 
         return attack_in_groups(observations, attack, progress=progress, as_victims=one_each)
 
-    def _reader(
-        self, first: Observation, source: FirstLayer | PatchEmbedding
-    ) -> Callable[[Observation, torch.Generator], Reconstruction]:
+    def _reader(self, first: Observation, source: FirstLayer | PatchEmbedding) -> Reading:
         model = model_as_sent(first)
 
-        def read(observation: Observation, rng: torch.Generator) -> Reconstruction:
+        def read(observation: Observation, rng: torch.Generator, report: Report) -> Reconstruction:
             if not as_gradient(observation)[source.names[-1]].any():
                 return failed(observation, f"A gradient of {source.names[-1]} is expected, but all of it is zero.")
             if isinstance(source, PatchEmbedding):
                 found = _patched(observation, source)
             else:
-                found = self._connected(observation, source, rng)
+                found = self._connected(observation, source, rng, report)
             return certified(Reproduction(observation, model), found)
 
         return read
 
-    def _connected(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> Read:
+    def _connected(self, observation: Observation, layer: FirstLayer, rng: torch.Generator, report: Report) -> Read:
         gradient = as_gradient(observation)
         weight, bias = gradient[layer.weight], gradient[layer.bias]
-        inputs, unique = self._inputs(observation, layer, rng)
+        inputs, unique = self._inputs(observation, layer, rng, report)
         images = layer.pixels(inputs).reshape(len(inputs), *observation.input_shape)
         shade = layer.pixels(torch.zeros_like(layer.shift))
         loss = float(residual(weight[None], bias[None], inputs[None]))
         return Read(images, unique and not is_muted(weight, shade), loss)
 
-    def _inputs(self, observation: Observation, layer: FirstLayer, rng: torch.Generator) -> tuple[Tensor, bool]:
+    def _inputs(
+        self, observation: Observation, layer: FirstLayer, rng: torch.Generator, report: Report
+    ) -> tuple[Tensor, bool]:
         """What entered the layer (B, N), and whether nothing else could have."""
         gradient, count = as_gradient(observation), observation.upload.num_examples
         weight, bias = gradient[layer.weight], gradient[layer.bias]
@@ -118,7 +122,8 @@ class ExactInversion:
             sent = observation.sent.parameters
             values = sent[layer.weight], sent[layer.bias]
             searched = sparse_factors(weight, bias, values, basis, rng=rng, starts=self.starts)
-            for _, factors in zip(range(self.rounds), searched, strict=False):
+            for number, factors in zip(timely(range(self.rounds)), searched, strict=False):
+                report(number / self.rounds)
                 if factors is not None and factors.agreement >= AGREEMENT:
                     return factors.inputs, True
         alone = distinct_ratios(weight[None], bias[None], count=count, smallest=self.smallest, alike=self.alike)
@@ -137,10 +142,10 @@ def _recursed(group: Group, chain: Chain, report: Report) -> dict[int, Reconstru
     """Images behind convolutions, by position; some at a time."""
     observations, results = list(group.observations.items()), dict[int, Reconstruction]()
     model, device = model_as_sent(group.first), chain.shift.device
-    for begin in range(0, len(observations), _TOGETHER):
+    for begin in counted("exact", range(0, len(observations), _TOGETHER)):
         some = observations[begin : begin + _TOGETHER]
         updates = [as_gradient(observation) for _, observation in some]
-        with cpu_threads(1):
+        with cpu_threads(1), even_share(math.ceil((len(observations) - begin) / _TOGETHER)):
             found = recursed(chain, stack(updates, list(chain.names), device, torch.float64))
         for (position, observation), sound, image, left in zip(
             some, found.sound.tolist(), found.images, found.left.tolist(), strict=True

@@ -1,14 +1,15 @@
 """The images of a batch that a fully connected first layer has mixed, whatever activation comes behind it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.deadline import even_share, timely
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
 from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, factors_near
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
@@ -34,6 +35,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.gradient_inversion.threads import fitting_threads
 from fl_privacy.checks import whole
+from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
@@ -49,6 +51,9 @@ _RELABELED = 3
 _ALONE = 1 / 16
 """Share of the differences of neighboring pixels that count, since neighbors' are alike: between what trusts equations
 behind noise and what trusts a network that leaves most of the update unexplained."""
+
+_COMPONENTS = 0.5
+"""Share of the work on a batch that its components are, about."""
 
 _CHUNK_ELEMENTS = 1 << 24
 """Elements of weight gradients taken apart at a time (128 MB of float64)."""
@@ -107,17 +112,35 @@ class CocktailParty:
         at_once = max(1, _CHUNK_ELEMENTS // first.upload.tensors[layer.weight].numel())
         positions = list(group.observations)
         with fitting_threads(count**2 * layer.shift.numel()):
-            for begin in range(0, len(positions), at_once):
-                chunk = positions[begin : begin + at_once]
-                observations = [group.observations[position] for position in chunk]
-                basis, inputs, enough = self._components(observations, layer, seed)
-                for row, (position, observation) in enumerate(zip(chunk, observations, strict=True)):
-                    results[position] = (
-                        self._finished(_Mixed(Reproduction(observation, model), layer, basis[row]), inputs[row])
-                        if enough[row]
-                        else failed(observation, f"A gradient of {layer.weight} of rank {count} is expected.")
-                    )
-                    report(len(results) / len(positions))
+            for begin in counted("cocktail party", range(0, len(positions), at_once)):
+                chunk = {position: group.observations[position] for position in positions[begin : begin + at_once]}
+
+                def meter(part: float, begin: int = begin, size: int = len(chunk)) -> None:
+                    report((begin + part * size) / len(positions))
+
+                with even_share(math.ceil((len(positions) - begin) / at_once)):
+                    results |= self._taken_apart(chunk, layer, model, seed, meter)
+        return results
+
+    def _taken_apart(
+        self, observations: Mapping[int, Observation], layer: FirstLayer, model: nn.Module, seed: int, report: Report
+    ) -> dict[int, Reconstruction]:
+        """Victims whose components are searched for together, by position."""
+        results, total = dict[int, Reconstruction](), len(observations)
+        basis, inputs, enough = self._components(list(observations.values()), layer, seed)
+        for row, (position, observation) in enumerate(counted("victim", list(observations.items()))):
+
+            def meter(part: float, row: int = row) -> None:
+                report(_COMPONENTS + (1 - _COMPONENTS) * (row + part) / total)
+
+            meter(0.0)
+            with even_share(total - row):
+                results[position] = (
+                    self._finished(_Mixed(Reproduction(observation, model), layer, basis[row]), inputs[row], meter)
+                    if enough[row]
+                    else failed(observation, f"A gradient of {layer.weight} of rank {len(basis[row])} is expected.")
+                )
+        report(1.0)
         return results
 
     def _components(
@@ -137,13 +160,13 @@ class CocktailParty:
         directions = independent_directions(features, torch.stack(starts).to(basis), iterations=self.iterations)
         return basis, unmixed(basis, directions, weights, biases), enough
 
-    def _finished(self, mixed: "_Mixed", inputs: Tensor) -> Reconstruction:
+    def _finished(self, mixed: "_Mixed", inputs: Tensor, report: Report) -> Reconstruction:
         """From ``inputs`` (B, N) that components gave."""
         unique = False
         if self.steps and mixed.differ(inputs) and (labels := mixed.classes(inputs)) is not None:
             found = mixed.behind_zeros(inputs, labels)
             if found is None:
-                inputs = mixed.behind_network(inputs, labels, self.steps)
+                inputs = mixed.behind_network(inputs, labels, self.steps, report)
                 found = mixed.behind_zeros(inputs, labels)
             if found is not None:
                 inputs, unique = found, True
@@ -220,7 +243,7 @@ class _Mixed:
         found = factors_near(guess, self.weight, self.bias, self._values, columns)
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
-    def behind_network(self, inputs: Tensor, labels: Tensor, steps: int) -> Tensor:
+    def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
         """The images (B, N) whose gradient it is, near ``inputs``; labels may turn out to be others on the way.
 
         What the steps end at is taken where it is likelier than what they started from: by what it leaves of the
@@ -232,7 +255,8 @@ class _Mixed:
             known += self._by_silence(first)
         start = min(known, key=self._unlikeliness)
         (mixing, labels), reached = start, []
-        for _ in range(_RELABELED):
+        for number in timely(range(_RELABELED)):
+            report((1 + number) / (2 + _RELABELED))
             mixing = unmixed_by_network(self._mixture, mixing, labels, steps=steps)
             reached.append((mixing, labels))
             following = self.classes(mixing @ self.basis)

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
+from fl_privacy.attacks.deadline import timely
+
 _ITERATIONS = 3000
 """Of conjugate gradients, at most."""
 
@@ -206,7 +208,7 @@ def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diago
     enough = _CONVERGED * _lengths(right)
     scaled = rest / diagonal
     direction, inner = scaled, _products(rest, scaled)
-    for _ in range(_ITERATIONS):
+    for _ in timely(range(_ITERATIONS)):
         going = _lengths(rest) > enough
         if not going.any():
             break

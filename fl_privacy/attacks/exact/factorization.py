@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.deadline import timely
+
 AGREEMENT = 0.99
 """Of the signs in front of a ReLU with the zeros of what came back through it; wrong images agree in about half."""
 
@@ -180,7 +182,7 @@ def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, floa
     (y^2 + smoothing^2)^-power.
     """
     ridge = _RIDGE[rows.dtype] * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
-    for smoothing, power in schedule:
+    for smoothing, power in timely(schedule):
         weights = ((rows @ directions).square() + max(smoothing, 1e-7) ** 2) ** -power
         curvature = (rows.T[None] * weights.T[:, None]) @ rows
         curvature = curvature / curvature.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] + ridge

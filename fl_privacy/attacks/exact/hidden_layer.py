@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.deadline import timely
 from fl_privacy.attacks.exact.certificate import Reproduction
 from fl_privacy.attacks.exact.factorization import AGREEMENT, column_space, sparse_factors
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
@@ -73,7 +74,7 @@ def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator)
     state = observation.assumed().parameters
     own = state[f"{path}.weight"], state[f"{path}.bias"]
     searched = sparse_factors(weight, bias, own, basis, rng=rng, starts=_STARTS)
-    for _, factors in zip(range(_ROUNDS), searched, strict=False):
+    for _, factors in zip(timely(range(_ROUNDS)), searched, strict=False):
         if factors is not None and factors.agreement >= AGREEMENT:
             labels = reproduction.labels_of(factors.inputs, path)
             if labels is None or labels.is_floating_point():

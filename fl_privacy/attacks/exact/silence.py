@@ -11,6 +11,8 @@ and so on. Neither labels nor what comes behind the ReLU are needed, and noise i
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.deadline import timely
+
 _ROUNDS = 10
 
 _SURE = (0.8, 0.95)
@@ -29,7 +31,7 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
     """
     rows, triangle = torch.linalg.qr(columns)
     mixing = start
-    for number in range(_ROUNDS):
+    for number in timely(range(_ROUNDS)):
         share = _SURE[0] + (_SURE[1] - _SURE[0]) * number / (_ROUNDS - 1)
         silent = _lowest(mixing @ projected + shift, share)
         grams = torch.stack([rows[own].T @ rows[own] for own in silent])

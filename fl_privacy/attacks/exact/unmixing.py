@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fl_privacy.attacks.deadline import timely
 from fl_privacy.gradients.watch import leaving
 
 _INDEPENDENCE = 0.03
@@ -109,7 +110,7 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
         return start
     ridge = mixture.noise / _INDEPENDENCE**2 * metric_of_changes(start)
     damping, first = _DAMPING, start
-    for _ in range(steps):
+    for _ in timely(range(steps)):
         before, better = point.misfit(ridge, first), None
         while better is None and damping < _MOST_DAMPING:
             moved = point.moved(ridge, first, damping)
@@ -230,7 +231,7 @@ def _solved(product: Callable[[Tensor], Tensor], right: Tensor, precondition: Ca
     ahead = precondition(rest)
     direction, size = ahead, rest @ ahead
     enough = _TOLERANCE**2 * size
-    for _ in range(_MOST_PRODUCTS):
+    for _ in timely(range(_MOST_PRODUCTS)):
         bent = product(direction)
         share = size / (direction @ bent)
         found, rest = found + share * direction, rest - share * bent

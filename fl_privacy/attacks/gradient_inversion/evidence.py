@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.adaptive import estimate_step
 from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.effects import Clipped, Description, MutedFeatures, Part, Quantized, Sparse
@@ -144,12 +143,15 @@ def _quantized(update: Tensors) -> Quantized | None:
 
 def grid_bits(value: Tensor) -> int | None:
     """Bits of an even grid up to the largest magnitude that ``value`` lies on; ``None`` if it lies on none."""
+    most = max(2, min(2**_MOST_BITS, value.numel() // 2))
+    if len(torch.unique(value.flatten()[: 2 * most])) > most:
+        return None
     levels = torch.unique(value.double())
-    largest, step = float(value.abs().max()), estimate_step(value)
     if len(levels) == 2 and float(levels[0]) == -float(levels[1]):
         return 1
-    if len(levels) < 3 or len(levels) > min(2**_MOST_BITS, value.numel() // 2) or step <= 0:
+    if len(levels) < 3 or len(levels) > most:
         return None
+    largest, step = float(value.abs().max()), float(levels.diff().min())
     highest = round(largest / step)
     if highest > 2**_MOST_BITS:
         return None

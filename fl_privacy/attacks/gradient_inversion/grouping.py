@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fl_privacy.attacks.attack import Progress, Report
+from fl_privacy.attacks.deadline import even_share
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
+from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation, Reconstruction
 
@@ -149,9 +151,13 @@ def one_each(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
     return [Victim(position, observation, (), (position,)) for position, observation in observations]
 
 
+Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
+"""(observation, its random stream, report of the share of the work on it that is done) -> what is read of it."""
+
+
 def read_each(
     observations: Sequence[Observation],
-    reader: Callable[[Observation], Callable[[Observation, torch.Generator], Reconstruction]],
+    reader: Callable[[Observation], Reading],
     *,
     name: str,
     seed: int,
@@ -176,20 +182,26 @@ def read_each(
 
 def read_group(
     group: Group,
-    read: Callable[[Observation, torch.Generator], Reconstruction],
+    read: Reading,
     *,
     name: str,
     seed: int,
     report: Report,
 ) -> dict[int, Reconstruction]:
     """What is read of each of a group, by position, each with a random stream of its own; see :func:`read_each`."""
-    results = dict[int, Reconstruction]()
-    for position, observation in group.observations.items():
+    results, total = dict[int, Reconstruction](), len(group.observations)
+    for position, observation in counted(name, list(group.observations.items())):
+
+        def meter(part: float) -> None:
+            report((len(results) + part) / total)
+
+        rng = derive_generator(seed, name, str(observation.id))
         try:
-            results[position] = read(observation, derive_generator(seed, name, str(observation.id)))
+            with even_share(total - len(results)):
+                results[position] = read(observation, rng, meter)
         except NotAttackableError as reason:
             results[position] = failed(observation, str(reason))
-        report(len(results) / len(group.observations))
+        meter(0.0)
     return results
 
 

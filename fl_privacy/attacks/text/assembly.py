@@ -7,6 +7,7 @@ from itertools import combinations, product
 import torch
 from torch import Tensor
 
+from fl_privacy.attacks.deadline import timely
 from fl_privacy.attacks.text.candidates import CLEAR, Candidates
 from fl_privacy.attacks.text.lengths import Lengths
 from fl_privacy.attacks.text.spans import Span, entering_block
@@ -193,7 +194,7 @@ def assemble(
     sure: dict[tuple[int, ...], Assembled] = {}
     doubted: set[tuple[int, ...]] = set()
     chosen: list[Assembled] = []
-    for each, length in product([1, *[_STARTS] * (rounds - 1)], reversed(lengths.possible)):
+    for each, length in timely(product([1, *[_STARTS] * (rounds - 1)], reversed(lengths.possible))):
         for text in _searched(assembly, length, list(sure.values()), each=each, tolerance=tolerance, rng=rng):
             key = tuple(text.tokens.tolist())
             if key not in found or text.residual < found[key].residual:

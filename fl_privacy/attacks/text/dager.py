@@ -1,6 +1,6 @@
 """Texts that are read from an update without any descent, and whether that is proven."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, model_as_sent
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.grouping import failed, read_each, without_labels
+from fl_privacy.attacks.gradient_inversion.grouping import Reading, failed, read_each, without_labels
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.text.assembly import Assembly, assemble
 from fl_privacy.attacks.text.candidates import CLEAR, Candidates, find_candidates, rows_of_words
@@ -78,10 +78,10 @@ class Dager:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.ReconstructionAttack`."""
         return read_each(observations, self._reader, name="dager", seed=seed, progress=progress)
 
-    def _reader(self, first: Observation) -> Callable[[Observation, torch.Generator], Reconstruction]:
+    def _reader(self, first: Observation) -> Reading:
         model, like = readable_model(model_as_sent(first)), next(iter(first.sent.parameters.values()))
         searched = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=like.dtype)
-        return lambda observation, rng: self._reconstruct(observation, model, readable_model(searched), rng)
+        return lambda observation, rng, report: self._reconstruct(observation, model, readable_model(searched), rng)
 
     def _reconstruct(
         self, observation: Observation, model: TextModel, searched: TextModel, rng: torch.Generator

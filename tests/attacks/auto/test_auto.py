@@ -49,31 +49,31 @@ def test_gradients_that_shrink_towards_the_input_are_read():
     truth = digits.batch(torch.arange(1))
     seen = replace(observe(model, truth, told=True), num_classes=10)
     seen = upload(seen, {n: t for n, t in seen.upload.tensors.items() if n != "classifier.bias"})
-    (found,) = AutoAttack(evaluations=600)([seen], seed=0)
+    (found,) = AutoAttack(evaluations=200)([seen], seed=0)
     assert error(found.batch, truth) < 0.003
     assert found.member == "cosine of each layer by L-BFGS"
 
 
 def test_contrast_is_read_behind_batch_norm_of_the_own_batch():
     """Which is nearly nothing to the update, so that the smoothest image that fits would be gray."""
-    photos = smooth_picture()
+    photos = smooth_picture(16)
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 16, 5, stride=2, padding=2), nn.BatchNorm2d(16), nn.ELU(),
         nn.Conv2d(16, 32, 5, stride=2, padding=2), nn.BatchNorm2d(32), nn.ELU(), nn.Flatten(),
-        nn.Linear(32 * 7 * 7, 64), nn.ELU(), nn.Linear(64, CLASSES),
+        nn.Linear(32 * 4 * 4, 64), nn.ELU(), nn.Linear(64, CLASSES),
     )  # fmt: skip
     seen = observe(model, photos, plan=LocalPlan(batch_norm="train"))
-    (found,) = AutoAttack(evaluations=1500)([seen], seed=0)
+    (found,) = AutoAttack(evaluations=300)([seen], seed=0)
     assert found.batch is not None
     assert 0.7 < float(found.batch.inputs.std() / photos.inputs.std()) < 1.4
     assert error(found.batch, photos) < 0.01
 
 
-def smooth_picture() -> Batch:
-    """A smooth picture (1, 3, 28, 28) in [0, 1] of photographic contrast."""
+def smooth_picture(size: int = 28) -> Batch:
+    """A smooth picture (1, 3, size, size) in [0, 1] of photographic contrast."""
     rough = torch.rand(1, 3, 5, 5, generator=torch.Generator().manual_seed(3))
-    smooth = nn.functional.interpolate(rough, size=28, mode="bicubic", align_corners=True)
+    smooth = nn.functional.interpolate(rough, size=size, mode="bicubic", align_corners=True)
     return Batch(smooth.clamp(0, 1), torch.tensor([2]))
 
 
@@ -110,11 +110,6 @@ def test_what_can_not_be_attacked_says_why():
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(UserError, match=r"^attack\."):
         AutoAttack(**wrong)
-
-
-def test_a_budget_in_seconds_comes_to_an_end():
-    (found,) = AutoAttack(budget=0.3)(observations(smooth_net(), 1), seed=0)
-    assert found.batch is not None
 
 
 @pytest.mark.parametrize("evaluations", [600, 4800, 24_000])
@@ -236,6 +231,6 @@ def test_a_smooth_picture_is_read_from_a_thinned_update():
     torch.manual_seed(0)
     model = LeNet(in_channels=3, image_size=28, num_classes=CLASSES, activation="tanh").eval()
     seen = defended(observe(model, picture), pruning(rate=0.9))
-    (found,) = AutoAttack(evaluations=300)([seen], seed=0)
-    (plain,) = inverting_gradients(iterations=300, total_variation=0.1)(seen_through([seen]), seed=0)
+    (found,) = AutoAttack(evaluations=200)([seen], seed=0)
+    (plain,) = inverting_gradients(iterations=200, total_variation=0.1)(seen_through([seen]), seed=0)
     assert error(found.batch, picture) < error(plain.batch, picture)

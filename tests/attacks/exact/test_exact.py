@@ -235,18 +235,16 @@ def test_proven_is_never_wrong():
     """A thousand victims: batches of 1 to 6 from networks trained and not, changed in ten ways."""
     networks = {name: [mlp(seed, name, (64, 24)) for seed in range(5)] for name in ("relu", "sigmoid")}
     verdicts: Counter[tuple[str, Certainty]] = Counter()
-    for number in range(1000):
-        rng = torch.Generator().manual_seed(number)
-        kind = list(CHANGES)[number % len(CHANGES)]
+    seen, truths = [], [batch(1 + number % 6, number) for number in range(1000)]
+    kinds = [list(CHANGES)[number % len(CHANGES)] for number in range(1000)]
+    for number, (truth, kind) in enumerate(zip(truths, kinds, strict=True)):
         model = networks["sigmoid" if number % 7 == 0 else "relu"][number % 5]
-        truth = batch(1 + number % 6, number)
-        seen = observe(model, truth, id=VictimId(0, 0, number))
-        tensors = CHANGES[kind](dict(seen.upload.tensors), rng)
-        (found,) = ExactInversion(rounds=4, starts=16)(
-            [replace(seen, upload=replace(seen.upload, tensors=tensors))], seed=0
-        )
+        clean = observe(model, truth, id=VictimId(0, 0, number))
+        tensors = CHANGES[kind](dict(clean.upload.tensors), torch.Generator().manual_seed(number))
+        seen.append(replace(clean, upload=replace(clean.upload, tensors=tensors)))
+    for found, truth, kind in zip(ExactInversion(rounds=4, starts=16)(seen, seed=0), truths, kinds, strict=True):
         verdicts[kind, found.certainty] += 1
         if found.certainty is Certainty.PROVEN:
-            assert worst(found, truth) < 1e-2, (number, kind)
+            assert worst(found, truth) < 1e-2, (found.id, kind)
     assert verdicts["clean", Certainty.PROVEN] > 60
     assert all(verdicts[kind, Certainty.PROVEN] == 0 for kind in ("much noise", "pruned", "columns gone", "rounded"))
