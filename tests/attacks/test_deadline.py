@@ -30,6 +30,18 @@ def test_steps_end_with_the_time():
     assert 1 <= len(taken) <= 3
 
 
+def test_what_the_clock_ended_is_known_to_all_around_it():
+    with within(10.0) as outer, within(5.0) as other:
+        list(timely(range(2)))
+    with within(10.0) as around:
+        with within(0.0) as inner:
+            list(timely(range(2)))
+        with within(0.0) as whole:
+            list(timely(range(1)))
+    assert (outer.cut, other.cut) == (False, False)
+    assert (around.cut, inner.cut, whole.cut) == (True, True, False)
+
+
 def test_who_works_for_others_has_no_longer_than_they_have():
     with within(10.0):
         with within(20.0):

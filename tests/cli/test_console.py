@@ -40,6 +40,31 @@ def test_of_several_attacks_the_one_at_work_is_named(monkeypatch: pytest.MonkeyP
     ]
 
 
+def test_an_attack_victim_by_victim_says_which_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
+    written = io.StringIO()
+
+    with console.RichMonitor(Console(file=written)).attacking("3 updates") as progress:
+        for _ in counted("cocktail party", range(1)):
+            for victim in counted("victim", range(3)):
+                progress(victim + 1, 3)
+
+    assert [line.partition("%")[0] for line in written.getvalue().splitlines()] == [
+        f"Attacking 3 updates, cocktail party, victim {number}/3: {share} "
+        for number, share in ((1, 30), (2, 60), (3, 100))
+    ]
+
+
+def test_a_terminal_names_what_is_at_work_before_any_of_it_is_done() -> None:
+    written = io.StringIO()
+
+    with console.RichMonitor(Console(file=written, force_terminal=True, width=120)).attacking("3 updates"):
+        for _ in counted("cocktail party", range(1)):
+            time.sleep(0.3)
+
+    assert "cocktail party" in written.getvalue()
+
+
 def test_long_work_of_clients_says_which_client_is_at_which_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
     clock = iter(range(10**6))

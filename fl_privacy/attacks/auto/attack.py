@@ -74,10 +74,10 @@ class AutoAttack:
 
     Attributes:
         budget: of a victim: ``quick``, ``standard`` or ``thorough``, which are numbers of evaluations and reproducible,
-            or seconds, which the clock turns into evaluations and are not. All victims together take as many times the
-            seconds as they are; those that are left share evenly what others did not need. What is solved for has
-            three quarters of them at most, since one answer that is exact is worth more than descents are, and ends
-            between its steps; descents have the rest, and 25 evaluations in any case.
+            or seconds, which the clock turns into evaluations and are not. They are for all of the attack, of many
+            victims at once as many times the seconds; what some do not need, those that are left share evenly. What is
+            solved for has three quarters of them at most and ends between its steps; descents have the rest, an attempt
+            25 evaluations in any case.
         evaluations: of loss and gradient for each victim, instead of ``budget``: how a budget in seconds, whose number
             of them the log says, is repeated. That repeats the descents; what they start from as well, but where a
             search for exact answers went on for more than ``evaluations / 12`` rounds or was ended by the clock.
@@ -130,7 +130,7 @@ class AutoAttack:
         return math.inf if self._named else float(self.budget)
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        with within(SOLVED * seconds_left()):
+        with within(SOLVED * seconds_left()) as limit:
             results, partly = _solved(group, seed, self._named, part_of(report, 0.0, _SHOWN))
             rest = {position: o for position, o in group.observations.items() if position not in results}
             if not rest:
@@ -140,10 +140,9 @@ class AutoAttack:
             ]
             group = Group(rest, earlier)
             features = _features_of(group, seed)
-            cut = not seconds_left()
         race, evaluations = self._race(group, partly, features, seed)
         if race.attempts and self._seconds < math.inf:
-            logger.info(how_to_repeat(evaluations, len(race.attempts), cut=cut))
+            logger.info(how_to_repeat(evaluations, len(race.attempts), cut=limit.cut))
         race.run(rungs(evaluations, race.most), part_of(report, _SHOWN, 1.0))
         failures = {position: failed(group.observations[position], why) for position, why in race.failures.items()}
         model = model_as_sent(group.first)

@@ -34,8 +34,8 @@ LEAST = 25
 """Evaluations below which an attempt shows nothing: one iteration of L-BFGS."""
 
 SOLVED = 0.75
-"""Share of a budget in seconds that exact answers get, at most; what they leave of it is for descents. Of batches that
-a search for sparse directions takes apart at all it does some within five rounds and some behind two hundred."""
+"""Share of a budget in seconds that exact answers get, at most; what they leave of it is for descents. It is large
+since a search for sparse directions may find all within ten rounds, and of other victims only behind a hundred."""
 
 _PILOTS = (5, 25, 125)
 """Evaluations by which the time of one is measured; the first of a process take longer than others."""
@@ -120,7 +120,7 @@ def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
         victims: that were attacked by these.
         cut: whether the clock ended what exact answers are looked for by.
     """
-    but = ", which repeats the descents but not what they start from: the time for exact answers was over"
+    but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
     return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
 
 

@@ -44,9 +44,8 @@ class TextMembers:
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
         """One reconstruction for each of ``observations``, which are of texts."""
-        with within(SOLVED * seconds_left()):
+        with within(SOLVED * seconds_left()) as limit:
             exact = Dager()(observations, seed=seed, progress=_part_of(progress, 0.0, _SHOWN))
-            cut = not seconds_left()
         best = [replace(one, member="dager") for one in exact]
         left = [k for k, one in enumerate(best) if one.certainty is Certainty.APPROXIMATE]
         if not left:
@@ -54,7 +53,7 @@ class TextMembers:
         asked, evaluations = [observations[k] for k in left], self.evaluations
         if evaluations is None:
             evaluations = self._affordable(asked, seed)
-            logger.info(how_to_repeat(evaluations, len(asked), cut=cut))
+            logger.info(how_to_repeat(evaluations, len(asked), cut=limit.cut))
         members = self._members(evaluations)
         apart, half = {k: _apart(observations[k], best[k]) for k in left}, (1 - _SHOWN) / len(members)
         for number, (name, member) in enumerate(members.items()):
