@@ -4,6 +4,7 @@
 ones and products of batched ones: a hundred small models cost the calls of one.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -54,13 +55,16 @@ class ManyModels:
         parameters, buffers = self.values.parameters, self.values.buffers
         return ModelState({n: p[index] for n, p in parameters.items()}, {n: b[index] for n, b in buffers.items()})
 
-    def trained(self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan) -> "ManyModels":
+    def trained(
+        self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
+    ) -> "ManyModels":
         """After a local step each on its own batch, for each entry of ``order``.
 
         Args:
             pool: the examples that batches are taken from.
             order: of each step (M, B) indices into ``pool``.
             plan: learning rate, optimizer, batch-norm mode and loss scale of the steps.
+            longest: Euclidean norm that a model's gradient of a step is scaled to at most.
         """
         set_mode(self.model, plan.batch_norm)
         model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model
@@ -71,6 +75,8 @@ class ManyModels:
         held = plan.held(parameters)
         for number, rows in enumerate(order, start=1):
             gradients, buffers = step(parameters, buffers, pool.inputs[rows], pool.labels[rows])
+            if math.isfinite(longest):
+                gradients = _shortened(gradients, longest)
             if plan.weight_decay and plan.optimizer != "adamw":
                 gradients = {n: g + plan.weight_decay * parameters[n] for n, g in gradients.items()}
             direction, moments = step_direction(gradients, moments, plan, number)
@@ -122,6 +128,13 @@ def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list
         current += part.start == 0
         steps.append(subsets.gather(1, orders[current][:, part]))
     return steps
+
+
+def _shortened(gradients: Tensors, longest: float) -> Tensors:
+    """Of each model in front, at most so long in all."""
+    lengths = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]).norm(dim=0)
+    factor = (longest / lengths).clamp_max(1)
+    return {name: g * factor.view(-1, *(1 for _ in g.shape[1:])) for name, g in gradients.items()}
 
 
 def _loss_gradient(

@@ -186,11 +186,18 @@ def test_a_share_has_an_interval(docs: Any) -> None:
 
 def test_the_table_of_attacks_says_what_its_rows_are(docs: Any, tmp_path: Path) -> None:
     cell = {"model": "MLP", "trained": False, "batch": 2, "victims": 7, "data": "digits", "recognizable_above": 19.5}
-    row = {**cell, "attack": "auto", "psnr": 20.0, "recognizable": 0.5, "seconds": 0.25, "failures": 0}
+    read = {"psnr": 20.0, "recognizable": 0.5, "proven": 0.25, "seconds": 0.25}
+    rows = [
+        {**cell, **read, "attack": "exact", "failures": 3, "seconds": 9},
+        {**cell, **read, "attack": "auto", "failures": 0},
+        {**cell, **read, "attack": "analytic", "failures": 7},
+    ]
     (tmp_path / "some").mkdir()
-    (tmp_path / "some" / "rows.jsonl").write_text(json.dumps(row))
+    (tmp_path / "some" / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     told = docs("kept_rows").attacks_table("some", tmp_path)
-    assert "7 uploads" in told and "`data=digits`" in told and "19.5 dB" in told and "20.0, 50%" in told
+    assert "`data=digits`" in told and "19.5 dB" in told
+    assert "| | uploads | seconds | proven | `auto` | `exact` | `analytic` |" in told
+    assert "| 7 | 0.2 | 25% | 20.0, 50% | 20.0, 50% (4 of 7) | does not apply |" in told
 
 
 def test_commands_are_there_and_make_the_rows_that_are_shown() -> None:

@@ -86,3 +86,20 @@ def test_what_an_evaluation_writes_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
     torch.testing.assert_close(many.logits(POOL.inputs), whole)
     assert len(seen) > 3 and max(seen) < 20
+
+
+def test_each_model_takes_gradients_of_a_length_at_most() -> None:
+    model, plan = network(norm=False), LocalPlan(shares="delta", lr=0.5, steps=1, batch_size=6)
+    order = [torch.stack([torch.arange(6), torch.arange(6, 12)])]
+    models = ManyModels.copies(model, ModelState.of(model), 2)
+
+    def moved(longest: float) -> torch.Tensor:
+        values = models.trained(POOL, order, plan, longest=longest).values.parameters
+        return torch.cat([(p - models.values.parameters[n]).flatten(1) for n, p in values.items()], 1) / plan.lr
+
+    free = moved(math.inf)
+    lengths = free.norm(dim=1)
+    between = float(lengths.mean())
+    expected = free * (between / lengths).clamp_max(1)[:, None]
+    assert lengths.min() < between < lengths.max()
+    torch.testing.assert_close(moved(between), expected, rtol=1e-4, atol=1e-6)

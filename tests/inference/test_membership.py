@@ -1,6 +1,7 @@
 """What holds for every membership method. A new one is one row of ``METHODS``."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -66,6 +67,20 @@ def test_clients_that_were_never_read_have_no_score_and_broken_uploads_no_say(na
     spoiled = replace(reads[0], observations=(replace(first, upload=broken), *reads[0].observations[1:]))
     found = scores(name, [spoiled, reads[1]])
     assert bool(found.isfinite().all())
+
+
+def test_shadow_models_that_diverge_where_clipped_clients_do_not_are_trained_again() -> None:
+    torch.manual_seed(0)
+    widths = (64, 64, 64, 64, CLASSES)
+    model = nn.Sequential(nn.Flatten(), *(nn.Linear(one, other) for one, other in pairwise(widths)))
+    sent = ModelState.of(model)
+    nothing = {name: torch.zeros_like(value) for name, value in sent.parameters.items()}
+    read = rounds(1)[0]
+    seen = [
+        replace(o, model=model, sent=sent, upload=replace(o.upload, tensors=nothing), plan=replace(o.plan, lr=50.0))
+        for o in read.observations
+    ]
+    assert bool(scores("lira", [replace(read, observations=tuple(seen))]).isfinite().all())
 
 
 def test_wrong_settings_are_told() -> None:

@@ -21,6 +21,10 @@ PRIOR = 4.0
 LEAST_SPREAD = 1e-3
 """Standard deviation of a margin."""
 
+LONGEST = 1.0
+"""Gradient of a step with which shadow models are trained again that diverge where the clients, whose defense clips, do
+not."""
+
 
 @dataclass(frozen=True, eq=False)
 class ShadowClients:
@@ -64,11 +68,19 @@ class ShadowModels(MembershipMethod):
         subsets = torch.rand(self.options.shadows, len(pool), generator=rng).argsort(1)[:, :size]
         inside = torch.zeros(self.options.shadows, len(pool), dtype=torch.bool).scatter_(1, subsets, True)
         at_once, margins = models_at_once(model, min(plan.batch_size or size, size)), []
-        for some in torch.split(subsets, at_once):
+
+        def trained(some: Tensor, longest: float = math.inf) -> Tensor:
             order = [rows.to(read.device) for rows in local_orders(some, plan, rng)]
-            trained = ManyModels.copies(model, like.sent, len(some)).trained(pool, order, plan)
+            models = ManyModels.copies(model, like.sent, len(some)).trained(pool, order, plan, longest=longest)
             labels = read.candidates.labels.expand(len(some), -1)
-            margins.append(logit_margins(trained.logits(read.candidates.inputs), labels).cpu())
+            return logit_margins(models.logits(read.candidates.inputs), labels).cpu()
+
+        for some in torch.split(subsets, at_once):
+            found = trained(some)
+            diverged = ~found.isfinite().all(1)
+            if diverged.any():
+                found[diverged] = trained(some[diverged], LONGEST)
+            margins.append(found)
         return torch.cat(margins), inside[:, : len(read.candidates)]
 
 
