@@ -35,10 +35,18 @@ class Convolution:
     module: nn.Conv2d
     shape: tuple[int, int, int]
 
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """Above and below, left and right, also where the module has it in words."""
+        padding, size = self.module.padding, zip(self.module.dilation, self.module.kernel_size, strict=True)
+        if isinstance(padding, str):
+            return tuple(step * (taps - 1) // 2 if padding == "same" else 0 for step, taps in size)
+        return padding
+
     def outputs(self, inputs: Tensor) -> Tensor:
         """(V, C, H, W) -> (V, O, P, Q), without the bias."""
         module = self.module
-        return F.conv2d(inputs, module.weight, None, module.stride, module.padding, module.dilation)
+        return F.conv2d(inputs, module.weight, None, module.stride, self.padding, module.dilation)
 
     def back(self, deltas: Tensor, *, squared: bool = False) -> Tensor:
         """Transposed: (V, O, P, Q) -> (V, C, H, W), by the weights or by their squares."""
@@ -56,7 +64,7 @@ class Convolution:
 
     def _transposed(self, size: tuple[int, ...], weight: Tensor, deltas: Tensor) -> Tensor:
         module = self.module
-        options = module.stride, module.padding, module.dilation
+        options = module.stride, self.padding, module.dilation
         return conv2d_input(size, weight, deltas, *options)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -67,10 +75,14 @@ class Inputs:
     Attributes:
         values: (V, C, H, W).
         left: (V,) share of the right-hand sides that they leave.
+        seen: (V, C, H, W) which of them any equation has a part for; the others are 0, or as smooth as asked for.
+        enough: (V,) whether there are as many equations as of these.
     """
 
     values: Tensor
     left: Tensor
+    seen: Tensor
+    enough: Tensor
 
 
 def solve_inputs(
@@ -87,13 +99,14 @@ def solve_inputs(
         slopes: (V, O, P, Q), at least 0.
         deltas: (V, O, P, Q) gradient of the loss by them.
         gradient: (V, O, C, kernel) of the weight.
-        smooth: whether of all that solve them where outputs are missing, the smoothest is wanted instead of the least.
+        smooth: whether of all that solve them where they are too few, the smoothest is wanted instead of the least.
     """
     system = _system(layer, outputs, slopes, deltas, gradient, smooth=smooth)
     found = conjugate_gradients(system.normal, system.right, system.diagonal)
     apart = torch.stack([(a - b).flatten(1).square().sum(1) for a, b in system.both(found)]).sum(0)
     length = torch.stack([b.flatten(1).square().sum(1) for _, b in system.both(found)]).sum(0)
-    return Inputs(found, (apart / length.clamp_min(torch.finfo(length.dtype).tiny)).sqrt())
+    left = (apart / length.clamp_min(torch.finfo(length.dtype).tiny)).sqrt()
+    return Inputs(found, left, system.seen, system.enough)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +124,7 @@ class _System:
         squared: (V, O, P, Q) of the weights.
         roughness: (V, 1, 1, 1) weight of differences of neighbors; ``None`` where there is none.
         diagonal: (V, C, H, W) of the normal matrix.
+        seen, enough: of :class:`Inputs`.
     """
 
     layer: Convolution
@@ -123,6 +137,8 @@ class _System:
     squared: Tensor
     roughness: Tensor | None
     diagonal: Tensor
+    seen: Tensor
+    enough: Tensor
 
     def both(self, inputs: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """Left and right sides of both kinds."""
@@ -155,7 +171,9 @@ def _system(
     of_gradients = moved.square().sum(1).reshape(len(moved), 1, *layer.shape[1:])
     sizes = [each.flatten(1).mean(1) for each in (of_outputs, of_gradients)]
     factor = (sizes[0] / sizes[1].clamp_min(tiny)).sqrt()
-    missing = (slopes == 0).flatten(1).any(1) & smooth
+    seen = (of_outputs > 0) | (of_gradients > 0)
+    enough = _number(slopes > 0) + gradient[0].numel() >= _number(seen)
+    missing = ((slopes == 0).flatten(1).any(1) | ~enough | ~seen.flatten(1).all(1)) & smooth
     roughness = torch.where(missing, _SMOOTH * sizes[0], 0)[:, None, None, None]
     diagonal = of_outputs + factor.square()[:, None, None, None] * of_gradients + roughness
     moved = factor[:, None, None] * moved
@@ -172,7 +190,14 @@ def _system(
         squared=weights.square(),
         roughness=roughness if bool(missing.any()) else None,
         diagonal=diagonal.clamp_min(tiny),
+        seen=seen,
+        enough=enough,
     )
+
+
+def _number(rows: Tensor) -> Tensor:
+    """(V,) how many of each are true."""
+    return rows.flatten(1).sum(1)
 
 
 def _apart(values: Tensor, step: int) -> Tensor:

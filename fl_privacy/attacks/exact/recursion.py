@@ -28,6 +28,8 @@ _WRONG = 0.1
 """Share of its right-hand sides that a layer's equations leave from which they are no longer those of one image."""
 
 _ALIKE = 1e-6
+_FARTHEST = 8.0
+"""From 0, of numbers by which activations are told apart; beyond it they no longer differ from a line."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +106,12 @@ class Chain:
 
     Attributes:
         layers: from the image on.
-        shift, scale: (C, H, W) the first one's input is ``shift + scale * pixels``.
+        image: (C, H, W) of the image.
+        shift, scale: the first one's input is ``shift + scale * pixels``, (C, H, W) of what enters it.
     """
 
     layers: Sequence[ChainLayer]
+    image: tuple[int, ...]
     shift: Tensor
     scale: Tensor
 
@@ -141,30 +145,35 @@ def find_chain(observation: Observation) -> Chain | None:
     if observation.upload.num_examples != 1:
         return None
     model = model_as_sent(observation).eval()
-    image = torch.rand(observation.input_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    with leaving(owners(model)) as calls:
+    layers_of_model = owners(model)
+    if not all(isinstance(module, nn.Linear) or _is_plain(module) for module in layers_of_model.values()):
+        return None
+    rng = torch.Generator().manual_seed(0)
+    image = torch.rand(observation.input_shape, generator=rng, dtype=torch.float64)
+    with leaving(layers_of_model, lambda module, given, output: _spread(output, rng)) as calls:
         logits = model(image.to(next(model.parameters()).device)[None])
     follows = [*(call.inputs for call in calls[1:]), logits]
     layers = []
     for call, after in zip(calls, follows, strict=True):
         module, activation = call.module, _between(call.output, after)
-        if activation is None or not (isinstance(module, nn.Linear) or _is_plain(module)):
+        if activation is None:
             return None
         assert isinstance(module, nn.Linear | nn.Conv2d)
         layers.append(ChainLayer(call.name, module, call.inputs.shape[1:], call.output.shape[1:], activation))
     if not _is_chain(layers):
         return None
     seen = probe_first_layer(model, observation.assumed(), observation.input_shape)
-    chain = Chain(layers, seen.black.double(), (seen.white - seen.black).double())
+    chain = Chain(layers, observation.input_shape, seen.black.double(), (seen.white - seen.black).double())
     told = observation.upload.tensors.keys()
     return chain if seen.one_by_one and seen.black.dim() == 3 and told >= set(chain.names) else None
 
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether it is a convolution whose equations are linear in all of its input."""
-    if not isinstance(module, nn.Conv2d) or isinstance(module.padding, str):
+    if not isinstance(module, nn.Conv2d) or module.groups > 1 or module.padding_mode != "zeros":
         return False
-    return module.groups == 1 and module.padding_mode == "zeros"
+    spans = (step * (taps - 1) for step, taps in zip(module.dilation, module.kernel_size, strict=True))
+    return module.padding != "same" or all(span % 2 == 0 for span in spans)
 
 
 def _is_chain(layers: Sequence[ChainLayer]) -> bool:
@@ -177,6 +186,12 @@ def _is_chain(layers: Sequence[ChainLayer]) -> bool:
     flat = all(len(layer.inputs) == 1 for layer in layers if isinstance(layer.module, nn.Linear))
     ends = isinstance(last.module, nn.Linear) and last.module.bias is not None and last.activation is ACTIVATIONS[0]
     return small and flat and ends and first in convolutions
+
+
+def _spread(output: Tensor, rng: torch.Generator) -> Tensor:
+    """In place of an ``output``, numbers by which activations are told apart: of both signs, small and large."""
+    numbers = torch.linspace(-_FARTHEST, _FARTHEST, output.numel(), dtype=output.dtype)
+    return numbers[torch.randperm(output.numel(), generator=rng)].view(output.shape).to(output.device)
 
 
 def _between(output: Tensor, after: Tensor) -> Activation | None:
@@ -200,14 +215,15 @@ def recursed(chain: Chain, gradients: Tensors) -> Recursion:
     last = chain.layers[-1]
     delta = gradients[f"{last.name}.bias"].double()
     values, back = _connected(last, gradients, delta)
-    left = delta.new_zeros(len(delta))
+    left, known = delta.new_zeros(len(delta)), torch.ones_like(values)
     for layer in reversed(chain.layers[:-1]):
         activation = layer.activation
         outputs = activation.inverse(values.reshape(-1, *layer.outputs))
-        slopes = activation.slope(activation.value(outputs)).clamp_min(0)
+        slopes = activation.slope(activation.value(outputs)).clamp_min(0) * known.reshape(outputs.shape)
         delta = back.reshape(slopes.shape) * slopes
         if isinstance(layer.module, nn.Linear):
             values, back = _connected(layer, gradients, delta)
+            known = torch.ones_like(values)
             continue
         own = Convolution(layer.module, (layer.inputs[0], layer.inputs[1], layer.inputs[2]))
         if layer.module.bias is not None:
@@ -215,14 +231,14 @@ def recursed(chain: Chain, gradients: Tensors) -> Recursion:
         gradient = gradients[f"{layer.name}.weight"].double()
         first = layer is chain.layers[0]
         found = solve_inputs(own, outputs, slopes, delta, gradient, smooth=first)
-        equations = slopes.ne(0).flatten(1).sum(1) + gradient[0].numel()
-        short = (equations < found.values[0].numel()) & (not first)
-        values, back = found.values, own.back(delta)
-        left = torch.where(short, 1, left.maximum(found.left))
+        values, known, back = found.values, found.seen, own.back(delta)
+        left = torch.where(found.enough | first, left.maximum(found.left), 1)
         if not bool((left < _WRONG).any()):
             break
-    images = (values - chain.shift) / chain.scale if values.shape[1:] == chain.shift.shape else values
-    return Recursion(images, left)
+    size = len(values), *chain.image
+    if values.shape[1:] != chain.shift.shape:  # none is solved for down to the image
+        return Recursion(values.new_zeros(size), left)
+    return Recursion(((values - chain.shift) / chain.scale).reshape(size), left)
 
 
 def _connected(layer: ChainLayer, gradients: Mapping[str, Tensor], delta: Tensor) -> tuple[Tensor, Tensor]:
