@@ -43,6 +43,17 @@ class Convolution:
             return tuple(step * (taps - 1) // 2 if padding == "same" else 0 for step, taps in size)
         return padding
 
+    @property
+    def gradients(self) -> int:
+        """Of the weight, for each input channel."""
+        return self.module.out_channels * self.module.kernel_size[0] * self.module.kernel_size[1]
+
+    @property
+    def numbers(self) -> int:
+        """That its equations take for one victim."""
+        pixels, parts = self.shape[1] * self.shape[2], _common_step(self) ** 2
+        return pixels * self.gradients + (pixels * pixels // parts if _multiplies(self) else 0)
+
     def outputs(self, inputs: Tensor) -> Tensor:
         """(V, C, H, W) -> (V, O, P, Q), without the bias."""
         module = self.module
@@ -119,7 +130,8 @@ class _System:
         outputs: likewise, weighted.
         moved: (V, n, H W) of the second kind: each channel's pixels -> its gradients.
         gradients: (V, n, C) weighted.
-        products: (V, S, m, m) of the columns of ``moved`` that a tap can see together, one step of the kernel apart.
+        products: (V, S, m, m) of the columns of ``moved`` that a tap can see together, one step of the kernel apart;
+            ``None`` where they are more than ``moved`` itself.
         step: of the kernel, down and across; 1 where it does not divide the image, S its square.
         squared: (V, O, P, Q) of the weights.
         roughness: (V, 1, 1, 1) weight of differences of neighbors; ``None`` where there is none.
@@ -132,7 +144,7 @@ class _System:
     outputs: Tensor
     moved: Tensor
     gradients: Tensor
-    products: Tensor
+    products: Tensor | None
     step: int
     squared: Tensor
     roughness: Tensor | None
@@ -148,9 +160,12 @@ class _System:
     def normal(self, inputs: Tensor) -> Tensor:
         """The normal matrix times ``inputs`` (V, C, H, W)."""
         found = self.layer.back(self.squared * self.layer.outputs(inputs))
-        seen = (_apart(inputs, self.step) @ self.products).transpose(1, 2)
-        height, width = (size // self.step for size in inputs.shape[2:])
-        found += F.pixel_shuffle(seen.reshape(len(inputs), -1, height, width), self.step)
+        if self.products is None:
+            found += ((inputs.flatten(2) @ self.moved.mT) @ self.moved).reshape(inputs.shape)
+        else:
+            seen = (_apart(inputs, self.step) @ self.products).transpose(1, 2)
+            height, width = (size // self.step for size in inputs.shape[2:])
+            found += F.pixel_shuffle(seen.reshape(len(inputs), -1, height, width), self.step)
         return found if self.roughness is None else found.addcmul_(self.roughness, _unlike_neighbors(inputs))
 
     @property
@@ -178,14 +193,14 @@ def _system(
     diagonal = of_outputs + factor.square()[:, None, None, None] * of_gradients + roughness
     moved = factor[:, None, None] * moved
     step = _common_step(layer)
-    columns = _apart(moved.reshape(*moved.shape[:2], *layer.shape[1:]), step)
+    columns = _apart(moved.reshape(*moved.shape[:2], *layer.shape[1:]), step) if _multiplies(layer) else None
     return _System(
         layer=layer,
         weights=weights,
         outputs=weights * outputs,
         moved=moved,
         gradients=factor[:, None, None] * gradient.permute(0, 1, 3, 4, 2).flatten(1, 3),
-        products=columns.mT @ columns,
+        products=None if columns is None else columns.mT @ columns,
         step=step,
         squared=weights.square(),
         roughness=roughness if bool(missing.any()) else None,
@@ -211,6 +226,11 @@ def _common_step(layer: Convolution) -> int:
     down, across = (int(step) for step in layer.module.stride)
     whole = down == across and all(size % down == 0 for size in layer.shape[1:])
     return down if whole else 1
+
+
+def _multiplies(layer: Convolution) -> bool:
+    """Whether products of columns of the second kind take less work than both factors one after the other."""
+    return layer.shape[1] * layer.shape[2] // _common_step(layer) ** 2 <= 2 * layer.gradients
 
 
 def _unlike_neighbors(images: Tensor) -> Tensor:
