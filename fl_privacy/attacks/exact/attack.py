@@ -48,8 +48,8 @@ class ExactInversion:
     for where the gradient of its position embedding was uploaded (:mod:`fl_privacy.attacks.exact.patches`). One image
     behind convolutions without pooling is solved for layer by layer from the first fully connected one back
     (:mod:`fl_privacy.attacks.exact.recursion`): to rounding where activations have an inverse, up to what silent
-    outputs of a first ReLU hide or a first convolution of few outputs does not tell. Batch norm in front of a first fully connected layer is undone where its statistics
-    are those that were sent.
+    outputs of a first ReLU hide or a first convolution of few outputs does not tell. Batch norm in front of a first
+    fully connected layer is undone where its statistics are those that were sent.
 
     A reconstruction is ``proven`` if the equations of the layer have one solution up to the order of the images, the
     signs it makes in front of the ReLU are those that the zeros behind it ask for, and the whole update is reproduced.
