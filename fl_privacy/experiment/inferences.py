@@ -1,14 +1,13 @@
 """The inference attacks that a configuration names."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from omegaconf import DictConfig
 
 from fl_privacy.config.targets import instantiate
 from fl_privacy.errors import UserError
 from fl_privacy.inference import About, AttributeInference, Inference
-from fl_privacy.inference.attribute import ADAPTIVE
+from fl_privacy.inference.attribute import ADAPTIVE, AdaptiveAttributeInference
 
 
 def build_inferences(settings: DictConfig) -> dict[str, Inference]:
@@ -36,7 +35,7 @@ def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
     found = dict(inferences)
     for name, inference in inferences.items():
         if isinstance(inference, AttributeInference) and not inference.adaptive:
-            found[f"{name}{ADAPTIVE}"] = replace(inference, adaptive=True)
+            found[f"{name}{ADAPTIVE}"] = AdaptiveAttributeInference(methods=inference.methods, public=inference.public)
     return found
 
 

@@ -21,6 +21,9 @@ HEADS = {"linear": 0, "mlp": 128}
 ADAPTIVE = "_adaptive"
 """Ends the name of a method that learns from defended uploads."""
 
+FEWEST = 2
+"""Public examples that something can be learned from."""
+
 TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier of gradients"}
 
 
@@ -35,25 +38,34 @@ class AttributeInference:
     Attributes:
         methods: ``linear`` and ``mlp``.
         public: so many examples with known attributes, of the split that is not attacked.
-        adaptive: learn from the uploads that a client with the same defense would make of the public examples; of one
-            who knows the defense, but not the client's secrets.
     """
 
     about: ClassVar[About] = About.ATTRIBUTE
+    adaptive: ClassVar[bool] = False
     methods: Sequence[str] = tuple(HEADS)
     public: int = 1000
-    adaptive: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)))
         for name in self.methods:
             checks.one_of("inference.attribute.methods", name, HEADS)
-        checks.whole("inference.attribute.public", self.public, at_least=2, example=1000)
+        checks.whole("inference.attribute.public", self.public, at_least=FEWEST, example=1000)
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "AttributeWatch":
         """Of ``candidates`` victims, with ``classes`` possible attributes."""
         names = [f"{name}{ADAPTIVE}" if self.adaptive else name for name in self.methods]
         return AttributeWatch(self, {name: torch.zeros(candidates, classes) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveAttributeInference(AttributeInference):
+    """The same of an attacker who knows the defense, but not the clients' secrets: it learns from the uploads that a
+    client with the same defense would make of the public examples.
+
+    Not a setting of the other, as ``threat_model=adaptive`` puts it beside each.
+    """
+
+    adaptive: ClassVar[bool] = True
 
 
 @dataclass(eq=False)
@@ -67,8 +79,12 @@ class AttributeWatch:
     def add(self, read: ReadRound) -> None:
         """Classify the victims read in a round.
 
+        Uploads with values that are not finite tell nothing: victims' get no answer, and those of public examples are
+        none to learn from.
+
         Raises:
-            UserError: the attacker holds no public examples whose attribute is known.
+            UserError: the attacker holds no public examples whose attribute is known, or too few of their uploads are
+                finite.
         """
         if not read.victims:
             return
@@ -77,10 +93,12 @@ class AttributeWatch:
             rng = derive_generator(read.seed, "inference", "attribute", read.round, place)
             uploaded = observations[0][1].update()
             sketch = GradientSketch.of({name: sent.parameters[name] for name in uploaded}, rng)
-            known, attributes = self._known(read, model, sent, sketch)
             asked = torch.cat([_sketched(sketch, observation, read) for _, observation in observations])
             finite = asked.isfinite().all(1)
+            if not finite.any():
+                continue
             asked, rows = asked[finite], torch.tensor([row for row, _ in observations])[finite.cpu()]
+            known, attributes = _finite(*self._known(read, model, sent, sketch))
             for name, total in self.total.items():
                 hidden = HEADS[name.removesuffix(ADAPTIVE)]
                 head = GradientClassifier.fit(known, attributes, total.shape[1], rng, hidden=hidden)
@@ -113,6 +131,17 @@ class AttributeWatch:
         """Title and source of each method."""
         knowing = ", knows the defense" if self.settings.adaptive else ""
         return {n: (TITLES[n.removesuffix(ADAPTIVE)] + knowing, "Cui et al. 2023") for n in self.total}
+
+
+def _finite(known: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of (N, F) sketches, and their (N,) attributes, that can be learned from."""
+    finite = known.isfinite().all(1)
+    if (left := int(finite.sum())) < FEWEST:
+        raise UserError(
+            f"At least {FEWEST} public examples whose upload is finite are expected to learn an attribute from, but"
+            f" {left} of {len(known)} are."
+        )
+    return known[finite], attributes[finite]
 
 
 def _sketched(sketch: GradientSketch, observation: Observation, read: ReadRound) -> Tensor:

@@ -90,6 +90,8 @@ def test_who_knows_the_defense_asks_for_attributes_as_well(threat_model: str, tm
     assert list(findings) == ["linear", "mlp", *(["linear_adaptive", "mlp_adaptive"] if knows else [])]
     assert all(f["failure"] is None and f["positives"] == 4 for f in findings.values())
     assert not knows or findings["mlp_adaptive"]["title"].endswith("knows the defense")
+    settings = read_run(found.path).identity.config["inference"]["attribute"]
+    assert settings.keys() == {"_target_", "methods", "public"}, "who knows what is a matter of threat_model alone"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from fl_privacy.inference import (
     Rehearsal,
     SourceInference,
 )
+from fl_privacy.inference.attribute import AdaptiveAttributeInference
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, VictimId
 from tests.inference.rounds import CLASSES, CLIENTS, OWN, SHAPE, asked, network, public, rounds
@@ -143,14 +144,42 @@ def test_who_knows_the_defense_learns_from_defended_uploads() -> None:
         rehearsal=Rehearsal(attributes=attributes, uploads=uploads),
     )
     right = {}
-    for adaptive in (False, True):
-        watch = AttributeInference(public=80, adaptive=adaptive).begin(12, CLIENTS, ATTRIBUTES)
+    for attacker in (AttributeInference, AdaptiveAttributeInference):
+        watch = attacker(public=80).begin(12, CLIENTS, ATTRIBUTES)
         watch.add(defended)
         assert watch.titles().keys() == watch.answers().keys()
         right |= {name: int((a.argmax(1) == marked(12, 1)[1]).sum()) for name, a in watch.answers().items()}
     assert right["mlp_adaptive"] >= 11 and right["mlp"] <= 9
     with pytest.raises(UserError, match="known attributes"):
-        AttributeInference(adaptive=True).begin(12, CLIENTS, ATTRIBUTES).add(read)
+        AdaptiveAttributeInference().begin(12, CLIENTS, ATTRIBUTES).add(read)
+
+
+def rehearsed(read: ReadRound, known: Batch, attributes: torch.Tensor, broken: range) -> ReadRound:
+    """Where the attacker tries a defense, uploads of the ``broken`` rows are not finite."""
+
+    def uploads(sent: ModelState, number: int) -> Iterator[Observation]:
+        for row in range(number):
+            one = Batch(known.inputs[row : row + 1], known.labels[row : row + 1])
+            tensors = loss_gradients(network(), sent, one).gradients
+            if row in broken:
+                tensors = {name: torch.full_like(t, torch.inf) for name, t in tensors.items()}
+            yield replace(read.victims[0][1], upload=Upload(tensors=tensors, num_examples=1))
+
+    return replace(read, rehearsal=Rehearsal(attributes=attributes, uploads=uploads))
+
+
+def test_a_tried_upload_that_is_not_finite_is_none_to_learn_from() -> None:
+    """Of the others' attributes, in their order, no less is learned than of them alone."""
+    read, (known, attributes) = reads("attribute", 1)[0], marked(80, 2)
+    watch = AdaptiveAttributeInference(public=80).begin(12, CLIENTS, ATTRIBUTES)
+    watch.add(rehearsed(read, known, attributes, range(0, 30)))
+    alone = AdaptiveAttributeInference(public=50).begin(12, CLIENTS, ATTRIBUTES)
+    left = Batch(known.inputs[30:], known.labels[30:])
+    alone.add(rehearsed(read, left, attributes[30:], range(0)))
+    for name, answer in watch.answers().items():
+        torch.testing.assert_close(answer, alone.answers()[name])
+    with pytest.raises(UserError, match="1 of 80"):
+        watch.add(rehearsed(read, known, attributes, range(1, 80)))
 
 
 def test_what_an_attack_lacks_is_told() -> None:

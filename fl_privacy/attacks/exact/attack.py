@@ -33,8 +33,8 @@ from fl_privacy.types import Observation, Reconstruction
 _SURE = 1e-3
 """Expected error of a pixel of what patches were solved for."""
 
-_TOGETHER = 16
-"""Images behind convolutions that are solved for at once."""
+_TOGETHER, _NUMBERS = 16, 1 << 25
+"""Images behind convolutions that are solved for at once, and numbers that their equations take, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +46,10 @@ class ExactInversion:
     al. 2024); where that fails, the images are taken that neurons see alone, as ``attack=analytic`` does. With the
     images the labels follow from the output layer, in the images' order. One image of a vision transformer is solved
     for where the gradient of its position embedding was uploaded (:mod:`fl_privacy.attacks.exact.patches`). One image
-    behind convolutions without pooling is solved for layer by layer from the output on
+    behind convolutions without pooling is solved for layer by layer from the first fully connected one back
     (:mod:`fl_privacy.attacks.exact.recursion`): to rounding where activations have an inverse, up to what silent
-    outputs of a first ReLU hide. Batch norm in front of a first fully connected layer is undone where its statistics
-    are those that were sent.
+    outputs of a first ReLU hide or a first convolution of few outputs does not tell. Batch norm in front of a first
+    fully connected layer is undone where its statistics are those that were sent.
 
     A reconstruction is ``proven`` if the equations of the layer have one solution up to the order of the images, the
     signs it makes in front of the ReLU are those that the zeros behind it ask for, and the whole update is reproduced.
@@ -150,7 +150,7 @@ def _recursed(group: Group, chain: Chain, report: Report) -> dict[int, Reconstru
         for (position, observation), sound, image, left in zip(
             some, found.sound.tolist(), found.images, found.left.tolist(), strict=True
         ):
-            read = Read(image[None], unique=False, loss=left)
+            read = Read(image[None].clamp(0, 1), unique=False, loss=left)
             results[position] = (
                 certified(Reproduction(observation, model), read)
                 if sound

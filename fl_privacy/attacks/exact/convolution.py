@@ -35,10 +35,29 @@ class Convolution:
     module: nn.Conv2d
     shape: tuple[int, int, int]
 
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """Above and below, left and right, also where the module has it in words."""
+        padding, size = self.module.padding, zip(self.module.dilation, self.module.kernel_size, strict=True)
+        if isinstance(padding, str):
+            return tuple(step * (taps - 1) // 2 if padding == "same" else 0 for step, taps in size)
+        return padding
+
+    @property
+    def gradients(self) -> int:
+        """Of the weight, for each input channel."""
+        return self.module.out_channels * self.module.kernel_size[0] * self.module.kernel_size[1]
+
+    @property
+    def numbers(self) -> int:
+        """That its equations take for one victim."""
+        pixels, parts = self.shape[1] * self.shape[2], _common_step(self) ** 2
+        return pixels * self.gradients + (pixels * pixels // parts if _multiplies(self) else 0)
+
     def outputs(self, inputs: Tensor) -> Tensor:
         """(V, C, H, W) -> (V, O, P, Q), without the bias."""
         module = self.module
-        return F.conv2d(inputs, module.weight, None, module.stride, module.padding, module.dilation)
+        return F.conv2d(inputs, module.weight, None, module.stride, self.padding, module.dilation)
 
     def back(self, deltas: Tensor, *, squared: bool = False) -> Tensor:
         """Transposed: (V, O, P, Q) -> (V, C, H, W), by the weights or by their squares."""
@@ -56,7 +75,7 @@ class Convolution:
 
     def _transposed(self, size: tuple[int, ...], weight: Tensor, deltas: Tensor) -> Tensor:
         module = self.module
-        options = module.stride, module.padding, module.dilation
+        options = module.stride, self.padding, module.dilation
         return conv2d_input(size, weight, deltas, *options)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -67,10 +86,14 @@ class Inputs:
     Attributes:
         values: (V, C, H, W).
         left: (V,) share of the right-hand sides that they leave.
+        seen: (V, C, H, W) which of them any equation has a part for; the others are 0, or as smooth as asked for.
+        enough: (V,) whether there are as many equations as of these.
     """
 
     values: Tensor
     left: Tensor
+    seen: Tensor
+    enough: Tensor
 
 
 def solve_inputs(
@@ -87,13 +110,14 @@ def solve_inputs(
         slopes: (V, O, P, Q), at least 0.
         deltas: (V, O, P, Q) gradient of the loss by them.
         gradient: (V, O, C, kernel) of the weight.
-        smooth: whether of all that solve them where outputs are missing, the smoothest is wanted instead of the least.
+        smooth: whether of all that solve them where they are too few, the smoothest is wanted instead of the least.
     """
     system = _system(layer, outputs, slopes, deltas, gradient, smooth=smooth)
     found = conjugate_gradients(system.normal, system.right, system.diagonal)
     apart = torch.stack([(a - b).flatten(1).square().sum(1) for a, b in system.both(found)]).sum(0)
     length = torch.stack([b.flatten(1).square().sum(1) for _, b in system.both(found)]).sum(0)
-    return Inputs(found, (apart / length.clamp_min(torch.finfo(length.dtype).tiny)).sqrt())
+    left = (apart / length.clamp_min(torch.finfo(length.dtype).tiny)).sqrt()
+    return Inputs(found, left, system.seen, system.enough)
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,11 +130,13 @@ class _System:
         outputs: likewise, weighted.
         moved: (V, n, H W) of the second kind: each channel's pixels -> its gradients.
         gradients: (V, n, C) weighted.
-        products: (V, S, m, m) of the columns of ``moved`` that a tap can see together, one step of the kernel apart.
+        products: (V, S, m, m) of the columns of ``moved`` that a tap can see together, one step of the kernel apart;
+            ``None`` where they are more than ``moved`` itself.
         step: of the kernel, down and across; 1 where it does not divide the image, S its square.
         squared: (V, O, P, Q) of the weights.
         roughness: (V, 1, 1, 1) weight of differences of neighbors; ``None`` where there is none.
         diagonal: (V, C, H, W) of the normal matrix.
+        seen, enough: of :class:`Inputs`.
     """
 
     layer: Convolution
@@ -118,11 +144,13 @@ class _System:
     outputs: Tensor
     moved: Tensor
     gradients: Tensor
-    products: Tensor
+    products: Tensor | None
     step: int
     squared: Tensor
     roughness: Tensor | None
     diagonal: Tensor
+    seen: Tensor
+    enough: Tensor
 
     def both(self, inputs: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """Left and right sides of both kinds."""
@@ -132,9 +160,12 @@ class _System:
     def normal(self, inputs: Tensor) -> Tensor:
         """The normal matrix times ``inputs`` (V, C, H, W)."""
         found = self.layer.back(self.squared * self.layer.outputs(inputs))
-        seen = (_apart(inputs, self.step) @ self.products).transpose(1, 2)
-        height, width = (size // self.step for size in inputs.shape[2:])
-        found += F.pixel_shuffle(seen.reshape(len(inputs), -1, height, width), self.step)
+        if self.products is None:
+            found += ((inputs.flatten(2) @ self.moved.mT) @ self.moved).reshape(inputs.shape)
+        else:
+            seen = (_apart(inputs, self.step) @ self.products).transpose(1, 2)
+            height, width = (size // self.step for size in inputs.shape[2:])
+            found += F.pixel_shuffle(seen.reshape(len(inputs), -1, height, width), self.step)
         return found if self.roughness is None else found.addcmul_(self.roughness, _unlike_neighbors(inputs))
 
     @property
@@ -155,24 +186,33 @@ def _system(
     of_gradients = moved.square().sum(1).reshape(len(moved), 1, *layer.shape[1:])
     sizes = [each.flatten(1).mean(1) for each in (of_outputs, of_gradients)]
     factor = (sizes[0] / sizes[1].clamp_min(tiny)).sqrt()
-    missing = (slopes == 0).flatten(1).any(1) & smooth
+    seen = (of_outputs > 0) | (of_gradients > 0)
+    enough = _number(slopes > 0) + gradient[0].numel() >= _number(seen)
+    missing = ((slopes == 0).flatten(1).any(1) | ~enough | ~seen.flatten(1).all(1)) & smooth
     roughness = torch.where(missing, _SMOOTH * sizes[0], 0)[:, None, None, None]
     diagonal = of_outputs + factor.square()[:, None, None, None] * of_gradients + roughness
     moved = factor[:, None, None] * moved
     step = _common_step(layer)
-    columns = _apart(moved.reshape(*moved.shape[:2], *layer.shape[1:]), step)
+    columns = _apart(moved.reshape(*moved.shape[:2], *layer.shape[1:]), step) if _multiplies(layer) else None
     return _System(
         layer=layer,
         weights=weights,
         outputs=weights * outputs,
         moved=moved,
         gradients=factor[:, None, None] * gradient.permute(0, 1, 3, 4, 2).flatten(1, 3),
-        products=columns.mT @ columns,
+        products=None if columns is None else columns.mT @ columns,
         step=step,
         squared=weights.square(),
         roughness=roughness if bool(missing.any()) else None,
         diagonal=diagonal.clamp_min(tiny),
+        seen=seen,
+        enough=enough,
     )
+
+
+def _number(rows: Tensor) -> Tensor:
+    """(V,) how many of each are true."""
+    return rows.flatten(1).sum(1)
 
 
 def _apart(values: Tensor, step: int) -> Tensor:
@@ -186,6 +226,11 @@ def _common_step(layer: Convolution) -> int:
     down, across = (int(step) for step in layer.module.stride)
     whole = down == across and all(size % down == 0 for size in layer.shape[1:])
     return down if whole else 1
+
+
+def _multiplies(layer: Convolution) -> bool:
+    """Whether products of columns of the second kind take less work than both factors one after the other."""
+    return layer.shape[1] * layer.shape[2] // _common_step(layer) ** 2 <= 2 * layer.gradients
 
 
 def _unlike_neighbors(images: Tensor) -> Tensor:

@@ -1,84 +1,34 @@
-"""One image behind convolutions, solved for layer by layer from the output on (R-GAP, Zhu and Blaschko 2021).
+"""One image behind convolutions, solved for layer by layer back to it (R-GAP, Zhu and Blaschko 2021).
 
-Of a network in which each layer takes nothing but the activations of the one before, the output layer's gradients give
-the features that entered it and the slope of the loss by them. From there every layer has two kinds of linear equations
-for what entered it: its outputs, by the inverse of the activation behind it, and its weight's gradient, which is a
-product of what entered with the slope by its outputs, known by then. The slope goes back through the layer, and so on.
+The gradients of a fully connected layer with a bias, of the output's or of an earlier one, give the features that
+entered it and the slope of the loss by them. Where each layer in front of it takes nothing but the activations of the
+one before, every layer has two kinds of linear equations for what entered it: its outputs, by the inverse of the
+activation behind it, and its weight's gradient, which is a product of what entered with the slope by its outputs, known
+by then. The slope goes back through the layer, and so on.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.exact.activations import ACTIVATIONS, Activation, activation_between, telling
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.exact.convolution import Convolution, solve_inputs
 from fl_privacy.attacks.exact.first_layer import probe_first_layer
-from fl_privacy.gradients.watch import leaving, owners
+from fl_privacy.gradients.watch import Call, leaving, owners
 from fl_privacy.types import Observation, Tensors
 
 _MOST = 1 << 15
 """Values that enter a convolution, at most: more take longer than a descent."""
 
-_SILENT = 1e-5
-"""Outputs of a ReLU up to this share of the largest are zero."""
+_MOST_NUMBERS = 1 << 26
+"""Numbers that the equations of a layer take for a victim, at most: half a gigabyte."""
 
 _WRONG = 0.1
 """Share of its right-hand sides that a layer's equations leave from which they are no longer those of one image."""
-
-_ALIKE = 1e-6
-
-
-@dataclass(frozen=True, eq=False)
-class Activation:
-    """An elementwise function that grows.
-
-    Attributes:
-        value: z -> a.
-        inverse: a -> z; of a ReLU where it is not silent.
-        slope: a -> da/dz.
-    """
-
-    value: Callable[[Tensor], Tensor]
-    inverse: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
-
-
-def _leaky(slope: float) -> Activation:
-    return Activation(
-        lambda z: torch.where(z > 0, z, slope * z),
-        lambda a: torch.where(a > 0, a, a / slope),
-        lambda a: torch.where(a > 0, torch.ones_like(a), slope),
-    )
-
-
-def _above_silence(a: Tensor) -> Tensor:
-    largest = a.flatten(1).amax(1).view(-1, *(1 for _ in a.shape[1:]))
-    return (a > _SILENT * largest).to(a)
-
-
-_EDGE = 1e-12
-
-ACTIVATIONS: Sequence[Activation] = (
-    Activation(torch.clone, torch.clone, torch.ones_like),
-    Activation(torch.relu, torch.relu, _above_silence),
-    Activation(torch.sigmoid, lambda a: torch.logit(a, _EDGE), lambda a: a * (1 - a)),
-    Activation(torch.tanh, lambda a: torch.atanh(a.clamp(_EDGE - 1, 1 - _EDGE)), lambda a: 1 - a.square()),
-    Activation(
-        nn.functional.elu,
-        lambda a: torch.where(a > 0, a, torch.log1p(a.clamp(_EDGE - 1, 0))),
-        lambda a: torch.where(a > 0, 1, 1 + a),
-    ),
-    Activation(
-        nn.functional.softplus,
-        lambda a: a + torch.log(-torch.expm1(-a.clamp_min(_EDGE))),
-        lambda a: -torch.expm1(-a),
-    ),
-    _leaky(0.01),
-    _leaky(0.2),
-)
-"""Those that are told apart by what comes out of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +38,7 @@ class ChainLayer:
     Attributes:
         name, module: of the layer, in double precision.
         inputs, outputs: shapes of what enters and leaves it, without the batch.
-        activation: behind it.
+        activation: behind it; of the last layer it does not matter.
     """
 
     name: str
@@ -100,20 +50,28 @@ class ChainLayer:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """A network of which each layer takes the activations of the one before, the first of them a convolution.
+    """Layers of which each takes the activations of the one before and nothing else, the first of them a convolution.
 
     Attributes:
-        layers: from the image on.
-        shift, scale: (C, H, W) the first one's input is ``shift + scale * pixels``.
+        layers: from the image on, up to a fully connected one with a bias; whatever is behind that does not matter.
+        image: (C, H, W) of the image.
+        shift, scale: the first one's input is ``shift + scale * pixels``, (C, H, W) of what enters it.
     """
 
     layers: Sequence[ChainLayer]
+    image: tuple[int, ...]
     shift: Tensor
     scale: Tensor
 
     @property
+    def numbers(self) -> int:
+        """That the equations of a layer take for one victim, of the layer where they are most."""
+        own = [_convolution(layer) for layer in self.layers if isinstance(layer.module, nn.Conv2d)]
+        return max(convolution.numbers for convolution in own)
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """Of the parameters whose gradients are needed; that of the output's bias last."""
+        """Of the parameters whose gradients are needed; that of the last layer's bias last."""
         return (*(f"{layer.name}.weight" for layer in self.layers), f"{self.layers[-1].name}.bias")
 
 
@@ -137,56 +95,61 @@ class Recursion:
 
 @torch.no_grad()
 def find_chain(observation: Observation) -> Chain | None:
-    """That of the observation's model where one image was taken and all that is needed was uploaded, else ``None``."""
+    """From the image to the first layer whose gradients give away what entered it; ``None`` where layers in between are
+    no chain, several images were taken, or what is needed was withheld."""
     if observation.upload.num_examples != 1:
         return None
     model = model_as_sent(observation).eval()
-    image = torch.rand(observation.input_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    with leaving(owners(model)) as calls:
-        logits = model(image.to(next(model.parameters()).device)[None])
-    follows = [*(call.inputs for call in calls[1:]), logits]
-    layers = []
-    for call, after in zip(calls, follows, strict=True):
-        module, activation = call.module, _between(call.output, after)
-        if activation is None or not (isinstance(module, nn.Linear) or _is_plain(module)):
-            return None
-        assert isinstance(module, nn.Linear | nn.Conv2d)
-        layers.append(ChainLayer(call.name, module, call.inputs.shape[1:], call.output.shape[1:], activation))
-    if not _is_chain(layers):
+    rng = torch.Generator().manual_seed(0)
+    image = torch.rand(observation.input_shape, generator=rng, dtype=torch.float64)
+
+    def replaced(module: nn.Module, given: tuple[object, ...], output: Tensor) -> Tensor:
+        return telling(output, rng) if isinstance(module, nn.Conv2d | nn.Linear) else output
+
+    with leaving(owners(model), replaced) as calls:
+        model(image.to(next(model.parameters()).device)[None])
+    told, names = observation.upload.tensors.keys(), [call.name for call in calls]
+    own = calls[: 1 + next((k for k, call in enumerate(calls) if _is_start(call, told)), len(calls))]
+    if not own or not _is_start(own[-1], told) or any(names.count(call.name) > 1 for call in own):
+        return None
+    found = [_chained(call, after) for call, after in pairwise(own)]
+    layers = [*(layer for layer in found if layer is not None), _layer(own[-1], ACTIVATIONS[0])]
+    if len(layers) < len(own) or not isinstance(layers[0].module, nn.Conv2d):
+        return None
+    if any(len(layer.inputs) != 1 for layer in layers if isinstance(layer.module, nn.Linear)):
         return None
     seen = probe_first_layer(model, observation.assumed(), observation.input_shape)
-    chain = Chain(layers, seen.black.double(), (seen.white - seen.black).double())
-    told = observation.upload.tensors.keys()
+    chain = Chain(layers, observation.input_shape, seen.black.double(), (seen.white - seen.black).double())
     return chain if seen.one_by_one and seen.black.dim() == 3 and told >= set(chain.names) else None
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether it is a convolution whose equations are linear in all of its input."""
-    if not isinstance(module, nn.Conv2d) or isinstance(module.padding, str):
-        return False
-    return module.groups == 1 and module.padding_mode == "zeros"
+def _is_start(call: Call, told: Collection[str]) -> bool:
+    """Whether its gradients alone give what entered it and the slope by its outputs, whatever is behind it."""
+    return isinstance(call.module, nn.Linear) and {f"{call.name}.weight", f"{call.name}.bias"} <= set(told)
 
 
-def _is_chain(layers: Sequence[ChainLayer]) -> bool:
-    names = [layer.name for layer in layers]
-    if len(layers) < 2 or len(set(names)) < len(names):
-        return False
-    first, last = layers[0], layers[-1]
-    convolutions = [layer for layer in layers if isinstance(layer.module, nn.Conv2d)]
-    small = all(torch.Size(layer.inputs).numel() <= _MOST and len(layer.inputs) == 3 for layer in convolutions)
-    flat = all(len(layer.inputs) == 1 for layer in layers if isinstance(layer.module, nn.Linear))
-    ends = isinstance(last.module, nn.Linear) and last.module.bias is not None and last.activation is ACTIVATIONS[0]
-    return small and flat and ends and first in convolutions
-
-
-def _between(output: Tensor, after: Tensor) -> Activation | None:
-    """The activation that makes ``after`` of an ``output``; ``None`` where it is another, or more than that."""
-    if output.shape[0] != after.shape[0] or output.numel() != after.numel():
+def _chained(call: Call, after: Call) -> ChainLayer | None:
+    """The layer of ``call``; ``None`` where equations aren't linear, or ``after`` takes more than its activations."""
+    if not isinstance(call.module, nn.Linear) and not _is_plain(call.module, call.inputs.shape[1:]):
         return None
-    for activation in ACTIVATIONS:
-        if torch.allclose(activation.value(output).flatten(1), after.flatten(1), rtol=_ALIKE, atol=_ALIKE):
-            return activation
-    return None
+    activation = activation_between(call.output, after.inputs)
+    return None if activation is None else _layer(call, activation)
+
+
+def _layer(call: Call, activation: Activation) -> ChainLayer:
+    assert isinstance(call.module, nn.Linear | nn.Conv2d)
+    return ChainLayer(call.name, call.module, call.inputs.shape[1:], call.output.shape[1:], activation)
+
+
+def _is_plain(module: nn.Module, shape: Sequence[int]) -> bool:
+    """Whether it is a convolution whose equations are linear in all of its input (C, H, W), and not too many."""
+    if not isinstance(module, nn.Conv2d) or module.groups > 1 or module.padding_mode != "zeros":
+        return False
+    spans = [step * (taps - 1) for step, taps in zip(module.dilation, module.kernel_size, strict=True)]
+    if module.padding == "same" and any(span % 2 for span in spans):
+        return False
+    small = len(shape) == 3 and torch.Size(shape).numel() <= _MOST
+    return small and Convolution(module, (shape[0], shape[1], shape[2])).numbers <= _MOST_NUMBERS
 
 
 @torch.no_grad()
@@ -200,29 +163,35 @@ def recursed(chain: Chain, gradients: Tensors) -> Recursion:
     last = chain.layers[-1]
     delta = gradients[f"{last.name}.bias"].double()
     values, back = _connected(last, gradients, delta)
-    left = delta.new_zeros(len(delta))
+    left, known = delta.new_zeros(len(delta)), torch.ones_like(values)
     for layer in reversed(chain.layers[:-1]):
         activation = layer.activation
         outputs = activation.inverse(values.reshape(-1, *layer.outputs))
-        slopes = activation.slope(activation.value(outputs)).clamp_min(0)
+        slopes = activation.slope(activation.value(outputs)).clamp_min(0) * known.reshape(outputs.shape)
         delta = back.reshape(slopes.shape) * slopes
         if isinstance(layer.module, nn.Linear):
             values, back = _connected(layer, gradients, delta)
+            known = torch.ones_like(values)
             continue
-        own = Convolution(layer.module, (layer.inputs[0], layer.inputs[1], layer.inputs[2]))
+        own = _convolution(layer)
         if layer.module.bias is not None:
             outputs = outputs - layer.module.bias[:, None, None]
         gradient = gradients[f"{layer.name}.weight"].double()
         first = layer is chain.layers[0]
         found = solve_inputs(own, outputs, slopes, delta, gradient, smooth=first)
-        equations = slopes.ne(0).flatten(1).sum(1) + gradient[0].numel()
-        short = (equations < found.values[0].numel()) & (not first)
-        values, back = found.values, own.back(delta)
-        left = torch.where(short, 1, left.maximum(found.left))
+        values, known, back = found.values, found.seen, own.back(delta)
+        left = torch.where(found.enough | first, left.maximum(found.left), 1)
         if not bool((left < _WRONG).any()):
             break
-    images = (values - chain.shift) / chain.scale if values.shape[1:] == chain.shift.shape else values
-    return Recursion(images, left)
+    size = len(values), *chain.image
+    if values.shape[1:] != chain.shift.shape:  # none is solved for down to the image
+        return Recursion(values.new_zeros(size), left)
+    return Recursion(((values - chain.shift) / chain.scale).reshape(size), left)
+
+
+def _convolution(layer: ChainLayer) -> Convolution:
+    assert isinstance(layer.module, nn.Conv2d)
+    return Convolution(layer.module, (layer.inputs[0], layer.inputs[1], layer.inputs[2]))
 
 
 def _connected(layer: ChainLayer, gradients: Mapping[str, Tensor], delta: Tensor) -> tuple[Tensor, Tensor]:

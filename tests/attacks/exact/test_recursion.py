@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import AutoAttack
 from fl_privacy.attacks.exact import ExactInversion
+from fl_privacy.attacks.exact.activations import ACTIVATIONS
 from fl_privacy.attacks.exact.convolution import Convolution, conjugate_gradients, solve_inputs
-from fl_privacy.attacks.exact.recursion import ACTIVATIONS
+from fl_privacy.attacks.exact.recursion import find_chain
 from fl_privacy.models import LeNet
-from fl_privacy.types import Certainty, LocalPlan, Observation
+from fl_privacy.types import Batch, Certainty, LocalPlan, Observation
 from tests.attacks.victims import CLASSES, error, examples, observations, observe
 
 EXACT = ExactInversion()
@@ -184,3 +185,107 @@ def test_conjugate_gradients_solve_each_system_and_leave_what_nothing_is_said_of
     torch.testing.assert_close((matrix @ found[..., None])[..., 0], right, atol=1e-7, rtol=1e-7)
     torch.testing.assert_close(found[:2], torch.linalg.solve(matrix[:2], right[:2]), atol=1e-6, rtol=1e-6)
     assert found[2, 4] == 0
+
+
+def behind(*layers: nn.Module, shape: tuple[int, int, int] = (2, 12, 12)) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(CLASSES)).double()
+    model(torch.zeros(1, *shape, dtype=torch.float64))
+    return model
+
+
+def smooth() -> Batch:
+    few = examples(1, shape=(2, 3, 3))
+    return replace(few, inputs=F.interpolate(few.inputs, size=12, mode="bicubic", align_corners=True).clamp(0, 1))
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(2, 4, 5, 2, padding=2), nn.Conv2d(2, 24, 3, 2), nn.Conv2d(2, 24, 2, 3)])
+def test_where_equations_are_too_few_the_smoothest_image_is_read(layer):
+    """Of few channels, of a border that no output sees, of gaps between the kernel's places."""
+    truth = smooth()
+    (found,) = EXACT([observe(behind(layer, nn.Tanh()), truth)], seed=0)
+    assert error(found.batch, truth) < 0.1 * float(truth.inputs.var())
+
+
+def test_hidden_values_that_no_kernel_sees_count_for_nothing():
+    torch.manual_seed(0)
+    model = behind(nn.Conv2d(2, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 96, 3, 2), nn.Tanh())
+    truth = smooth()
+    (found,) = EXACT([observe(model, truth)], seed=0)
+    assert error(found.batch, truth) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Conv2d(2, 8, 5, padding="same"), nn.Tanh()],
+        [nn.Conv2d(2, 8, 3, padding="valid"), nn.Tanh()],
+        [nn.Conv2d(2, 8, 5, padding=2), nn.LeakyReLU(0.1)],
+        [nn.Conv2d(2, 8, 5, padding=2), nn.SELU()],
+        [nn.Conv2d(2, 8, 5, padding=2), nn.Tanh(), nn.Flatten(), nn.LazyLinear(16), nn.GELU()],
+        [nn.Unflatten(1, (2, 1)), nn.Flatten(1, 2), nn.Conv2d(2, 8, 5, padding=2), nn.Tanh()],
+        [nn.Flatten(), nn.Unflatten(1, (8, 6, 6)), nn.Conv2d(8, 12, 3, padding=1), nn.Tanh()],
+    ],
+)
+def test_networks_of_other_kinds_are_read_too(layers):
+    truth = smooth()
+    (found,) = EXACT([observe(behind(*layers), truth)], seed=0)
+    assert found.certainty is Certainty.CONSISTENT and error(found.batch, truth) < 1e-8
+
+
+def test_what_is_behind_a_fully_connected_layer_with_a_bias_does_not_matter():
+    """Dropout, and an output layer whose gradient has no bias."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 8, 5, padding=2), nn.Tanh(), nn.Flatten(), nn.Linear(1152, 32), nn.ReLU(), nn.Dropout(0.5),
+        nn.Linear(32, CLASSES, bias=False),
+    ).double()  # fmt: skip
+    truth = smooth()
+    (found,) = EXACT([observe(model, truth)], seed=0)
+    assert error(found.batch, truth) < 1e-8 and found.certainty is not Certainty.PROVEN
+
+
+def test_activations_are_told_apart_where_outputs_are_small_or_of_one_sign():
+    model = convolutions(nn.Tanh).double()
+    with torch.no_grad():
+        for parameter in model[0].parameters():
+            parameter.mul_(1e-3)
+    truth = examples(1)
+    (found,) = EXACT([observe(model, truth)], seed=0)
+    assert error(found.batch, truth) < 1e-12
+    chain = find_chain(observe(convolutions(nn.ReLU).double(), truth))
+    assert chain is not None and bool((chain.layers[0].activation.value(-torch.ones(1)) == 0).all())
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.cell = nn.Conv2d(2, 8, 3, 2, padding=1), nn.LSTM(16, 8, batch_first=True)
+        self.output = nn.Linear(8, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs, _ = self.cell(torch.tanh(self.convolution(inputs)).flatten(2))
+        logits: Tensor = self.output(outputs[:, -1])
+        return logits
+
+
+def test_a_layer_that_returns_more_than_one_thing_is_refused_in_words():
+    torch.manual_seed(0)
+    (found,) = EXACT([observe(Recurrent().double(), examples(1))], seed=0)
+    assert found.batch is None and "fully connected" in found.failure
+
+
+def test_products_of_columns_are_left_out_where_they_are_larger_than_the_columns():
+    """Gray images of 120 pixels a side would take gigabytes."""
+    layer = Convolution(nn.Conv2d(1, 4, 3, padding=1), (1, 120, 120))
+    assert layer.numbers == 4 * 9 * 120**2
+    lenet = Convolution(nn.Conv2d(3, 12, 5, 2, padding=2), (3, 32, 32))
+    assert lenet.numbers == 12 * 25 * 32**2 + 4 * 256**2
+
+
+def test_what_is_handed_out_is_what_reproduces_the_update():
+    """An image beyond black and white is cut, and no longer consistent."""
+    truth = examples(1)
+    far = replace(truth, inputs=2 * truth.inputs - 0.5)
+    (found,) = EXACT([observe(convolutions(nn.Tanh).double(), far)], seed=0)
+    assert found.certainty is Certainty.APPROXIMATE and float(found.batch.inputs.min()) >= 0
