@@ -9,6 +9,9 @@ from torch import Tensor, nn
 _SILENT = 1e-5
 """Outputs of a ReLU up to this share of the largest are zero."""
 
+_NOISE = 2.0
+"""Outputs of a ReLU up to so many times the depth of the least one are silent."""
+
 _ALIKE = 1e-6
 
 _FARTHEST = 8.0
@@ -38,6 +41,12 @@ def _leaky(slope: float) -> Activation:
     )
 
 
+def _above_noise(a: Tensor) -> Tensor:
+    """Outputs of a ReLU, where those are 0 that noise makes of silent ones: what is below 0 says how much there is."""
+    least = a.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in a.shape[1:]))
+    return torch.where(a > -_NOISE * least, a, 0)
+
+
 def _above_silence(a: Tensor) -> Tensor:
     largest = a.flatten(1).amax(1).view(-1, *(1 for _ in a.shape[1:]))
     return (a > _SILENT * largest).to(a)
@@ -49,7 +58,7 @@ _SCALE, _DEPTH = 1.0507009873554805, 1.0507009873554805 * 1.6732632423543772
 
 ACTIVATIONS: Sequence[Activation] = (
     Activation(torch.clone, torch.clone, torch.ones_like),
-    Activation(torch.relu, torch.relu, _above_silence),
+    Activation(torch.relu, _above_noise, _above_silence),
     Activation(torch.sigmoid, lambda a: torch.logit(a, _EDGE), lambda a: a * (1 - a)),
     Activation(torch.tanh, lambda a: torch.atanh(a.clamp(_EDGE - 1, 1 - _EDGE)), lambda a: 1 - a.square()),
     Activation(

@@ -163,7 +163,7 @@ def recursed(chain: Chain, gradients: Tensors) -> Recursion:
     last = chain.layers[-1]
     delta = gradients[f"{last.name}.bias"].double()
     values, back = _connected(last, gradients, delta)
-    left, known = delta.new_zeros(len(delta)), torch.ones_like(values)
+    left, known = torch.where(delta.any(1), 0.0, 1.0).to(delta), torch.ones_like(values)
     for layer in reversed(chain.layers[:-1]):
         activation = layer.activation
         outputs = activation.inverse(values.reshape(-1, *layer.outputs))
@@ -180,7 +180,8 @@ def recursed(chain: Chain, gradients: Tensors) -> Recursion:
         first = layer is chain.layers[0]
         found = solve_inputs(own, outputs, slopes, delta, gradient, smooth=first)
         values, known, back = found.values, found.seen, own.back(delta)
-        left = torch.where(found.enough | first, left.maximum(found.left), 1)
+        solvable = known.flatten(1).any(1) if first else found.enough
+        left = torch.where(solvable, left.maximum(found.left), 1)
         if not bool((left < _WRONG).any()):
             break
     size = len(values), *chain.image

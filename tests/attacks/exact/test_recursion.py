@@ -199,7 +199,7 @@ def smooth() -> Batch:
     return replace(few, inputs=F.interpolate(few.inputs, size=12, mode="bicubic", align_corners=True).clamp(0, 1))
 
 
-@pytest.mark.parametrize("layer", [nn.Conv2d(2, 4, 5, 2, padding=2), nn.Conv2d(2, 24, 3, 2), nn.Conv2d(2, 24, 2, 3)])
+@pytest.mark.parametrize("layer", [nn.Conv2d(2, 3, 5, 2, padding=2), nn.Conv2d(2, 24, 3, 2), nn.Conv2d(2, 24, 2, 3)])
 def test_where_equations_are_too_few_the_smoothest_image_is_read(layer):
     """Of few channels, of a border that no output sees, of gaps between the kernel's places."""
     truth = smooth()
@@ -289,3 +289,19 @@ def test_what_is_handed_out_is_what_reproduces_the_update():
     far = replace(truth, inputs=2 * truth.inputs - 0.5)
     (found,) = EXACT([observe(convolutions(nn.Tanh).double(), far)], seed=0)
     assert found.certainty is Certainty.APPROXIMATE and float(found.batch.inputs.min()) >= 0
+
+
+def test_behind_a_relu_silent_outputs_are_told_from_noise():
+    model, truth = behind(nn.Conv2d(2, 12, 5, padding=2), nn.ReLU(), nn.Conv2d(12, 12, 5, 2, 2), nn.ReLU()), smooth()
+    rng = torch.Generator().manual_seed(0)
+    noisy = changed(observe(model, truth), lambda t: t + 1e-4 * t.std() * torch.randn(t.shape, generator=rng))
+    (found,) = EXACT([noisy], seed=0)
+    assert error(found.batch, truth) < 0.2 * float(truth.inputs.var())
+
+
+def test_an_output_layer_without_gradient_gives_no_image():
+    model = behind(nn.Conv2d(2, 8, 5, padding=2), nn.ReLU())
+    seen = observe(model, smooth())
+    tensors = {n: t if n.startswith("0.") else torch.zeros_like(t) for n, t in seen.upload.tensors.items()}
+    (found,) = EXACT([replace(seen, upload=replace(seen.upload, tensors=tensors))], seed=0)
+    assert found.batch is None and "disagree" in found.failure
