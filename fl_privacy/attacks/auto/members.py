@@ -82,6 +82,9 @@ def entries(
     smooth = _is_smooth(observation.model)
     if _is_underdetermined(observation):
         chosen = [(curved, 0, 3e-1), (signed, 0, 4e-1), (curved, 1, 1e-1), (signed, 1, 1e-1), (layered, 0, 1e-1)]
+    elif smooth and observation.upload.num_examples > 1:
+        chosen = [(curved, 0, 1e-2), (curved, 1, 1e-1), (signed, 0, 1e-1), (layered, 0, 1e-2), (squared, 0, 1e-2)]
+        chosen += [(curved, 2, 1e-3), (layered, 1, 1e-3), (signed, 1, 4e-2), (curved, 3, 1e-2)]
     elif smooth:
         chosen = [(curved, 0, 1e-3), (layered, 0, 1e-3), (curved, 1, 1e-2), (squared, 0, 1e-3), (signed, 0, 4e-2)]
         chosen += [(layered, 1, 1e-2), (curved, 2, 1e-3), (squared, 1, 1e-3), (signed, 1, 4e-4)]
