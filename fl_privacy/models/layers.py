@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -34,14 +34,29 @@ def pooling(name: str) -> nn.Module:
     return nn.MaxPool2d(2) if name == "max" else nn.AvgPool2d(2)
 
 
+class BatchNorm2d(nn.BatchNorm2d):
+    """Batch norm without the counter of batches, which is only read where ``momentum`` is ``None``.
+
+    As a buffer, an integer could not be averaged over clients. Values with and without the counter can be loaded.
+    """
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.num_batches_tracked = None
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *lists: Any
+    ) -> None:
+        state_dict.pop(f"{prefix}num_batches_tracked", None)
+        # From version 2 on, PyTorch does not add a counter to values that come without one.
+        super()._load_from_state_dict(state_dict, prefix, {**local_metadata, "version": 2}, *lists)
+
+
 def norm_2d(name: str, channels: int) -> nn.Module:
     """A new normalization of (B, channels, H, W) feature maps; ``group`` makes up to 32 groups (Wu and He, 2018)."""
     checks.one_of("model.norm", name, ("batch", "group", "none"))
     if name == "batch":
-        layer = nn.BatchNorm2d(channels)
-        # Only read where momentum is None; as a buffer, an integer counter could not be averaged over clients.
-        layer.num_batches_tracked = None
-        return layer
+        return BatchNorm2d(channels)
     if name == "group":
         return nn.GroupNorm(math.gcd(32, channels), channels)
     return nn.Identity()

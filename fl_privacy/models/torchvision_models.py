@@ -9,7 +9,7 @@ from torchvision.models import VisionTransformer
 from fl_privacy.checks import number
 from fl_privacy.errors import UserError
 from fl_privacy.models.initialization import initialize
-from fl_privacy.models.layers import input_normalization, require_positive
+from fl_privacy.models.layers import BatchNorm2d, input_normalization, require_positive
 
 
 class ViT(nn.Module):
@@ -122,14 +122,14 @@ class MobileNetV2(nn.Module):
         settings = [[*block, stride] for block, stride in zip(_BLOCKS, strides, strict=True)]
         self.normalize = input_normalization(mean, std, in_channels)
         self.network = TorchvisionMobileNetV2(
-            num_classes, width_mult=width_multiplier, inverted_residual_setting=settings, dropout=dropout
+            num_classes,
+            width_mult=width_multiplier,
+            inverted_residual_setting=settings,
+            dropout=dropout,
+            norm_layer=BatchNorm2d,
         )
         stem = self.network.features[0]
         stem[0] = nn.Conv2d(in_channels, stem[0].out_channels, 3, first, padding=1, bias=False)
-        for module in self.network.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                # An integer counter, which could not be averaged over clients.
-                module.num_batches_tracked = None
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from fl_privacy.models import (
     InputNormalization,
     LeNet,
     LeNet5,
+    MobileNetV2,
     ResNet10,
     ResNet18,
     ResNet20,
@@ -105,6 +106,20 @@ def test_batch_norm_updates_as_pytorch_does():
     ours(images)
     torch.testing.assert_close(ours[1].running_mean, reference.running_mean)
     torch.testing.assert_close(ours[1].running_var, reference.running_var)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("model", [ResNet10, MobileNetV2])
+def test_plain_dictionaries_are_loaded_with_and_without_a_counter_of_batches(model, counted):
+    shape = {"in_channels": 1, "image_size": 32, "num_classes": 2}
+    sent, own = dict(model(**shape).state_dict()), model(**shape)
+    means = [name for name in sent if name.endswith("running_mean")]
+    for name in means:
+        sent[name] = torch.full_like(sent[name], 0.5)
+    counters = {name.replace("running_mean", "num_batches_tracked"): torch.tensor(3) for name in means}
+    own.load_state_dict(sent | counters if counted else sent)
+    assert set(own.state_dict()) == set(sent)
+    assert all(torch.equal(value, sent[name]) for name, value in own.state_dict().items())
 
 
 def test_input_normalization_is_that_of_torchvision_and_follows_the_module():
