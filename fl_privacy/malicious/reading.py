@@ -1,5 +1,6 @@
 """From images read out of a layer to a reconstruction, and its labels."""
 
+import math
 from dataclasses import replace
 
 import torch
@@ -55,7 +56,7 @@ def _is_defended(observation: Observation) -> bool:
     if not all(bool(tensors[name].any()) for name in ends & tensors.keys()):
         return True
     upload = replace(observation.upload, tensors={name: tensors[name] for name in ends & tensors.keys()})
-    return bool(evident_defense(replace(observation, upload=upload), Usual(scattered=0.0, columns=1.0)))
+    return bool(evident_defense(replace(observation, upload=upload), Usual(scattered=0.0, columns=1.0, noise=math.inf)))
 
 
 def _labels(observation: Observation, number: int) -> tuple[Tensor, str]:

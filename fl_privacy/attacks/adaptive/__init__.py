@@ -9,7 +9,12 @@ from fl_privacy.attacks.adaptive.constraints import (
     Unknowns,
     UpdateConstraints,
 )
-from fl_privacy.attacks.adaptive.countermeasures import Circumstances, Countermeasure, countermeasures_against
+from fl_privacy.attacks.adaptive.countermeasures import (
+    Circumstances,
+    Countermeasure,
+    countermeasures_against,
+    looks_noisy,
+)
 from fl_privacy.attacks.adaptive.estimates import (
     estimate_clip_norm,
     estimate_noise_std,
@@ -33,4 +38,5 @@ __all__ = [
     "estimate_clip_norm",
     "estimate_noise_std",
     "estimate_step",
+    "looks_noisy",
 ]

@@ -95,13 +95,16 @@ class Constraints:
         transform: what the client did to its images, done to the guessed ones too. Priors of natural images look at
             the guess without it, those of what the model is used to at the guess with it.
         smoothness: (V,) weight of the images' total variation, beside the attack's own priors.
-        any_contrast: whether that is of images brought to the same contrast.
+        likeliest: (V,) the same beside the angle of the whole update, where noise says how smooth the images are; zero
+            of victims without.
+        any_contrast: whether total variation is of images brought to the same contrast.
         unknowns: of a hidden gradient, guessed with the images.
         features: that the images are known to have.
     """
 
     transform: AssumedTransform | None = None
     smoothness: Tensor | None = None
+    likeliest: Tensor | None = None
     any_contrast: bool = False
     unknowns: Unknowns | None = None
     features: KnownFeatures | None = None
@@ -111,6 +114,7 @@ class Constraints:
         return Constraints(
             transform=self.transform and self.transform.map(change),
             smoothness=None if self.smoothness is None else change(self.smoothness),
+            likeliest=None if self.likeliest is None else change(self.likeliest),
             any_contrast=self.any_contrast,
             unknowns=self.unknowns,
             features=self.features and self.features.map(change),

@@ -40,6 +40,7 @@ class Circumstances:
         scales: whether the objective sees how large the whole gradient is.
         complete: whether every parameter is matched.
         smooths: whether the attack prefers smooth or natural images anyway.
+        pixels: whether it looks for images pixel by pixel.
         learnable: weights of the linear layers into whose input unknown gradients can be guessed.
     """
 
@@ -51,6 +52,7 @@ class Circumstances:
     scales: bool
     complete: bool
     smooths: bool
+    pixels: bool
     learnable: Sequence[str]
 
 
@@ -63,6 +65,7 @@ class Countermeasure:
         rule: where the undefended update must have been.
         clipping: how the guess is to be clipped.
         smoothness: weight of total variation in units of ``Problem.blank_loss``.
+        noisy: whether that weight follows from the noise in the update instead, where it can be told from it.
         hidden: what a private loss sends back, which is guessed as well.
         loss_factor: of the cross entropy in the clients' loss.
         transforms: what the client may have done to an image; every one is tried.
@@ -72,6 +75,7 @@ class Countermeasure:
     rule: Rule | None = None
     clipping: Clipping | None = None
     smoothness: float = 0.0
+    noisy: bool = False
     hidden: HiddenGradient | None = None
     loss_factor: float = 1.0
     transforms: tuple[Transform, ...] = ()
@@ -87,6 +91,12 @@ _MANY_BITS = 6
 UNSCALED, UNTOLD = 1.0, 1.0
 """What an attacker assumes that is not told SPN's weights: the cross entropy is as it would be without, and what is
 sent back into the features is as large as the head's weights."""
+
+
+def looks_noisy(effect: Effect) -> bool:
+    """Whether every element is off by some noise, of which the update shows how much; signs alone show too little."""
+    few = isinstance(effect, Quantized) and 1 < (effect.bits or 0) < _MANY_BITS
+    return few or isinstance(effect, Noise | ClippedExamples)
 
 
 @singledispatch
@@ -114,7 +124,9 @@ def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[
 
 @countermeasures_against.register
 def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Quantization: measured against a straight-through quantizer of the guess, this reaches further."""
+    """Quantization: what reaches further than a straight-through quantizer of the guess; few levels are like noise."""
+    if looks_noisy(effect):
+        return _smooth_away(circumstances)
     return [
         Countermeasure(
             sentence="It accepts every gradient that rounds to the levels observed.",
@@ -182,7 +194,7 @@ def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Coun
         clips = circumstances.unrolls or not circumstances.plan.weight_decay
     std = effect.std and effect.std * unit
     clipping = _clip(effect.clip, unit, std, circumstances) if effect.clip and clips else []
-    return [*clipping, *_prefer_smooth(circumstances, BLURRED)]
+    return [*clipping, *_smooth_away(circumstances)]
 
 
 @countermeasures_against.register
@@ -199,7 +211,7 @@ def _against_dp_sgd(effect: ClippedExamples, circumstances: Circumstances) -> Se
     std = norm * multiplier if norm is not None and multiplier is not None else None
     alone = circumstances.batch_size == 1 and not circumstances.unrolls
     clipping = _clip(Clipped(norm=norm), 1.0, std, circumstances) if alone else []
-    return [*clipping, *_prefer_smooth(circumstances, BLURRED)]
+    return [*clipping, *_smooth_away(circumstances)]
 
 
 @countermeasures_against.register
@@ -268,4 +280,18 @@ def _prefer_smooth(circumstances: Circumstances, share: float) -> list[Counterme
         return []
     return [
         Countermeasure(sentence="Of the images that fit it prefers smooth ones (total variation).", smoothness=share)
+    ]
+
+
+def _smooth_away(circumstances: Circumstances) -> list[Countermeasure]:
+    """Of noisy updates: how smooth is likeliest follows from the noise, also for attacks with total variation."""
+    if not circumstances.pixels:
+        return []
+    return [
+        Countermeasure(
+            sentence="Of the images that fit it prefers those as smooth as the noise in the update calls for (total"
+            " variation).",
+            smoothness=0.0 if circumstances.smooths else BLURRED,
+            noisy=True,
+        )
     ]

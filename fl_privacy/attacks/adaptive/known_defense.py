@@ -101,6 +101,11 @@ class KnownDefense:
         """Weight of total variation in units of ``Problem.blank_loss``, of one round."""
         return max((m.smoothness for m in self.countermeasures), default=0.0)
 
+    @property
+    def noisy(self) -> bool:
+        """Whether smoothness follows from the noise in the updates, of which all values are known."""
+        return any(m.noisy for m in self.countermeasures) and not any(m.rule for m in self.countermeasures)
+
     def update_constraints(self, observations: Sequence[Observation], matched: Matched) -> UpdateConstraints:
         """What the countermeasures say of the updates of ``observations``."""
         rules = [m.rule for m in self.countermeasures if m.rule]

@@ -42,7 +42,8 @@ class Judgment:
         balance: (V,) the weight of total variation at which it is as large as what the member's own objective leaves,
             as a share of that of a zero gradient: with less, what fits is noise; with more, it holds the fit back.
         score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, the latter of images of equal contrast where the
-            model normalizes by the batch; the least wins. Infinite where it isn't a number.
+            model normalizes by the batch; the least wins. Where noise says how smooth the images are, the angle of the
+            whole update and as much total variation as that. Infinite where it isn't a number.
     """
 
     mismatch: Tensor
@@ -66,7 +67,7 @@ class _OfAllLayers(Cosine):
         return self._of_layer(max(statistics.values(), key=lambda one: one.target.size))
 
 
-_common = _OfAllLayers(epsilon=1e-12)
+_common, _angle = _OfAllLayers(epsilon=1e-12), Cosine()
 
 
 @torch.no_grad()
@@ -77,11 +78,14 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
     seen = transform(images) if transform else images
     given = seen, problem.guessed_labels(variables), problem.hidden_gradients(variables)
     with differentiable_twice(), torch.no_grad():
-        mismatch, widest = _common_mismatch(problem, *given)
+        mismatch, widest, angle = _common_mismatch(problem, *given)
         misfit = (problem.mismatch(*given) / problem.zero_loss()).double()
     rough = problem.roughness(Guess(images, 1, lambda: ())).double()
     least = torch.where(_is_underdetermined(problem), UNDERDETERMINED, EXACT)
     score = torch.maximum(mismatch, least.to(mismatch)).log() + ROUGHNESS * rough
+    if (weight := problem.constraints.likeliest) is not None:
+        weight = weight.double()
+        score = torch.where(weight > 0, angle / weight.clamp_min(EXACT) + rough, score)
     balance = misfit / rough.clamp_min(_LEAST_VARIATION)
     return Judgment(mismatch, widest, balance, score.nan_to_num(math.inf, math.inf, math.inf))
 
@@ -97,14 +101,14 @@ def margin(problem: Problem) -> float:
 
 def _common_mismatch(
     problem: Problem, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]
-) -> tuple[Tensor, Tensor]:
-    """(V,) of all tensors and of the widest one, means over the rounds."""
-    all_layers, widest = [], []
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(V,) of all tensors, of the widest one and of all as a whole, means over the rounds."""
+    found = []
     for one, own in zip(problem.rounds, hidden, strict=True):
         statistics = one.statistics(images, labels, own)
-        all_layers.append(_common(statistics))
-        widest.append(_common.of_widest(statistics))
-    return torch.stack(all_layers).mean(0).double(), torch.stack(widest).mean(0).double()
+        found.append(torch.stack([_common(statistics), _common.of_widest(statistics), _angle(statistics)]))
+    all_layers, widest, angle = torch.stack(found).mean(0).double()
+    return all_layers, widest, angle
 
 
 def _is_underdetermined(problem: Problem) -> Tensor:

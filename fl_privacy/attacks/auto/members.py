@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.adaptive import looks_noisy
 from fl_privacy.attacks.gradient_inversion import GradientInversion, LabelPolicy
 from fl_privacy.attacks.gradient_inversion.initialization import Blank, PublicMean
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.attacks.gradient_inversion.noise import noise_ratio
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.presets import inverting_gradients
-from fl_privacy.effects import Sparse
+from fl_privacy.effects import Quantized, Sparse
 from fl_privacy.types import Observation
 
 _ROUGH = (
@@ -82,6 +84,8 @@ def entries(
     smooth = _is_smooth(observation.model)
     if _is_underdetermined(observation):
         chosen = [(curved, 0, 3e-1), (signed, 0, 4e-1), (curved, 1, 1e-1), (signed, 1, 1e-1), (layered, 0, 1e-1)]
+    elif _is_noisy(observation):
+        chosen = [(signed, 0, 0.0), (signed, 1, 0.0), (signed, 2, 0.0), (curved, 0, 0.0)]
     elif smooth and observation.upload.num_examples > 1:
         chosen = [(curved, 0, 1e-2), (curved, 1, 1e-1), (signed, 0, 1e-1), (layered, 0, 1e-2), (squared, 0, 1e-2)]
         chosen += [(curved, 2, 1e-3), (layered, 1, 1e-3), (signed, 1, 4e-2), (curved, 3, 1e-2)]
@@ -93,9 +97,11 @@ def entries(
         chosen += [(signed, 4, 4e-1), (squared, 0, 1e-2)]
     if _shares_statistics(observation):
         chosen[1:1] = [(usual, 0, 1e-1), (usual, 1, 1e-2)]
+    more = [(curved, 1e-3), (layered, 1e-3)] if smooth else [(signed, 4e-1), (signed, 1e-1)]
+    if _is_noisy(observation):
+        more = [(signed, 0.0), (curved, 0.0)]
     start = 5
     while len(chosen) < most:
-        more = [(curved, 1e-3), (layered, 1e-3)] if smooth else [(signed, 4e-1), (signed, 1e-1)]
         chosen += [(contender, start, weight) for contender, weight in more]
         start += 1
     return chosen[:most]
@@ -152,6 +158,13 @@ def _is_underdetermined(observation: Observation) -> bool:
         return False
     left = sum(int(value.count_nonzero()) for value in observation.update().values())
     return left < observation.upload.num_examples * math.prod(observation.input_shape)
+
+
+def _is_noisy(observation: Observation) -> bool:
+    """Whether noise says how smooth the images are."""
+    effects = [part.effect for part in observation.knowledge.defense or ()]
+    noisy = [looks_noisy(effect) for effect in effects if looks_noisy(effect) or isinstance(effect, Sparse | Quantized)]
+    return any(noisy) and all(noisy) and noise_ratio(observation) is not None
 
 
 def normalizes_by_batch(observation: Observation) -> bool:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.effects import Clipped, Description, MutedFeatures, Part, Quantized, Sparse
+from fl_privacy.attacks.gradient_inversion.noise import noise_ratio, ratio_of_gradient
+from fl_privacy.effects import Clipped, Description, MutedFeatures, Noise, Part, Quantized, Sparse
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.types import Batch, Observation, Tensors
 
@@ -28,16 +29,21 @@ _AT_THRESHOLD = 0.02
 """Share of the kept elements within a factor of two of the smallest, from which that is a threshold."""
 
 
+_NOISY, _UNUSUAL = 1e-4, 100.0
+"""Norm of noise over that of the gradient from which it shows, also over what an undefended gradient comes to."""
+
 CLIPPED: Description = (Part("norm", effect=Clipped(norm=None)),)
 """A clipped update, of which the bound is not told: its own norm."""
 
 
 @dataclass(frozen=True)
 class Usual:
-    """Of undefended gradients of a model: the share of scattered zeros, and of empty columns of the last layer."""
+    """Of undefended gradients of a model: the share of scattered zeros, and of empty columns of the last layer, and
+    what of them looks like noise over their norm."""
 
     scattered: float
     columns: float
+    noise: float
 
 
 def usual_of(observation: Observation) -> Usual:
@@ -45,7 +51,7 @@ def usual_of(observation: Observation) -> Usual:
     rng = torch.Generator().manual_seed(0)
     count = observation.upload.num_examples
     like = next(iter(observation.sent.parameters.values()))
-    scattered = columns = 0.0
+    scattered = columns = noise = 0.0
     for _ in range(3):
         images = torch.rand((count, *observation.input_shape), generator=rng).to(like)
         labels = torch.randint(observation.num_classes, (count,), generator=rng).to(like.device)
@@ -53,7 +59,8 @@ def usual_of(observation: Observation) -> Usual:
         found = loss_gradients(observation.model, state, Batch(images, labels), batch_norm="eval").gradients
         scattered = max(scattered, scattered_zeros(found))
         columns = max(columns, _empty_columns(observation, found))
-    return Usual(scattered, columns)
+        noise = max(noise, ratio_of_gradient(found, observation))
+    return Usual(scattered, columns, noise)
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:
@@ -65,6 +72,8 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
         return (Part("zeros", effect=_sparse(update)),)
     if _empty_columns(observation, update) > usual.columns + max(_MORE_ZEROS, 0.2 * usual.columns):
         return (Part("empty columns", effect=MutedFeatures()),)
+    if (noise_ratio(observation) or 0.0) > max(_NOISY, _UNUSUAL * usual.noise):
+        return (Part("noise", effect=Noise(std=None, clip=None)),)
     return ()
 
 
@@ -73,7 +82,7 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
 
     Args:
         observations: of any models.
-        clips: whether it takes an update that shows nothing for one that was clipped to its own norm.
+        clips: whether it takes an update that shows nothing, or noise, for one that was clipped to its own norm.
     """
     usual: dict[tuple[object, ...], Usual | None] = {}
     seen = []
@@ -84,7 +93,9 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
             if key not in usual:
                 usual[key] = _usual_if_any(observation)
             own = usual[key]
-            found = () if own is None else evident_defense(observation, own) or (CLIPPED if clips else ())
+            found = () if own is None else evident_defense(observation, own)
+            if clips and own is not None and all(isinstance(part.effect, Noise) for part in found):
+                found = (*CLIPPED, *found)
             observation = observation.told(defense=found) if found else observation  # noqa: PLW2901
         seen.append(observation)
     return seen

@@ -17,6 +17,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.initialization import Blank, Space
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.memory import victims_at_once, written_bytes
+from fl_privacy.attacks.gradient_inversion.noise import noise_ratio, smoothing
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.rearranging import Rearranged, rearranged
@@ -94,10 +95,19 @@ class Prepared:
 
     def problem(self, victims: Sequence[PreparedVictim], restarts: Sequence[int], attempts: int = 1) -> Problem:
         """Of a chunk, in which every ``attempts`` neighbors are the same victim, with the number of each attempt."""
-        last = self.rounds[0]
+        problem, known = self._unsmoothed(victims, restarts, attempts), self.rounds[0].known
+        if self._smoothings:
+            own, angle = torch.tensor([self._smoothings[victim.position] for victim in victims]).to(self._like).T
+            return replace(problem, constraints=replace(problem.constraints, smoothness=own, likeliest=angle))
+        if not known.smoothness:
+            return problem
+        smoothness = known.smoothness * problem.blank_loss() / len(self.rounds)
+        return replace(problem, constraints=replace(problem.constraints, smoothness=smoothness))
+
+    def _unsmoothed(self, victims: Sequence[PreparedVictim], restarts: Sequence[int], attempts: int = 1) -> Problem:
         labels = [m.labels for m in victims if m.labels is not None]
-        constraints = Constraints(transform=self._transform(victims, restarts), unknowns=last.unknowns)
-        problem = Problem(
+        constraints = Constraints(transform=self._transform(victims, restarts), unknowns=self.rounds[0].unknowns)
+        return Problem(
             settings=self.settings,
             shape=self.shape,
             num_classes=self.num_classes,
@@ -108,10 +118,20 @@ class Prepared:
             constraints=constraints,
             held=self._held(victims, restarts),
         )
-        if not last.known.smoothness:
-            return problem
-        smoothness = last.known.smoothness * problem.blank_loss() / len(self.rounds)
-        return replace(problem, constraints=replace(constraints, smoothness=smoothness))
+
+    @cached_property
+    def _smoothings(self) -> dict[int, tuple[float, float]]:
+        """By position, the weights of ``Smoothing``; empty where no noise is known of, or none can be measured."""
+        ratios = [noise_ratio(victim.observation) for victim in self.victims] if self.rounds[0].known.noisy else []
+        found: dict[int, tuple[float, float]] = {}
+        if None in ratios:
+            return found
+        for begin in range(0, len(ratios), self.capacity):
+            chunk, loud = self.victims[begin : begin + self.capacity], ratios[begin : begin + self.capacity]
+            both = smoothing(self._unsmoothed(chunk, [0] * len(chunk)), [ratio or 0.0 for ratio in loud])
+            pairs = zip(both.own.tolist(), both.angle.tolist(), strict=True)
+            found |= zip((victim.position for victim in chunk), pairs, strict=True)
+        return found
 
     def _transform(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> AssumedTransform | None:
         transforms = self.rounds[0].known.transforms
@@ -230,7 +250,7 @@ class Prepared:
     def _trial(self) -> tuple[Problem, Tensor]:
         """The problem of one victim and its start."""
         victim = self.victims[:1]
-        return self.problem(victim, [0]), self.start(victim, [0])[0]
+        return self._unsmoothed(victim, [0]), self.start(victim, [0])[0]
 
     @property
     def _like(self) -> Tensor:

@@ -167,6 +167,7 @@ def _circumstances(
     settings: Settings, first: Observation, names: Collection[str], *, unrolls: bool, learnable: Sequence[str]
 ) -> Circumstances:
     layer = output_layer(first.model, first.num_classes)
+    pixels = settings.source is None and not isinstance(first.model, TextModel)
     return Circumstances(
         head=layer[0] if layer else None,
         batch_size=first.upload.num_examples,
@@ -175,8 +176,7 @@ def _circumstances(
         matched_per_uploaded=matched_per_uploaded(first.plan, first.upload.num_examples, unrolls=unrolls),
         scales=settings.objective.elementwise,
         complete=set(names) == set(first.sent.parameters),
-        smooths=isinstance(first.model, TextModel)
-        or settings.source is not None
-        or any(isinstance(prior, TotalVariation) for prior in settings.priors),
+        smooths=not pixels or any(isinstance(prior, TotalVariation) for prior in settings.priors),
+        pixels=pixels,
         learnable=learnable,
     )
