@@ -13,7 +13,7 @@ from fl_privacy.attacks.gradient_inversion.initialization import Blank, PublicMe
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.noise import noise_ratio
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
-from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange
+from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange, TotalVariation
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.presets import inverting_gradients
 from fl_privacy.effects import Quantized, Sparse
@@ -23,6 +23,10 @@ _ROUGH = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.Hardtanh, nn.Hardswish, nn.MaxPool2d, nn.AdaptiveMaxPool2d),
     *(nn.MultiheadAttention, nn.LayerNorm),
 )
+
+_THIN, _HELD = 0.25, 0.1
+"""Values known of a smooth model for each pixel below which smoothness decides more than the fit, and the weight of
+total variation that is not eased there; behind kinks that is so as soon as there are fewer values than pixels."""
 
 _MOVES = 20
 """Of an iteration of L-BFGS."""
@@ -82,7 +86,11 @@ def entries(
     found = (replace(contender, attack=placed(contender.attack)) for contender in _contenders(observation))
     curved, layered, squared, signed, usual = found
     smooth = _is_smooth(observation.model)
-    if _is_underdetermined(observation):
+    thin = _share_known(observation)
+    if thin < (_THIN if smooth else 1):
+        smoothed = replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=_HELD),)))
+        chosen = [(smoothed, 0, 1e-1), (smoothed, 1, 1e-1), (smoothed, 2, 3e-1), (curved, 0, 3e-1), (layered, 0, 1e-1)]
+    elif thin < 1:
         chosen = [(curved, 0, 3e-1), (signed, 0, 4e-1), (curved, 1, 1e-1), (signed, 1, 1e-1), (layered, 0, 1e-1)]
     elif _is_noisy(observation):
         chosen = [(signed, 0, 0.0), (signed, 1, 0.0), (signed, 2, 0.0), (curved, 0, 0.0)]
@@ -152,12 +160,12 @@ def _is_smooth(model: nn.Module) -> bool:
     return not any(isinstance(module, _ROUGH) for module in model.modules())
 
 
-def _is_underdetermined(observation: Observation) -> bool:
-    """Whether a defense left fewer values of the update than there are pixels."""
+def _share_known(observation: Observation) -> float:
+    """Values of the update that a defense left, over the number of pixels; infinite where it leaves out none."""
     if not any(isinstance(part.effect, Sparse) for part in observation.knowledge.defense or ()):
-        return False
+        return math.inf
     left = sum(int(value.count_nonzero()) for value in observation.update().values())
-    return left < observation.upload.num_examples * math.prod(observation.input_shape)
+    return left / (observation.upload.num_examples * math.prod(observation.input_shape))
 
 
 def _is_noisy(observation: Observation) -> bool:
