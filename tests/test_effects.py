@@ -21,6 +21,7 @@ CIRCUMSTANCES = Circumstances(
     scales=True,
     complete=True,
     smooths=False,
+    pixels=True,
     learnable=("out.weight",),
 )
 

@@ -94,9 +94,13 @@ sent back into the features is as large as the head's weights."""
 
 
 def looks_noisy(effect: Effect) -> bool:
-    """Whether every element is off by some noise, of which the update shows how much; signs alone show too little."""
-    few = isinstance(effect, Quantized) and 1 < (effect.bits or 0) < _MANY_BITS
-    return few or isinstance(effect, Noise | ClippedExamples)
+    """Whether every element is off by some noise, of which the update shows how much.
+
+    Few levels, up or down to which values are rounded at random, are noise of about a step; signs alone are too few.
+    """
+    if isinstance(effect, Quantized):
+        return effect.rounding == "stochastic" and 1 < (effect.bits or 0) < _MANY_BITS
+    return isinstance(effect, Noise | ClippedExamples | SlicedNoise)
 
 
 @singledispatch
@@ -124,7 +128,7 @@ def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[
 
 @countermeasures_against.register
 def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Quantization: what reaches further than a straight-through quantizer of the guess; few levels are like noise."""
+    """Quantization: measured against a straight-through quantizer of the guess, bins reach further."""
     if looks_noisy(effect):
         return _smooth_away(circumstances)
     return [
@@ -153,7 +157,7 @@ def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Seq
 @countermeasures_against.register
 def _against_mixing(effect: SlicedNoise, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """The improved Soteria, which leaves nothing to mute: noise like any other."""
-    return _prefer_smooth(circumstances, BLURRED)
+    return _smooth_away(circumstances)
 
 
 @countermeasures_against.register

@@ -38,6 +38,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import (
 )
 from fl_privacy.attacks.presets import model_inversion
 from fl_privacy.checks import one_of, whole
+from fl_privacy.effects import Transformed
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
@@ -185,6 +186,8 @@ def _solved(
     """By position: victims that need no descent on their update, and images of others that one may start from."""
     if group.first.knowledge.features is not None:
         return _from_features(group, seed, evaluations, report), {}
+    if any(isinstance(part.effect, Transformed) for part in group.first.knowledge.defense or ()):
+        return {}, {}  # equations give the transformed images
     rounds = max(1, evaluations // 12) if evaluations else 400
     apart = _taken_apart(group, seed, steps=min(20, rounds), report=part_of(report, 0.0, 0.5))
     results = {position: one for position, one in apart.items() if one.certainty is not Certainty.APPROXIMATE}

@@ -18,8 +18,8 @@ from fl_privacy.gradients import differentiable_twice
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
 
-_LOUDEST = 30.0
-"""Norm of the noise over that of the gradient from which nothing but noise is left to measure."""
+_LOUDEST = 3.0
+"""Norm of the noise over that of the gradient from which smoothing more leaves nothing but gray."""
 
 _FEWEST = 8
 """Columns of the output layer that tell a spread."""
@@ -34,7 +34,7 @@ _COARSE = 4
 
 
 def noise_ratio(observation: Observation) -> float | None:
-    """Norm of the noise in the update of ``observation`` over that of the gradient, at most 30.
+    """Norm of the noise in the update of ``observation`` over that of the gradient, at most 3.
 
     The gradient of cross entropy by the logits adds up to zero over the classes, so that each column of the output
     layer's weight does, and its bias: what they add up to is noise. Rounding in single precision comes to 1e-6.

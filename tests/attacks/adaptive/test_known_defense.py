@@ -154,6 +154,7 @@ def measures_against(defense):
         scales=True,
         complete=True,
         smooths=False,
+        pixels=True,
         learnable=["5.weight", "3.weight"],
     )
     return KnownDefense.of(knowing, circumstances), seen

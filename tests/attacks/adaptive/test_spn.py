@@ -125,7 +125,7 @@ def circumstances(**changes):
     settings = {
         "head": "5.weight", "batch_size": 1, "plan": LocalPlan(), "unrolls": False,
         "matched_per_uploaded": 1.0, "scales": True, "complete": True,
-        "smooths": False, "learnable": ["5.weight"],
+        "smooths": False, "pixels": True, "learnable": ["5.weight"],
     }  # fmt: skip
     return Circumstances(**settings | changes)
 
