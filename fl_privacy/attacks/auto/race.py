@@ -32,9 +32,6 @@ from fl_privacy.types import Batch
 FEATURES = 0.3
 """Weight of features that are known, as a share of the loss of a zero gradient, in the attempt that is held to them."""
 
-GIVEN = 0.1
-"""Share of the smoothness that noise calls for, from images that equations gave: these leave less to noise."""
-
 _SURE_OF_LABELS = 2
 """So many attempts at a batch take the labels that are inferred."""
 
@@ -245,8 +242,6 @@ class Race:
         zero = problem.zero_loss()
         weights = torch.tensor([attempt.roughness for _, attempt in jobs]).to(zero)
         least = problem.constraints.smoothness
-        if least is not None and problem.constraints.likeliest is not None:
-            least = least * torch.tensor([GIVEN if attempt.given else 1.0 for _, attempt in jobs]).to(zero)
         known = replace(
             problem.constraints,
             smoothness=weights * zero if least is None else torch.maximum(weights * zero, least),

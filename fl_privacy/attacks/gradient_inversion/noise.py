@@ -25,9 +25,11 @@ _FEWEST = 8
 """Columns of the output layer that tell a spread."""
 
 _STRENGTH = 0.25
-"""Total variation's slope by a pixel over that which noise gives the objective; chosen on networks with and without
-batch norm, trained or not, whose weights at that strength are from 0.002 to 2: where others do better by more than a
-decibel, it is by more smoothness."""
+"""Total variation's slope by a pixel over that which noise gives the objective, at most; chosen on networks with and
+without batch norm, trained or not, whose weights at that strength are from 0.002 to 2."""
+
+_EDGE = 0.05
+"""How far noise has to move a pixel for that strength: about as much as neighbors differ in photographs."""
 
 _COARSE = 4
 """Side of the random images on which noise is rehearsed, before they are brought to the size of the victim's."""
@@ -83,7 +85,9 @@ def smoothing(problem: Problem, ratios: Sequence[float]) -> Smoothing:
 
     What denoises best grows with the noise (Rudin, Osher and Fatemi 1992); how far noise in a gradient reaches the
     pixels depends on network and objective. It is rehearsed: where the gradient of public images is matched but for
-    noise as loud as in the update, all of the objective's slope is the noise's doing.
+    noise as loud as in the update, all of the objective's slope is the noise's doing. By how much that moves a pixel
+    follows from how the objective rises towards other images; little noise is smoothed less, as in the likeliest image
+    where neighbors differ by so much (``_EDGE``).
 
     Args:
         problem: of V victims.
@@ -91,37 +95,52 @@ def smoothing(problem: Problem, ratios: Sequence[float]) -> Smoothing:
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
-    size, channels, *sides = problem.shape
-    images = F.interpolate(torch.rand((size, channels, _COARSE, _COARSE), generator=rng), sides, mode="bilinear")
-    images = images.to(loud).expand(len(loud), *problem.shape).contiguous()
+    images, other = (_public_images(problem, len(loud), rng).to(loud) for _ in range(2))
+    speckled = images + _EDGE * torch.randn(images.shape[1:], generator=rng).to(loud)
     labels = problem.labels
     if labels is None:
-        labels = loud.new_full((len(loud), size, problem.num_classes), 1 / problem.num_classes)
-    rehearsed = replace(
-        problem,
-        rounds=[_rehearsed(one, images, labels, loud, rng) for one in problem.rounds],
-        constraints=Constraints(),
-    )
-    strength = _STRENGTH * (1 + loud.square()).sqrt() * images[0].numel()
-    own = strength * _pull(rehearsed, images, labels) / rehearsed.zero_loss() * problem.zero_loss()
-    if problem.settings.objective == Cosine():
-        return Smoothing(own, own)
-    angle = replace(rehearsed, settings=replace(problem.settings, objective=Cosine()))
-    return Smoothing(own, strength * _pull(angle, images, labels) / len(problem.rounds))
+        labels = loud.new_full((len(loud), len(images[0]), problem.num_classes), 1 / problem.num_classes)
+    own = replace(problem, constraints=Constraints())
+    angle = replace(own, settings=replace(problem.settings, objective=Cosine()))
+    gradients = [_gradients(one, images, labels) for one in problem.rounds]
+    noise = [{name: torch.randn(t.shape[1:], generator=rng).to(t) for name, t in one.items()} for one in gradients]
+    clean = angle.matching([_noisy(one, more, 0 * loud) for one, more in zip(gradients, noise, strict=True)])
+    rounds = [_noisy(one, more, loud) for one, more in zip(gradients, noise, strict=True)]
+    pull = _pull(angle.matching(rounds), images, labels)
+    moved = pull / torch.stack([_rise(clean, images, each, labels) for each in (other, speckled)]).amin(0)
+    strength = _STRENGTH * (moved / _EDGE).clamp(max=1) * (1 + loud.square()).sqrt() * images[0].numel()
+    rehearsed = own.matching(rounds)
+    unit = problem.zero_loss() / rehearsed.zero_loss()
+    return Smoothing(strength * _pull(rehearsed, images, labels) * unit, strength * pull / len(rounds))
 
 
-def _rehearsed(one: Round, images: Tensor, labels: Tensor, loud: Tensor, rng: torch.Generator) -> Round:
-    """As if ``images`` (V, B, C, H, W) had been the clients'; the noise (V,) ``loud`` is the same for all victims."""
+def _public_images(problem: Problem, number: int, rng: torch.Generator) -> Tensor:
+    """(V, B, C, H, W), for all victims the same."""
+    size, channels, *sides = problem.shape
+    coarse = torch.rand((size, channels, _COARSE, _COARSE), generator=rng)
+    return F.interpolate(coarse, sides, mode="bilinear").expand(number, *problem.shape).contiguous()
+
+
+def _gradients(one: Round, images: Tensor, labels: Tensor) -> Tensors:
     with differentiable_twice(), torch.no_grad():
-        gradients = {name: value.detach() for name, value in one.gradients(images, labels).items()}
-    noise = {name: torch.randn(value.shape[1:], generator=rng).to(value) for name, value in gradients.items()}
+        return {name: value.detach() for name, value in one.gradients(images, labels).items()}
+
+
+def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target]:
+    """With ``noise``, the same for all victims, of so many times the gradient's norm (V,)."""
     length = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0).sqrt()
     each = loud * length / torch.stack([value.square().sum() for value in noise.values()]).sum().sqrt()
-    targets = {
+    return {
         name: Target.of(value + each.view(-1, *[1] * (value.dim() - 1)) * noise[name])
         for name, value in gradients.items()
     }
-    return replace(one, targets=targets, factors={}, clip=None, compared=())
+
+
+def _rise(problem: Problem, images: Tensor, others: Tensor, labels: Tensor) -> Tensor:
+    """(V,) by how much the objective rises towards ``others``, for half the squared distance."""
+    with differentiable_twice(), torch.no_grad():
+        risen = problem.mismatch(others, labels, [None] * len(problem.rounds))
+    return 2 * risen / (others - images).flatten(1).square().sum(1)
 
 
 def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:

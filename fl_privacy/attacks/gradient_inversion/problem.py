@@ -275,6 +275,14 @@ class Problem:
             pixels = space.to_variables(project(self.images(variables), how)).flatten(1)
         return pixels if variables.shape[1] == self.pixels else torch.cat([pixels, variables[:, self.pixels :]], 1)
 
+    def matching(self, targets: Sequence[Mapping[str, Target]]) -> "Problem":
+        """With other updates in each round, of which all values are known and none is clipped."""
+        rounds = [
+            replace(one, targets=own, factors={}, clip=None, compared=())
+            for one, own in zip(self.rounds, targets, strict=True)
+        ]
+        return replace(self, rounds=rounds)
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "Problem":
         """With every tensor changed whose rows are victims."""
         return replace(
