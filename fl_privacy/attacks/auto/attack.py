@@ -65,7 +65,8 @@ class AutoAttack:
     variation where it is not, batch-norm statistics where they were sent. What was solved for without a proof is one of
     the starts. Where a hidden layer in front of a ReLU gives the features of a batch away, all take its labels and one
     attempt is held to the features. A defense that is known, or that the update itself shows (zeros, few levels, empty
-    columns), is answered by all; where it leaves fewer values than there are pixels, by smooth images.
+    columns, noise), is answered by all; where it leaves fewer values than there are pixels, by smooth images, and where
+    it added noise, by images as smooth as that calls for (:mod:`fl_privacy.attacks.gradient_inversion.noise`).
 
     Texts are read by ``attack=dager``; where it proves nothing, descents on the embeddings of words are tried as well
     (:class:`fl_privacy.attacks.auto.texts.TextMembers`).

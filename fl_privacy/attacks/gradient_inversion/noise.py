@@ -42,8 +42,10 @@ def noise_ratio(observation: Observation) -> float | None:
     layer's weight does, and its bias: what they add up to is noise. Rounding in single precision comes to 1e-6.
 
     Returns:
-        ``None`` where there is no output layer, or too few columns.
+        ``None`` where there is no output layer, or too few columns, or steps of Adam, which do not add up.
     """
+    if observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd":
+        return None
     update = as_gradient(observation)
     layer = output_layer(observation.model, observation.num_classes)
     return None if layer is None else _ratio(update, [name for name in layer if name])

@@ -74,6 +74,7 @@ def test_where_nothing_tells_the_noise_it_is_not_told():
     ready = prepared([found.told(defense=NOISE)])
     assert float(ready.problem(ready.victims, [0]).constraints.smoothness) > 0
     assert ready.problem(ready.victims, [0]).constraints.likeliest is None
+    assert noise_ratio(seen(digit(), plan=LocalPlan(shares="delta", optimizer="adam"))) is None
 
 
 def test_noise_shows_and_rounding_does_not():
