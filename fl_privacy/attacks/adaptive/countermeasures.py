@@ -291,11 +291,5 @@ def _smooth_away(circumstances: Circumstances) -> list[Countermeasure]:
     """Of noisy updates: how smooth is likeliest follows from the noise, also for attacks with total variation."""
     if not circumstances.pixels:
         return []
-    return [
-        Countermeasure(
-            sentence="Of the images that fit it prefers those as smooth as the noise in the update calls for (total"
-            " variation).",
-            smoothness=0.0 if circumstances.smooths else BLURRED,
-            noisy=True,
-        )
-    ]
+    sentence = "Of the images that fit it prefers those as smooth as the noise calls for (total variation)."
+    return [Countermeasure(sentence=sentence, smoothness=0.0 if circumstances.smooths else BLURRED, noisy=True)]

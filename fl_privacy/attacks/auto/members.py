@@ -11,7 +11,7 @@ from fl_privacy.attacks.adaptive import looks_noisy
 from fl_privacy.attacks.gradient_inversion import GradientInversion, LabelPolicy
 from fl_privacy.attacks.gradient_inversion.initialization import Blank, PublicMean
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.noise import noise_ratio
+from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange, TotalVariation
 from fl_privacy.attacks.optimizers import LBFGS
@@ -172,7 +172,7 @@ def _is_noisy(observation: Observation) -> bool:
     """Whether noise says how smooth the images are."""
     effects = [part.effect for part in observation.knowledge.defense or ()]
     noisy = [looks_noisy(effect) for effect in effects if looks_noisy(effect) or isinstance(effect, Sparse | Quantized)]
-    return any(noisy) and all(noisy) and noise_ratio(observation) is not None
+    return any(noisy) and all(noisy) and noise_over_gradient(observation) is not None
 
 
 def normalizes_by_batch(observation: Observation) -> bool:

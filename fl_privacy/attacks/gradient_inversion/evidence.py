@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.noise import noise_ratio, ratio_of_gradient
+from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient, ratio_of_gradient
 from fl_privacy.effects import Clipped, Description, MutedFeatures, Noise, Part, Quantized, Sparse
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.types import Batch, Observation, Tensors
@@ -72,7 +72,7 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
         return (Part("zeros", effect=_sparse(update)),)
     if _empty_columns(observation, update) > usual.columns + max(_MORE_ZEROS, 0.2 * usual.columns):
         return (Part("empty columns", effect=MutedFeatures()),)
-    if (noise_ratio(observation) or 0.0) > max(_NOISY, _UNUSUAL * usual.noise):
+    if (noise_over_gradient(observation) or 0.0) > max(_NOISY, _UNUSUAL * usual.noise):
         return (Part("noise", effect=Noise(std=None, clip=None)),)
     return ()
 

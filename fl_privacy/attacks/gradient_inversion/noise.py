@@ -1,8 +1,8 @@
 """How noisy an update is, and how smooth the likeliest images behind a noisy one are."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,7 @@ _COARSE = 4
 """Side of the random images on which noise is rehearsed, before they are brought to the size of the victim's."""
 
 
-def noise_ratio(observation: Observation) -> float | None:
+def noise_over_gradient(observation: Observation) -> float | None:
     """Norm of the noise in the update of ``observation`` over that of the gradient, at most 3.
 
     The gradient of cross entropy by the logits adds up to zero over the classes, so that each column of the output
@@ -69,20 +69,33 @@ def _ratio(update: Tensors, layer: Sequence[str]) -> float | None:
     return math.sqrt(min(noise / max(squared - noise, 1e-300), _LOUDEST**2)) if squared else 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class Smoothing:
-    """Weights (V,) of total variation at which the images behind noisy updates are likeliest.
+Smoothing = tuple[float, float]
+"""Weights of total variation at which the images behind a noisy update are likeliest: beside the attack's objective,
+and beside the angle of the whole update."""
 
-    Attributes:
-        own: beside the attack's objective.
-        angle: beside the angle of the whole update.
+
+def smoothing_of(
+    observations: Sequence[Observation], problem: Callable[[slice], Problem], at_once: int
+) -> list[Smoothing] | None:
+    """Of each of ``observations``, so many at once; ``None`` where nothing tells the noise.
+
+    Args:
+        observations: of a group.
+        problem: of some of them.
+        at_once: how many fit into memory.
     """
+    ratios = [noise_over_gradient(observation) for observation in observations]
+    told = [ratio for ratio in ratios if ratio is not None]
+    if len(told) < len(ratios):
+        return None
+    found: list[Smoothing] = []
+    for begin in range(0, len(told), at_once):
+        chunk = slice(begin, begin + at_once)
+        found += zip(*(weights.tolist() for weights in _smoothing(problem(chunk), told[chunk])), strict=True)
+    return found
 
-    own: Tensor
-    angle: Tensor
 
-
-def smoothing(problem: Problem, ratios: Sequence[float]) -> Smoothing:
+def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
     """How strongly total variation has to hold each pixel for noise not to show.
 
     What denoises best grows with the noise (Rudin, Osher and Fatemi 1992); how far noise in a gradient reaches the
@@ -94,6 +107,9 @@ def smoothing(problem: Problem, ratios: Sequence[float]) -> Smoothing:
     Args:
         problem: of V victims.
         ratios: norm of the noise over that of the gradient, of each.
+
+    Returns:
+        (V,) weights of total variation beside the attack's objective, and beside the angle of the whole update.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
@@ -113,7 +129,7 @@ def smoothing(problem: Problem, ratios: Sequence[float]) -> Smoothing:
     strength = _STRENGTH * (moved / _EDGE).clamp(max=1) * (1 + loud.square()).sqrt() * images[0].numel()
     rehearsed = own.matching(rounds)
     unit = problem.zero_loss() / rehearsed.zero_loss()
-    return Smoothing(strength * _pull(rehearsed, images, labels) * unit, strength * pull / len(rounds))
+    return strength * _pull(rehearsed, images, labels) * unit, strength * pull / len(rounds)
 
 
 def _public_images(problem: Problem, number: int, rng: torch.Generator) -> Tensor:

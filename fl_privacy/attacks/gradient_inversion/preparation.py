@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from fl_privacy.attacks.adaptive import AssumedTransform, Constraints, choose_transforms
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, ValueAndGradient, compiling_pays
-from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, longest_text
+from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
 from fl_privacy.attacks.gradient_inversion.grouping import Group
-from fl_privacy.attacks.gradient_inversion.initialization import Blank, Space
+from fl_privacy.attacks.gradient_inversion.initialization import Blank
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.memory import victims_at_once, written_bytes
-from fl_privacy.attacks.gradient_inversion.noise import noise_ratio, smoothing
+from fl_privacy.attacks.gradient_inversion.modality import as_wide, of_modality, variables_of_one
+from fl_privacy.attacks.gradient_inversion.noise import smoothing_of
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.rearranging import Rearranged, rearranged
@@ -26,7 +27,6 @@ from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound, prepare_
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import OneByOne, frozen_copy
-from fl_privacy.models import TextModel
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation
 
@@ -122,16 +122,15 @@ class Prepared:
     @cached_property
     def _smoothings(self) -> dict[int, tuple[float, float]]:
         """By position, the weights of ``Smoothing``; empty where no noise is known of, or none can be measured."""
-        ratios = [noise_ratio(victim.observation) for victim in self.victims] if self.rounds[0].known.noisy else []
-        found: dict[int, tuple[float, float]] = {}
-        if None in ratios:
-            return found
-        for begin in range(0, len(ratios), self.capacity):
-            chunk, loud = self.victims[begin : begin + self.capacity], ratios[begin : begin + self.capacity]
-            both = smoothing(self._unsmoothed(chunk, [0] * len(chunk)), [ratio or 0.0 for ratio in loud])
-            pairs = zip(both.own.tolist(), both.angle.tolist(), strict=True)
-            found |= zip((victim.position for victim in chunk), pairs, strict=True)
-        return found
+        first = self.rounds[0]
+        if not first.known.noisy or first.unknowns or self.settings.source is not None:
+            return {}
+        found = smoothing_of(
+            [victim.observation for victim in self.victims],
+            lambda chunk: self._unsmoothed(self.victims[chunk], [0] * len(self.victims[chunk])),
+            self.capacity,
+        )
+        return {victim.position: own for victim, own in zip(self.victims, found or (), strict=bool(found))}
 
     def _transform(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> AssumedTransform | None:
         transforms = self.rounds[0].known.transforms
@@ -258,32 +257,6 @@ class Prepared:
         return next(self.observer.parameters())
 
 
-def of_modality(settings: Settings, observation: Observation) -> Settings:
-    """``settings`` for what the model of ``observation`` takes: of texts the embeddings of words are optimized, without
-    what is known of images."""
-    if not isinstance(observation.model, TextModel):
-        return settings
-    values = observation.assumed().parameters[observation.model.word_weight]
-    dtype = torch.float64 if settings.dtype == "float64" else torch.float32
-    table = values.to(settings.device or values.device, dtype)
-    source = WordEmbeddings(table=table, first=settings.start, reading=settings.reading, norm=settings.embedding_norm)
-    return replace(settings, source=source, priors=(), projection="none", space=Space())
-
-
-def _as_wide(labels: Tensor | None, longest: int) -> Tensor | None:
-    """Labels that are next tokens (B, L) for texts of ``longest`` tokens; others as they are."""
-    if labels is None or labels.dim() != 2 or labels.is_floating_point():
-        return labels
-    return torch.nn.functional.pad(labels, (0, longest - labels.shape[1]), value=-100)
-
-
-def _variables_of_one(first: Observation, group: Group) -> tuple[int, ...]:
-    """Of one image (C, H, W), or text (L, d)."""
-    if not isinstance(first.model, TextModel):
-        return first.input_shape
-    return longest_text(list(group.observations.values())), first.model.words.embedding_dim
-
-
 def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
     """Make ``group`` ready for the attack of ``settings``.
 
@@ -296,7 +269,7 @@ def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
     rounds = [prepare_round(settings, one, device=device, dtype=dtype) for one in (group, *group.earlier)]
     evaluating = replace(first.plan, batch_norm="eval")
     victim_model, victims, failures = rounds[0].victim_model, [], {}
-    shape = (first.upload.num_examples, *_variables_of_one(first, group))
+    shape = (first.upload.num_examples, *variables_of_one(first, list(group.observations.values())))
     for position, observation in group.observations.items():
         try:
             found = choose_labels(
@@ -305,7 +278,7 @@ def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
         except NotAttackableError as reason:
             failures[position] = str(reason)
         else:
-            victims.append(PreparedVictim(position, observation, _as_wide(found[0], shape[1]), found[1]))
+            victims.append(PreparedVictim(position, observation, as_wide(found[0], shape[1]), found[1]))
     return Prepared(
         settings=settings,
         seed=seed,

@@ -11,11 +11,11 @@ from fl_privacy.attacks import AutoAttack, ExactInversion, GradientInversion, in
 from fl_privacy.attacks.auto.members import entries
 from fl_privacy.attacks.gradient_inversion.evidence import evident_defense, seen_through, usual_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group
-from fl_privacy.attacks.gradient_inversion.noise import noise_ratio
+from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.data import load_data
-from fl_privacy.effects import Clipped, ClippedExamples, Noise, Part, Quantized, SlicedNoise, Sparse
+from fl_privacy.effects import Clipped, ClippedExamples, Noise, Part, PrivateLoss, Quantized, SlicedNoise, Sparse
 from fl_privacy.models import MLP, LeNet
 from fl_privacy.types import Batch, LocalPlan, Observation, VictimId
 from tests.attacks.victims import error, observe
@@ -61,20 +61,20 @@ def weights(observations: list[Observation], objective=Cosine()) -> torch.Tensor
 @pytest.mark.parametrize("plan", [LocalPlan(), LocalPlan(shares="delta", lr=0.1, weight_decay=1e-2)])
 def test_noise_is_told_from_what_the_output_layer_adds_up_to(ratio, count, plan):
     truth = digit(count=count)
-    clean, found = seen(truth, plan=plan), noise_ratio(seen(truth, ratio=ratio, plan=plan))
+    clean, found = seen(truth, plan=plan), noise_over_gradient(seen(truth, ratio=ratio, plan=plan))
     assert found == pytest.approx(ratio, rel=0.2)
-    assert noise_ratio(clean) < 1e-5 or plan.weight_decay
-    assert noise_ratio(noisy(clean, 50.0)) == 3.0
+    assert noise_over_gradient(clean) < 1e-5 or plan.weight_decay
+    assert noise_over_gradient(noisy(clean, 50.0)) == 3.0
 
 
 def test_where_nothing_tells_the_noise_it_is_not_told():
     convolutional = nn.Sequential(nn.Conv2d(1, 10, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     found = seen(digit(), ratio=0.1, model=convolutional, told=True)
-    assert noise_ratio(found) is None
+    assert noise_over_gradient(found) is None
     ready = prepared([found.told(defense=NOISE)])
     assert float(ready.problem(ready.victims, [0]).constraints.smoothness) > 0
     assert ready.problem(ready.victims, [0]).constraints.likeliest is None
-    assert noise_ratio(seen(digit(), plan=LocalPlan(shares="delta", optimizer="adam"))) is None
+    assert noise_over_gradient(seen(digit(), plan=LocalPlan(shares="delta", optimizer="adam"))) is None
 
 
 def test_noise_shows_and_rounding_does_not():
@@ -138,6 +138,13 @@ def test_what_hides_values_in_bounds_is_not_taken_for_noise(effect):
     assert 0.0 not in {weight for _, _, weight in entries(told, 3, lambda attack: attack)}
     ready = prepared([told])
     assert ready.problem(ready.victims, [0]).constraints.likeliest is None
+
+
+def test_noise_beside_a_private_loss_is_countered_as_before():
+    loss = PrivateLoss(alpha1=1.0, alpha2=0.1, bits=8)
+    told = noisy(seen(digit()), 0.3).told(defense=(Part("spn", effect=loss), *NOISE))
+    (read,) = AutoAttack(evaluations=50)([told], seed=0)
+    assert read.failure is None and len(read.countermeasures) == 2
 
 
 def photograph() -> Batch:

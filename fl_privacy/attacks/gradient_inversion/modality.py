@@ -1,0 +1,40 @@
+"""What an attack does otherwise where the clients' examples are texts."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, longest_text
+from fl_privacy.attacks.gradient_inversion.initialization import Space
+from fl_privacy.attacks.gradient_inversion.settings import Settings
+from fl_privacy.models import TextModel
+from fl_privacy.types import Observation
+
+
+def of_modality(settings: Settings, observation: Observation) -> Settings:
+    """``settings`` for what the model of ``observation`` takes: of texts the embeddings of words are optimized, without
+    what is known of images."""
+    if not isinstance(observation.model, TextModel):
+        return settings
+    values = observation.assumed().parameters[observation.model.word_weight]
+    dtype = torch.float64 if settings.dtype == "float64" else torch.float32
+    table = values.to(settings.device or values.device, dtype)
+    source = WordEmbeddings(table=table, first=settings.start, reading=settings.reading, norm=settings.embedding_norm)
+    return replace(settings, source=source, priors=(), projection="none", space=Space())
+
+
+def as_wide(labels: Tensor | None, longest: int) -> Tensor | None:
+    """Labels that are next tokens (B, L) for texts of ``longest`` tokens; others as they are."""
+    if labels is None or labels.dim() != 2 or labels.is_floating_point():
+        return labels
+    return F.pad(labels, (0, longest - labels.shape[1]), value=-100)
+
+
+def variables_of_one(first: Observation, others: Sequence[Observation]) -> tuple[int, ...]:
+    """Of one image (C, H, W), or text (L, d) as long as the longest of ``others``."""
+    if not isinstance(first.model, TextModel):
+        return first.input_shape
+    return longest_text(others), first.model.words.embedding_dim
