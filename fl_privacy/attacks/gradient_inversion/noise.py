@@ -109,7 +109,8 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
         ratios: norm of the noise over that of the gradient, of each.
 
     Returns:
-        (V,) weights of total variation beside the attack's objective, and beside the angle of the whole update.
+        (V,) weights of total variation beside the attack's objective, and beside the angle of the whole update; zero
+        where a rehearsal shows nothing, as behind layers that are silent for the public images.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
@@ -129,7 +130,9 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
     strength = _STRENGTH * (moved / _EDGE).clamp(max=1) * (1 + loud.square()).sqrt() * images[0].numel()
     rehearsed = own.matching(rounds)
     unit = problem.zero_loss() / rehearsed.zero_loss()
-    return strength * _pull(rehearsed, images, labels) * unit, strength * pull / len(rounds)
+    weights = strength * _pull(rehearsed, images, labels) * unit, strength * pull / len(rounds)
+    known = torch.stack(weights).isfinite().all(0)
+    return weights[0].where(known, 0), weights[1].where(known, 0)
 
 
 def _public_images(problem: Problem, number: int, rng: torch.Generator) -> Tensor:

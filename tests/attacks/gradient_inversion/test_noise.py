@@ -147,6 +147,18 @@ def test_noise_beside_a_private_loss_is_countered_as_before():
     assert read.failure is None and len(read.countermeasures) == 2
 
 
+def test_noise_behind_layers_that_are_silent_in_the_rehearsal_fails_no_attack():
+    torch.manual_seed(0)
+    model = LeNet(in_channels=1, image_size=28, num_classes=10, activation="relu")
+    first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+    nn.init.constant_(first.bias, -100.0)
+    nn.init.zeros_(first.weight)
+    told = noisy(seen(digit(), model=model), 0.3).told(defense=NOISE)
+    assert weights([told]).isfinite().all()
+    (read,) = AutoAttack(evaluations=50)([told], seed=0)
+    assert read.failure is None
+
+
 def photograph() -> Batch:
     """Smooth areas and an edge, (1, 1, 28, 28)."""
     rough = torch.rand(1, 1, 5, 5, generator=torch.Generator().manual_seed(3))
