@@ -198,6 +198,7 @@ METRICS: dict[str, Metric] = {
         function=_in("images", "psnr"),
         of="transformed",
         leaks="high",
+        threshold=Threshold(value=15.0, source="Refiner"),
         title="PSNR to transformed",
         unit="dB",
         digits=decibel,

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 from fl_privacy.metrics import FEW, share_at_most
 from fl_privacy.report.inferred import told_apart
 from fl_privacy.report.numbers import metric, percent, title
-from fl_privacy.report.readings import Reading, Tone, in_round, kind_of, most_recognized, readings_of, tone_of
+from fl_privacy.report.readings import (
+    Reading,
+    Tone,
+    in_round,
+    kind_of,
+    most_exposed,
+    most_recognized,
+    readings_of,
+    tone_of,
+)
 from fl_privacy.results import Recognized, Summary
 from fl_privacy.victim_ids import Certainty
 
@@ -18,8 +27,9 @@ class Verdict:
     Attributes:
         text: how many images are recognizable.
         basis: by which bound, and what stays open.
-        tone: ``leak`` if any image is recognizable in any round to any attacker, ``private`` if none is and there are
-            enough of them to say so, the attack failed on none and all originals are known, ``open`` otherwise.
+        tone: ``leak`` if any image is recognizable in any round to any attacker, ``private`` if none is, nor what a
+            defense put in its place, and there are enough of them to say so, the attack failed on none and all
+            originals are known, ``open`` otherwise.
     """
 
     text: str
@@ -60,7 +70,21 @@ def _of_images(summary: Summary, kind: str) -> Verdict:
         others = [round for round in dict.fromkeys((min(worst), most.round)) if round != max(worst)]
         beside = "".join(f"; in round {round}, {_share(worst[round])}" for round in others)
         text = f"In round {max(worst)}, {text[0].lower()}{text[1:]}{beside}"
-    return Verdict(text, _basis(found, worst), tone_of(found))
+    basis = _basis(found, worst)
+    if not most.recognized and (exposed := most_exposed(found)):
+        text += f", but {_in_its_place(exposed, kind)}"
+        basis += (
+            f" Those that the defense put in their place count by {bound_in_words(exposed)}; what they show of the"
+            " originals no figure says: look at the pictures."
+        )
+    return Verdict(text, basis, tone_of(found))
+
+
+def _in_its_place(exposed: Recognized, kind: str) -> str:
+    if exposed.n == 1:
+        return "the one that the defense put in its place is"
+    verb = "is" if exposed.recognizable == 1 else "are"
+    return f"{exposed.recognizable} of the {exposed.n} {kind}s that the defense put in their place {verb}"
 
 
 def _without_truth(found: Sequence[Reading], kind: str) -> Verdict:

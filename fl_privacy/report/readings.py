@@ -22,6 +22,9 @@ COMPARED: Mapping[str, tuple[str, ...]] = {
 Tone = Literal["leak", "private", "open"]
 """``leak`` if any image is recognizable, ``private`` if none is and the interval says so too, ``open`` otherwise."""
 
+TRANSFORMED_METRIC = "transformed_psnr"
+"""By which images that a defense put in place of the originals count as recognizable."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reading:
@@ -102,6 +105,13 @@ def most_recognized(found: Sequence[Reading]) -> Reading | None:
     return max(known, key=lambda pair: (pair[0].recognized, pair[1]), default=(None, 0.0))[0]
 
 
+def most_exposed(found: Sequence[Reading]) -> Recognized | None:
+    """The largest share of images that were recognizable as what a defense put in their place; ``None`` if none was."""
+    bounds = [bound for reading in found if (bound := reading.recognized_by(TRANSFORMED_METRIC))]
+    most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
+    return most if most and most.recognizable else None
+
+
 def kind_of(found: Sequence[Reading]) -> Literal["image", "text"]:
     """What was attacked, in a word."""
     return "text" if any(reading.main == TEXT_METRIC for reading in found) else "image"
@@ -133,12 +143,17 @@ def tone(statistic: Statistic, bound: Recognized, *, unjudged: int) -> Tone:
 
 
 def tone_of(found: Sequence[Reading]) -> Tone:
-    """Of all readings together by their main metric: a leak if any is one, private if all are."""
+    """Of all readings together by their main metric: a leak if any is one, private if all are.
+
+    Not private where the images that a defense put in place of the originals were read: a figure of how far these are
+    from the originals, such as of a shifted face, does not say what a person sees in them.
+    """
     judged = [(reading.statistic(reading.main), reading.recognized_by(), reading.unjudged) for reading in found]
     tones = [tone(statistic, bound, unjudged=left) for statistic, bound, left in judged if statistic and bound]
     if "leak" in tones:
         return "leak"
-    return "private" if tones and set(tones) == {"private"} and len(tones) == len(found) else "open"
+    private = set(tones) == {"private"} and len(tones) == len(found)
+    return "private" if private and not most_exposed(found) else "open"
 
 
 def few(statistic: Statistic, kind: str = "image") -> str:

@@ -50,6 +50,20 @@ def test_run_page_comparison_scatter_and_answer_agree(adaptive, silent):
     assert "B was attacked by the plain one alone" in text
 
 
+@pytest.mark.parametrize("read, tone, told", [(0, "private", ""), (5, "open", "but 5 of the 6 images that")])
+def test_what_stands_in_place_of_the_original_was_read(silent, read, tone, told):
+    summary = read_run(silent).summary
+    seen = replace(BOUND, metric="transformed_psnr", recognizable=read, n=6)
+
+    def exposed(leakage):
+        return replace(leakage, thresholds=(*leakage.thresholds, seen))
+
+    rounds = [replace(r, by={who: exposed(found) for who, found in r.by.items()}) for r in summary.attacked]
+    said = verdict(replace(summary, attacked=rounds))
+    assert "none of the 6 attacked images is recognizable" in said.text and told in said.text
+    assert said.tone == tone and ("look at the pictures" in said.basis) == bool(told)
+
+
 def test_the_trade_off_judges_likewise(adaptive, silent, tmp_path):
     outcomes = [
         Outcome(family=name, strength="1", training=path, attacks={"DLG": path})
