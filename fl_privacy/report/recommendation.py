@@ -9,7 +9,7 @@ from fl_privacy.metrics import FEW, METRICS
 from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.inferred import strongest
 from fl_privacy.report.numbers import metric, percent, points, title
-from fl_privacy.report.readings import Reading, main_of, most_recognized, worst_by
+from fl_privacy.report.readings import Reading, main_of, most_exposed, most_recognized, worst_by
 from fl_privacy.results import Finding, Measure
 
 MEMBERSHIP_AT_MOST = 0.05
@@ -35,6 +35,7 @@ class Candidate:
         largest: PSNR of the image that was read best, likewise.
         recognizable: images recognizable by it, of the attack that recognized the largest share.
         images: of how many.
+        exposed: images recognizable as what a defense put in their place, likewise.
         groups: the smallest number of independent images behind an interval.
         failures: images on which an attack failed, of the attack that failed most.
         by: who had the largest mean, in words; empty where only one attacked.
@@ -52,6 +53,7 @@ class Candidate:
     recognizable: int
     images: int
     groups: int
+    exposed: int = 0
     failures: int = 0
     by: str = ""
     judged_by: str = IMAGE_METRIC
@@ -120,6 +122,7 @@ def candidate_of(
         recognizable=bound.recognizable,
         images=bound.n,
         groups=min(s.groups for s in statistics),
+        exposed=seen.recognizable if (seen := most_exposed(found)) else 0,
         failures=max(reading.failures for reading in found),
         by=worst.among(found),
         judged_by=name_of_main,
@@ -195,6 +198,7 @@ def _leakage(candidate: Candidate) -> str:
     at_most = f", at most {metric(candidate.upper, name)}" if math.isfinite(candidate.upper) else f", of one {kind}"
     by = f" [{candidate.by}]" if candidate.by else ""
     share = f"{candidate.recognizable} of {candidate.images} {kind}s recognizable"
+    share += f", but {candidate.exposed} as what the defense put in their place" if candidate.exposed else ""
     mean, best = metric(candidate.psnr, name), metric(candidate.largest, name)
     failed = f", while an attack failed on {candidate.failures}" if candidate.failures else ""
     return f"mean {title(name)} {mean}{at_most}{by}, {share}, the best at {best}{failed}{told_beside(candidate)}"

@@ -10,7 +10,7 @@ from fl_privacy.metrics import Statistic
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.headline import verdict
 from fl_privacy.report.readings import few, most_recognized, readings_of, tone, tone_of, worst_by
-from fl_privacy.report.recommendation import candidate_of
+from fl_privacy.report.recommendation import answer, candidate_of
 from fl_privacy.report.trade_off import Outcome
 from fl_privacy.results import Attacker, Recognized, RunFolder, read_run
 from tests.results.runs import config, defended, record, round_report, score
@@ -62,6 +62,9 @@ def test_what_stands_in_place_of_the_original_was_read(silent, read, tone, told)
     said = verdict(replace(summary, attacked=rounds))
     assert "none of the 6 attacked images is recognizable" in said.text and told in said.text
     assert said.tone == tone and ("look at the pictures" in said.basis) == bool(told)
+    found = readings_of(replace(summary, attacked=rounds))
+    advised = answer([candidate_of(found, name="silent", accuracy=0.9, pmm=None)], psnr_below=15.0)
+    assert (f"0 of 6 images recognizable, but {read} as what the defense put" in advised) == bool(told)
 
 
 def test_the_trade_off_judges_likewise(adaptive, silent, tmp_path):
