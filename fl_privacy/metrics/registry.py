@@ -127,6 +127,8 @@ def _in(module: str, name: str) -> MetricFunction:
 IMAGE_METRIC, TEXT_METRIC = "psnr", "token_f1"
 """By which images and texts count as recognizable."""
 
+_RECOGNIZABLE_PSNR = Threshold(value=15.0, source="Refiner")
+
 _OF_TEXTS: tuple[tuple[str, Literal["texts", "words"], str, str], ...] = (
     ("token_f1", "texts", "Token F1", "Harmonic mean of precision and recall of the tokens, wherever they are."),
     ("token_precision", "texts", "Token precision", "Share of the guessed tokens that are in the text."),
@@ -142,7 +144,7 @@ METRICS: dict[str, Metric] = {
     "psnr": Metric(
         function=_in("images", "psnr"),
         leaks="high",
-        threshold=Threshold(value=15.0, source="Refiner"),
+        threshold=_RECOGNIZABLE_PSNR,
         title="PSNR",
         unit="dB",
         digits=decibel,
@@ -198,7 +200,7 @@ METRICS: dict[str, Metric] = {
         function=_in("images", "psnr"),
         of="transformed",
         leaks="high",
-        threshold=Threshold(value=15.0, source="Refiner"),
+        threshold=_RECOGNIZABLE_PSNR,
         title="PSNR to transformed",
         unit="dB",
         digits=decibel,

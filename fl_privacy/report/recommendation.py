@@ -73,9 +73,16 @@ class Candidate:
     def keeps_all_below(self, bound: float) -> bool:
         """Whether no attacked image came to ``bound``, as far as attacks did not fail, which none may have.
 
-        The mean has to stay below with 95 % confidence as well, and nothing else may be told of the clients.
+        The mean has to stay below with 95 % confidence too, nothing else may be told of the clients, and what stands
+        in place of the images may not be recognizable.
         """
-        return not self.tells and not self.failures and self.largest < bound and self.keeps_mean_below(bound)
+        return (
+            not self.tells
+            and not self.failures
+            and not self.exposed
+            and self.largest < bound
+            and self.keeps_mean_below(bound)
+        )
 
     def keeps_mean_below(self, bound: float) -> bool:
         """Whether the mean stays below ``bound`` with 95 % confidence."""
@@ -198,7 +205,7 @@ def _leakage(candidate: Candidate) -> str:
     at_most = f", at most {metric(candidate.upper, name)}" if math.isfinite(candidate.upper) else f", of one {kind}"
     by = f" [{candidate.by}]" if candidate.by else ""
     share = f"{candidate.recognizable} of {candidate.images} {kind}s recognizable"
-    share += f", but {candidate.exposed} as what the defense put in their place" if candidate.exposed else ""
+    share += f", and {candidate.exposed} as what the defense put in their place" if candidate.exposed else ""
     mean, best = metric(candidate.psnr, name), metric(candidate.largest, name)
     failed = f", while an attack failed on {candidate.failures}" if candidate.failures else ""
     return f"mean {title(name)} {mean}{at_most}{by}, {share}, the best at {best}{failed}{told_beside(candidate)}"

@@ -64,7 +64,8 @@ def test_what_stands_in_place_of_the_original_was_read(silent, read, tone, told)
     assert said.tone == tone and ("look at the pictures" in said.basis) == bool(told)
     found = readings_of(replace(summary, attacked=rounds))
     advised = answer([candidate_of(found, name="silent", accuracy=0.9, pmm=None)], psnr_below=15.0)
-    assert (f"0 of 6 images recognizable, but {read} as what the defense put" in advised) == bool(told)
+    assert (f"0 of 6 images recognizable, and {read} as what the defense put" in advised) == bool(told)
+    assert advised.startswith("None is sure") == bool(told)
 
 
 def test_the_trade_off_judges_likewise(adaptive, silent, tmp_path):
