@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import FEW
@@ -9,7 +10,7 @@ from fl_privacy.metrics.epsilon_bounds import promises_little
 from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.measured_tables import MeasuredDefense, MeasuredTable, Threat
 from fl_privacy.report.numbers import metric, percent, seconds, size, title
-from fl_privacy.report.recommendation import Candidate, bound_as_goal, bound_of, told_beside
+from fl_privacy.report.recommendation import Candidate, bound_as_goal, bound_of, nothing_told, told_beside, unread
 
 ROUNDING = 1e-9
 """Of accuracies: a loss of exactly the bound is within it."""
@@ -41,6 +42,8 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
     candidates = [d.by_threat[threat] for d in (undefended, *known)]
     if len({c.judged_by for c in candidates}) > 1:
         raise UserError("A table of images, or one of texts, is expected, but got both; name settings of one of them.")
+    if quiet := unread([replace(candidates[0], undefended=True)], psnr_below):
+        return [f"Measured on {' '.join(table.settings)}: {len(known)} defenses. {nothing_told(quiet, psnr_below)}"]
     bound = bound_of(candidates, psnr_below)
     affordable = [d for d in known if d.accuracy >= undefended.accuracy - accuracy_loss / 100 - ROUNDING]
     safe = [d for d in affordable if d.by_threat[threat].keeps_all_below(bound)]

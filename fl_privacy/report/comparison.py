@@ -15,7 +15,7 @@ from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc_view import PpcView
 from fl_privacy.report.readings import COMPARED, Reading, Tone, main_of, most_recognized, readings_of, tone_of, worst_by
-from fl_privacy.report.recommendation import Candidate, answer, asked_of, candidate_of
+from fl_privacy.report.recommendation import Candidate, answer, asked_of, candidate_of, unread
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
 from fl_privacy.results import Attacker, Run, Summary
 from fl_privacy.results.identity import attacked_hash
@@ -113,6 +113,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
         main_metrics=[name for name in shown if name in compared],
         other_metrics=[name for name in shown if name not in compared],
         lede=_lede(rows, psnr_below),
+        unread=unread(_candidates(rows), psnr_below),
         batch_norm=batch_norm_in_words(run.summary for run in runs),
         shared=shared,
         figures=figures_of(*(run.summary for run in runs)),
@@ -280,10 +281,12 @@ def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
         all_readings = [replace(r, attack=row.letter if several else "") for row in group for r in row.readings]
         first = next((row for row in group if row.summary.final_accuracy is not None), group[0])
         name = f"{', '.join(row.letter for row in group)}, {first.name}"
-        accuracy = first.summary.final_accuracy
+        accuracy, plain = first.summary.final_accuracy, first.run.identity.undefended
         told = [finding for row in group for finding in row.summary.inferred]
         found.append(
-            candidate_of(all_readings, name=name, accuracy=accuracy, pmm=first.pmm, findings=told, asked=asked)
+            candidate_of(
+                all_readings, name=name, accuracy=accuracy, pmm=first.pmm, findings=told, asked=asked, undefended=plain
+            )
         )
     return [candidate for candidate in found if candidate is not None]
 

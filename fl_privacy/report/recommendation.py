@@ -42,6 +42,7 @@ class Candidate:
         judged_by: the metric that all this is of.
         inferred: what was asked beside images -> the measure by which the strongest attack came farthest; ``None``
             where it was asked of others and not of this one, or the attack failed.
+        undefended: whether clients don't defend themselves.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Candidate:
     by: str = ""
     judged_by: str = IMAGE_METRIC
     inferred: Mapping[str, Measure | None] = field(default_factory=dict)
+    undefended: bool = False
 
     @property
     def tells(self) -> list[str]:
@@ -101,6 +103,7 @@ def candidate_of(
     pmm: float | None,
     findings: Sequence[Finding] = (),
     asked: Collection[str] = (),
+    undefended: bool = False,
 ) -> Candidate | None:
     """From all attacks on one training; ``None`` where it has no accuracy, or no attack gave images.
 
@@ -111,6 +114,7 @@ def candidate_of(
         pmm: in percent.
         findings: what was asked beside.
         asked: what was asked of any of those compared.
+        undefended: whether clients don't defend themselves.
     """
     name_of_main = main_of(found)
     worst, recognized = worst_by(name_of_main, found), most_recognized(found)
@@ -134,6 +138,7 @@ def candidate_of(
         by=worst.among(found),
         judged_by=name_of_main,
         inferred={about: (told[1] if (told := strongest(findings, about)) else None) for about in asked},
+        undefended=undefended,
     )
 
 
@@ -155,10 +160,29 @@ def bound_as_goal(candidates: Sequence[Candidate], psnr_below: float) -> str:
     return f"every attacked image below {value}" if name == IMAGE_METRIC else f"every attacked text below {value} F1"
 
 
+def unread(candidates: Sequence[Candidate], psnr_below: float) -> Candidate | None:
+    """The undefended training of which most was read, if nothing was read of any: who reads nothing there tells nothing
+    of defenses."""
+    bound, plain = bound_of(candidates, psnr_below), [c for c in candidates if c.undefended]
+    mixed = len({c.judged_by for c in candidates}) > 1
+    if mixed or not plain or any(c.recognizable or c.largest >= bound for c in plain):
+        return None
+    return max(plain, key=lambda c: c.largest)
+
+
+def nothing_told(candidate: Candidate, psnr_below: float) -> str:
+    """That ``candidate``, undefended, was not read, in words."""
+    return (
+        f"Which defense keeps {bound_as_goal([candidate], psnr_below)} is not told: none was read undefended either"
+        f" ({candidate.name}, the best at {metric(candidate.largest, candidate.judged_by)}). The attack may be too"
+        " weak, which more iterations or attack=auto would show, or this training shows little by itself."
+    )
+
+
 def best_below(candidates: Sequence[Candidate], psnr_below: float) -> Candidate | None:
     """The most accurate of those that keep every image below ``psnr_below`` dB, or every text from being recognizable;
-    of equals the one that leaks less."""
-    if len({c.judged_by for c in candidates}) > 1:
+    of equals the one that leaks less. ``None`` also where the undefended was not read."""
+    if len({c.judged_by for c in candidates}) > 1 or unread(candidates, psnr_below):
         return None
     bound = bound_of(candidates, psnr_below)
     return _most_accurate([c for c in candidates if c.keeps_all_below(bound)])
@@ -170,6 +194,8 @@ def answer(candidates: Sequence[Candidate], psnr_below: float) -> str:
         return ""
     if len({c.judged_by for c in candidates}) > 1:
         return "Images were read of some and texts of others, which no figure compares."
+    if quiet := unread(candidates, psnr_below):
+        return nothing_told(quiet, psnr_below)
     bound, best = bound_of(candidates, psnr_below), best_below(candidates, psnr_below)
     goal = bound_as_goal(candidates, psnr_below) + _limits(candidates)
     on_average = _most_accurate([c for c in candidates if c.keeps_mean_below(bound) and c != best])

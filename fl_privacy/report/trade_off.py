@@ -100,7 +100,13 @@ class DefenseRow:
         if not self.complete:
             return None
         return candidate_of(
-            self.readings, name=self.name, accuracy=self.accuracy, pmm=self.pmm, findings=self.findings, asked=asked
+            self.readings,
+            name=self.name,
+            accuracy=self.accuracy,
+            pmm=self.pmm,
+            findings=self.findings,
+            asked=asked,
+            undefended=not self.outcome.strength,
         )
 
 

@@ -20,7 +20,7 @@ from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view_of
 from fl_privacy.report.readings import COMPARED, main_of, worst_by
-from fl_privacy.report.recommendation import answer, asked_of, best_below, bound_as_goal
+from fl_privacy.report.recommendation import answer, asked_of, best_below, bound_as_goal, unread
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import DefenseRow, Versus
 from fl_privacy.results import Attacker
@@ -68,6 +68,7 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
         goal=bound_as_goal(candidates, psnr_below),
         compared=COMPARED.get(main_of([reading for row in rows for reading in row.readings]), COMPARED[IMAGE_METRIC]),
         answer=answer(candidates, psnr_below),
+        unread=unread(candidates, psnr_below),
         batch_norm=batch_norm_in_words(found for row in rows for found in row.attacks.values()),
         versus=versus,
         figures=figures_of(*(row.cost for row in rows)),

@@ -204,6 +204,13 @@ def test_a_large_delta_promises_little() -> None:
     assert "an epsilon of 0.5 at an unknown delta in the end, which promises little" in said
 
 
+def test_no_defense_is_taken_where_the_undefended_was_not_read() -> None:
+    first, *rest = TABLE.defenses
+    deaf = replace(TABLE, defenses=(replace(first, by_threat={"adaptive": read(10)}), *rest))
+    (line,) = advice_from(deaf, accuracy_loss=100, threat="adaptive", psnr_below=15)
+    assert line.startswith("Measured on") and "not told: none was read undefended either" in line
+
+
 def test_tables_without_the_threat_leave_the_others_their_answer(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,6 +68,19 @@ def test_what_stands_in_place_of_the_original_was_read(silent, read, tone, told)
     assert advised.startswith("None is sure") == bool(told)
 
 
+def test_nothing_is_green_where_the_undefended_was_not_read(silent, tmp_path):
+    deaf = record(tmp_path, label="plain", noise=0.9, undefended=True)
+    text = write_report([deaf, silent]).read_text()
+    assert re.findall(r'<span class="tag (\w+)">0 of 6</span>', text) == ["open", "open"]
+    assert "below 15.0 dB is not told: none was read undefended either" in text
+    outcomes = [
+        Outcome(family="plain", strength="", training=deaf, attacks={"DLG": deaf}),
+        Outcome(family="noise", strength="1", training=silent, attacks={"DLG": silent}),
+    ]
+    traded = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
+    assert "The attacks read nothing undefended either" in traded and 'class="chosen"' not in traded
+
+
 def test_the_trade_off_judges_likewise(adaptive, silent, tmp_path):
     outcomes = [
         Outcome(family=name, strength="1", training=path, attacks={"DLG": path})

@@ -42,6 +42,17 @@ def test_the_most_accurate_below_the_bound_and_of_equals_the_quieter():
     assert best_below([OPEN], 15) is None
 
 
+def test_who_reads_nothing_undefended_tells_nothing_of_defenses():
+    deaf = replace(QUIET, name="plain", undefended=True)
+    assert best_below([deaf, GOOD, USELESS], 15) is None
+    text = answer([deaf, GOOD, USELESS], 15)
+    assert text.startswith("Which defense keeps every attacked image below 15.0 dB is not told")
+    assert "none was read undefended either (plain, the best at 10.0 dB)" in text and "attack=auto" in text
+    heard = replace(OPEN, undefended=True)
+    assert best_below([heard, GOOD, USELESS], 15) == GOOD
+    assert best_below([deaf, heard, GOOD, USELESS], 15) is not None, "it was read where it was trained otherwise"
+
+
 def test_a_low_mean_alone_is_not_private():
     wide = candidate("wide", 0.55, None, 12.0, upper=16.0, largest=14.0)
     one_read = candidate("one read", 0.55, None, 8.0, upper=9.0, largest=25.0, recognizable=1)
