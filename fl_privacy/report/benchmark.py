@@ -288,4 +288,6 @@ def _counts(cell: AttackCell, reading: Reading, threat: Threat) -> bool:
 
 def _read(tried: Tried) -> dict[AttackCell, tuple[Reading, ...]]:
     summaries = {cell: found for cell, path in tried.attacks.items() if (found := read_summary(path)) is not None}
-    return {cell: tuple(readings_of(found, cell.title)) for cell, found in summaries.items()}
+    return {
+        cell: tuple(readings_of(found, cell.title, undefended=tried.undefended)) for cell, found in summaries.items()
+    }

@@ -65,10 +65,10 @@ def write_brief(run_dir: Path, out: Path | None = None) -> Path:
 
 def render_brief(run: Run) -> str:
     """The HTML of the page; pictures, texts and paths of the run are not in it."""
-    found = readings_of(run.summary)
+    found = readings_of(run.summary, undefended=run.identity.undefended)
     texts = any((run.path / "reconstructions").glob(SENTENCE_FILES))
     kind = "text" if texts else kind_of(found)
-    said = verdict(run.summary, kind)
+    said = verdict(run.summary, kind, undefended=run.identity.undefended)
     facts, meaning = _facts(run, found, kind), _meaning(run, said, kind)
     attacked = " ".join(filter(None, [what_was_done(run), batch_norm_in_words([run.summary])]))
     assumptions = [line for line in run.threat_model if not line.startswith(NOT_TESTED)]
@@ -136,6 +136,11 @@ def _meaning(run: Run, said: Verdict, kind: str) -> str:
             " near they are. Whoever has the originals decides by the pictures of the run's own page.",
         ),
         (most is None, "The attack came to no result. That says nothing about what another one reads: no clearance."),
+        (
+            run.identity.undefended,
+            f"No {kind} came out recognizable, though clients did not defend themselves. That tells of this attack,"
+            " not of a protection: a stronger one may read them.",
+        ),
     )
     few = (
         f"No {kind} came out recognizable, but too few were attacked, they came too close to the bound, the attack"

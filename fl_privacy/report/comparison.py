@@ -99,7 +99,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
             run=run,
             name=name,
             differences=difference,
-            readings=readings_of(run.summary),
+            readings=readings_of(run.summary, undefended=run.identity.undefended),
             pmm=pmm_of(run, runs),
             link=link_to(run.path, out),
         )

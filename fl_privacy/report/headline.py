@@ -19,6 +19,11 @@ from fl_privacy.report.readings import (
 from fl_privacy.results import Recognized, Summary
 from fl_privacy.victim_ids import Certainty
 
+UNDEFENDED_UNREAD = (
+    "Clients did not defend themselves: that nothing was recognized tells of this attack, not of a protection. A"
+    " stronger one, of more iterations or by attack=auto, may read more."
+)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -37,21 +42,21 @@ class Verdict:
     tone: Tone
 
 
-def verdict(summary: Summary, kind: str = "image") -> Verdict:
+def verdict(summary: Summary, kind: str = "image", *, undefended: bool = False) -> Verdict:
     """The headline of a run: what of its images, or examples of another ``kind``, is recognizable, and what else was
-    told of them."""
-    images, told = _of_images(summary, kind), told_apart(summary.inferred)
+    told of them. Of an ``undefended`` one that was not read, that says more of the attack than of the uploads."""
+    found = readings_of(summary, undefended=undefended)
+    images, told = _of_images(summary, found, kind), told_apart(summary.inferred)
     if not told:
         return images
     known = f"the server can tell {' and '.join(told)}"
-    if not readings_of(summary):
+    if not found:
         return Verdict(known[0].upper() + known[1:], images.basis, "leak")
     return Verdict(f"{images.text}{'; ' if images.tone == 'leak' else ', but '}{known}", images.basis, "leak")
 
 
-def _of_images(summary: Summary, kind: str) -> Verdict:
+def _of_images(summary: Summary, found: Sequence[Reading], kind: str) -> Verdict:
     """By the main metric: the last attacked round and the first, each by the attacker that read most."""
-    found = readings_of(summary)
     if not found:
         asked = "; what was asked beside was not told from chance" if summary.inferred else ""
         return Verdict(f"No {kind} was attacked{asked}", "", "open")
@@ -156,4 +161,6 @@ def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
         sentences.append(
             f"From {bound.n} alone{too_few}, up to {share} of all {kind_of(found)}s could be (95 % confidence)."
         )
+        if most.undefended:
+            sentences.append(UNDEFENDED_UNREAD)
     return " ".join(sentences)

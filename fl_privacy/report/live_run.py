@@ -132,7 +132,7 @@ class Told:
         trains = run.identity.config.get("command") not in {"attack", "audit"} and isinstance(total, int) and total >= 1
         return cls(
             finished=run.finished,
-            verdict=verdict(run.summary, kind_of(readings_of(run.summary))),
+            verdict=verdict(run.summary, kind_of(readings_of(run.summary)), undefended=run.identity.undefended),
             pictured=bool(images) and run.shared != "figures",
             attacked=len(images),
             rounds=len(rounds),

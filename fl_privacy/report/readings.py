@@ -35,12 +35,14 @@ class Reading:
         leakage: what came of it.
         round: of the training that was attacked.
         attack: name of the attack, where there are several.
+        undefended: whether clients did not defend themselves.
     """
 
     attacker: Attacker
     leakage: Leakage
     round: int = 0
     attack: str = ""
+    undefended: bool = False
 
     def statistic(self, metric: str) -> Statistic | None:
         """Over the images of the round; ``None`` if it was not measured, or the attack failed on all of them."""
@@ -81,10 +83,10 @@ class Reading:
         return ", ".join(words)
 
 
-def readings_of(summary: Summary, attack: str = "") -> list[Reading]:
+def readings_of(summary: Summary, attack: str = "", *, undefended: bool = False) -> list[Reading]:
     """All that a run's ``summary`` holds, round by round."""
     return [
-        Reading(attacker=attacker, leakage=leakage, round=entry.round, attack=attack)
+        Reading(attacker=attacker, leakage=leakage, round=entry.round, attack=attack, undefended=undefended)
         for entry in summary.attacked
         for attacker, leakage in entry.by.items()
     ]
@@ -128,15 +130,16 @@ def in_round(found: Sequence[Reading], round: int) -> list[Reading]:
     return [reading for reading in found if reading.round == round]
 
 
-def tone(statistic: Statistic, bound: Recognized, *, unjudged: int) -> Tone:
+def tone(statistic: Statistic, bound: Recognized, *, unjudged: int, undefended: bool = False) -> Tone:
     """Whether a metric says that images leaked, that they did not, or neither.
 
     Private takes more than a mean on the right side: no image beyond the bound, none ``unjudged``, at least ``FEW``
-    independent ones, and an interval that stays on that side as well.
+    independent ones, and an interval that stays on that side as well. Nothing is private that is ``undefended``: what
+    was not read of it tells of the attack, which may have been too weak.
     """
     if bound.recognizable:
         return "leak"
-    if unjudged or statistic.groups < FEW or statistic.ci95 is None:
+    if undefended or unjudged or statistic.groups < FEW or statistic.ci95 is None:
         return "open"
     low, high = statistic.ci95
     return "private" if (high < bound.value if bound.leaks == "above" else low >= bound.value) else "open"
@@ -148,8 +151,12 @@ def tone_of(found: Sequence[Reading]) -> Tone:
     Not private where the images that a defense put in place of the originals were read: a figure of how far these are
     from the originals, such as of a shifted face, does not say what a person sees in them.
     """
-    judged = [(reading.statistic(reading.main), reading.recognized_by(), reading.unjudged) for reading in found]
-    tones = [tone(statistic, bound, unjudged=left) for statistic, bound, left in judged if statistic and bound]
+    judged = [(reading, reading.statistic(reading.main), reading.recognized_by()) for reading in found]
+    tones = [
+        tone(statistic, bound, unjudged=reading.unjudged, undefended=reading.undefended)
+        for reading, statistic, bound in judged
+        if statistic and bound
+    ]
     if "leak" in tones:
         return "leak"
     private = set(tones) == {"private"} and len(tones) == len(found)

@@ -16,7 +16,7 @@ from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extre
 from fl_privacy.report.headline import bound_in_words, verdict
 from fl_privacy.report.inferred import views_of
 from fl_privacy.report.page import render
-from fl_privacy.report.readings import Reading, in_round, kind_of, readings_of, tone, tone_of, worst_by
+from fl_privacy.report.readings import Reading, Tone, in_round, kind_of, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.sentences import all_sentences, extreme_sentences
 from fl_privacy.report.settings import batch_norm_in_words, overview
 from fl_privacy.results import Attacker, Film, Pair, Run, Sentence, TextFilm
@@ -60,7 +60,7 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
     A page that is ``live`` is of a run that goes on, and refreshes itself.
     """
     pairs, sentences = shown.pairs, shown.sentences
-    found = readings_of(run.summary)
+    found = readings_of(run.summary, undefended=run.identity.undefended)
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
     traced = [(reading, reading.leakage.tracing) for reading in found if reading.leakage.tracing]
@@ -74,7 +74,7 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         run=run,
         summary=run.summary,
         adaptive=run.summary.adaptive,
-        verdict=verdict(run.summary, kind),
+        verdict=verdict(run.summary, kind, undefended=run.identity.undefended),
         problems=[*problems, *shown.problems],
         lede=what_was_done(run),
         main_tiles=_main_tiles(found),
@@ -147,10 +147,17 @@ def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
                     "statistic": statistic,
                     "bound": bound,
                     "bound_in_words": bound_in_words(bound) if bound else "",
-                    "tone": tone(statistic, bound, unjudged=reading.leakage.images - bound.n) if bound else "open",
+                    "tone": _tone(reading, name),
                 }
             )
     return rows
+
+
+def _tone(reading: Reading, name: str) -> Tone:
+    statistic, bound = reading.statistic(name), reading.recognized_by(name)
+    if statistic is None or bound is None:
+        return "open"
+    return tone(statistic, bound, unjudged=reading.leakage.images - bound.n, undefended=reading.undefended)
 
 
 def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:

@@ -151,7 +151,11 @@ def _row(outcome: Outcome, training: Summary | None, undefended: float | None) -
         training=training,
         pmm=pmm(accuracy, undefended) if accuracy is not None and undefended else None,
         leakage=leakage,
-        readings=[reading for name, found in attacks.items() for reading in readings_of(found, name)],
+        readings=[
+            reading
+            for name, found in attacks.items()
+            for reading in readings_of(found, name, undefended=not outcome.strength)
+        ],
         update_distortion=next((found.update_distortion for found in attacks.values() if found.update_distortion), {}),
         attacks=attacks,
         findings=[f for found in (training, *attacks.values()) if found for f in found.inferred],

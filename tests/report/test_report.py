@@ -12,6 +12,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Evaluation
 from fl_privacy.metrics import Statistic
 from fl_privacy.report import grid_picture, single, write_report
+from fl_privacy.report.brief import write_brief
 from fl_privacy.report.charts import line_chart
 from fl_privacy.report.readings import Reading
 from fl_privacy.results import Leakage, RunFolder
@@ -108,6 +109,15 @@ def test_few_images_are_never_called_private(tmp_path):
     assert ">Private</span>" not in text and text.count(">Open</span>") == 4
     assert "only 2 images" in text and "From 2 alone, too few to call them private, up to 77.6 %" in text
     assert '<h1 class="tone' not in text
+
+
+def test_what_an_attack_did_not_read_of_undefended_clients_is_never_called_private(tmp_path):
+    run = record(tmp_path, noise=0.9, victims=8, undefended=True)
+    text = page_of(run).text
+    assert ">Private</span>" not in text and text.count(">Open</span>") == 4
+    assert '<h1 class="tone' not in text and "tells of this attack, not of a protection" in text
+    brief = write_brief(run, tmp_path / "brief.html").read_text()
+    assert "came out recognizable, though clients did not defend themselves" in brief
 
 
 def test_an_image_beyond_the_bound_is_a_leak_whatever_the_mean(tmp_path):
