@@ -32,9 +32,9 @@ class Verdict:
     Attributes:
         text: how many images are recognizable.
         basis: by which bound, and what stays open.
-        tone: ``leak`` if any image is recognizable in any round to any attacker, ``private`` if none is, nor what a
-            defense put in its place, and there are enough of them to say so, the attack failed on none and all
-            originals are known, ``open`` otherwise.
+        tone: ``leak`` if any image is recognizable in any round to any attacker, ``private`` if clients defended
+            themselves and none is, nor what a defense put in its place, and there are enough of them to say so, the
+            attack failed on none and all originals are known, ``open`` otherwise.
     """
 
     text: str
