@@ -52,6 +52,8 @@ _FEW_DECADES = 1.5
 """Below, a logarithmic axis names 2 and 5 as well: powers of ten alone may be one or none."""
 EXACT = "(exact)"
 """Beside a point whose PSNR is infinite."""
+_LABEL_SIZE = (0.03, 0.055)
+"""Width and height of a label, in shares of the axes."""
 _LINES = ("-", "--", ":", "-.")
 _numbers = itertools.count()
 
@@ -145,7 +147,7 @@ def scatter_chart(
 ) -> Markup:
     """Runs as labelled points with error bars; ``bound`` draws a dashed line across.
 
-    Infinite values stand above all others as triangles.
+    Infinite values stand above all others as triangles. Points that lie on each other share a label.
     """
     top = top_of([point.y for point in points], bound)
 
@@ -163,14 +165,27 @@ def scatter_chart(
                 elinewidth=1.2,
                 capsize=2.5,
             )
-            label = f"{point.label} {EXACT}" if exact else point.label
-            axes.annotate(label, (point.x, height), xytext=(6, 5), textcoords="offset points", fontweight="bold")
         axes.margins(0.15)
         if bound is not None:
             draw_bound(axes, bound, bound_label)
         axes.set(xlabel=x, ylabel=y)
+        (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+        near = _LABEL_SIZE[0] * (right - left), _LABEL_SIZE[1] * (high - low)
+        for place, label in _labels([((p.x, min(p.y, top)), p) for p in points], near):
+            axes.annotate(label, place, xytext=(6, 5), textcoords="offset points", fontweight="bold")
 
     return draw_svg(draw, alt)
+
+
+def _labels(
+    points: Sequence[tuple[tuple[float, float], ChartPoint]], near: tuple[float, float]
+) -> list[tuple[tuple[float, float], str]]:
+    """Where labels stand: at their point, or with the label of one that is not further away than ``near``."""
+    labels: dict[tuple[float, float], list[str]] = {}
+    for (x, y), point in points:
+        at = next((p for p in labels if abs(x - p[0]) <= near[0] and abs(y - p[1]) <= near[1]), (x, y))
+        labels.setdefault(at, []).append(f"{point.label} {EXACT}" if math.isinf(point.y) else point.label)
+    return [(place, ", ".join(names)) for place, names in labels.items()]
 
 
 def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str], *, alt: str) -> Markup:

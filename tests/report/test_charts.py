@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fl_privacy.report.charts import Curve, line_chart
+from fl_privacy.report.charts import ChartPoint, Curve, line_chart, scatter_chart
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,11 @@ def test_a_logarithmic_axis_names_some_values(values, named):
     svg = line_chart([Curve(x=range(len(values)), y=values)], x="Share", y="Loss", log=True, alt="")
     labels = set(re.findall(r">([\d.e-]+)</text>", svg))
     assert named <= labels and "mathdefault" not in svg
+
+
+def test_points_on_each_other_share_a_label():
+    places = {"A": (100, 1.0), "B": (100, 0.89), "C": (78, 1.0), "D": (99.9, 0.995), "E": (78, float("inf"))}
+    points = [ChartPoint(x=x, y=y, label=label) for label, (x, y) in places.items()]
+    svg = scatter_chart(points, x="x", y="y", alt="", bound=0.5, bound_label="recognizable above")
+    labels = [label for label in re.findall(r">([^<>]+)</text>", svg) if label[0] in places]
+    assert labels == ["A, D", "B", "C", "E (exact)"]
