@@ -86,6 +86,11 @@ class Candidate:
             and self.keeps_mean_below(bound)
         )
 
+    @property
+    def rests_on_few(self) -> bool:
+        """Whether so few independent uploads were attacked that nothing can be relied on."""
+        return self.groups < FEW
+
     def keeps_mean_below(self, bound: float) -> bool:
         """Whether the mean stays below ``bound`` with 95 % confidence."""
         return self.upper < bound
@@ -212,7 +217,7 @@ def answer(candidates: Sequence[Candidate], psnr_below: float) -> str:
             if number == 1
             else f"{number} of {len(candidates)} keep {goal}; the most accurate is {price}."
         ]
-        if best.groups < FEW:
+        if best.rests_on_few:
             sentences.append(f"That rests on {best.groups} independent uploads, too few to rely on.")
     if on_average and (best is None or on_average.accuracy > best.accuracy):
         sentences.append(

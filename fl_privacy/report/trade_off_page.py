@@ -65,6 +65,7 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
         "trade_off.html.j2",
         rows=rows,
         best=chosen,
+        few=bool(best and best.rests_on_few),
         goal=bound_as_goal(candidates, psnr_below),
         compared=COMPARED.get(main_of([reading for row in rows for reading in row.readings]), COMPARED[IMAGE_METRIC]),
         answer=answer(candidates, psnr_below),

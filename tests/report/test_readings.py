@@ -88,6 +88,11 @@ def test_the_trade_off_judges_likewise(adaptive, silent, tmp_path):
     ]
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "silent (1) keeps every attacked image below 15.0 dB at the highest accuracy" in text
+    assert 'class="chosen"' in text
+    few = record(tmp_path, label="few", changes=defended(scale=0.9), noise=0.9, victims=3)
+    outcomes[1] = Outcome(family="few", strength="1", training=few, attacks={"DLG": few})
+    text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
+    assert "at the highest accuracy, as far as so few tell<" in text and 'class="chosen few"' in text
     alone = write_trade_off(outcomes[:1], tmp_path / "trade_off.html").read_text()
     assert "No defense is sure to keep every attacked image below 15.0 dB" in alone
 
