@@ -1,7 +1,7 @@
 """The objects of a run, made from its configuration."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -13,11 +13,13 @@ from fl_privacy.attacks import GradientInversion, ReconstructionAttack
 from fl_privacy.attacks.gradient_inversion.rearranging import NO_PUBLIC_TEXTS
 from fl_privacy.checks import whole
 from fl_privacy.config import RunSettings, to_yaml
+from fl_privacy.config.groups import CUSTOM, called
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.config.settings import BpkiSettings
 from fl_privacy.config.targets import check_arguments, instantiate, plain_settings
 from fl_privacy.data import Dataset, TextExamples, expect_images
 from fl_privacy.defenses import Defense
+from fl_privacy.defenses.defense import UNNAMED
 from fl_privacy.effects import MutedFeatures, SlicedNoise
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.audited import audit_of
@@ -135,8 +137,12 @@ def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
 
 
 def build_defense(section: DictConfig) -> Defense:
-    """The defense that ``section`` names; ``UserError`` if its target makes something else."""
-    return _expect_made(instantiate(section, "defense"), Defense, section, "defense")
+    """The defense that ``section`` names; ``UserError`` if its target makes something else.
+
+    One that names no part of itself goes by the name of what made it.
+    """
+    made = _expect_made(instantiate(section, "defense"), Defense, section, "defense")
+    return replace(made, parts=(replace(UNNAMED, name=called(CUSTOM, section)),)) if made.parts == (UNNAMED,) else made
 
 
 def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> None:

@@ -33,6 +33,11 @@ def test_without_clipped_noise_no_guarantee_is_claimed(defense):
     assert statement(f"defense={defense}").startswith("No differential privacy guarantee")
 
 
+def test_a_defense_that_names_no_part_goes_by_the_name_of_what_made_it():
+    own = ("defense=custom", "defense._target_=tests.experiment.strangers.halved")
+    assert "none is known of halved, whose noise" in statement(*own)
+
+
 def test_dp_sgd_counts_the_batches_of_every_round():
     text = statement("defense=dp_sgd", "federation.plan.batch_size=250")
     options = {"noise_multiplier": 1.0, "sample_rate": 0.25, "delta": 1e-5}
