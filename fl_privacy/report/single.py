@@ -89,7 +89,7 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run).replace("images", f"{kind}s"),
         films=films_of_run(run, shown.films, pairs, sentences),
-        leakage=_leakage_rows(last),
+        leakage=_leakage_rows(last, found),
         members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],
         inferred=views_of(run.summary.inferred),
@@ -128,8 +128,11 @@ def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
     return tiles
 
 
-def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
-    """A row for each metric and attacker of one round, the one that read most first; those with a bound are judged."""
+def _leakage_rows(found: Sequence[Reading], everything: Sequence[Reading]) -> list[dict[str, Any]]:
+    """A row for each metric and attacker of one round, the one that read most first; those with a bound are judged.
+
+    None is called private where another attacker, or one in another round, read more of ``everything``.
+    """
     names = list(dict.fromkeys(name for reading in found for name in reading.leakage.metrics))
     order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     rows = []
@@ -147,7 +150,7 @@ def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
                     "statistic": statistic,
                     "bound": bound,
                     "bound_in_words": bound_in_words(bound) if bound else "",
-                    "tone": _tone(reading, name),
+                    "tone": _least_private(_tone(reading, name), [_tone(other, name) for other in everything]),
                 }
             )
     return rows
@@ -158,6 +161,10 @@ def _tone(reading: Reading, name: str) -> Tone:
     if statistic is None or bound is None:
         return "open"
     return tone(statistic, bound, unjudged=reading.leakage.images - bound.n, undefended=reading.undefended)
+
+
+def _least_private(own: Tone, all_of_them: Sequence[Tone]) -> Tone:
+    return "open" if own == "private" and set(all_of_them) != {"private"} else own
 
 
 def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
@@ -171,7 +178,7 @@ def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
             "attacker": reading.attacker,
             "n": reading.leakage.images - reading.failures,
             "bound": reading.recognized_by(),
-            "tone": tone_of([reading]),
+            "tone": _least_private(tone_of([reading]), [tone_of([other]) for other in found]),
             "means": {name: s.mean if (s := reading.statistic(name)) else None for name in measured},
         }
         for reading in found
