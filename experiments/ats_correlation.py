@@ -5,8 +5,10 @@
 
 Attacks images of the test split, each transformed by the policies named (`none`: as they are, `13-43-18+21-3-16`: one
 of both drawn for each image) and by each of the search's first random policies, behind the search's semi-trained model
-or that of a run. Every policy is a line of `--out`; those there are not attacked again, and `--minutes` stops in
-between: the same command goes on.
+or that of a run; with ``--epochs`` behind one model for each policy, trained on images under it: the paper "applies
+each to the training set", and its authors' attack loads a model that was trained under the policy attacked. Every
+policy is a line of `--out`; those there are not attacked again, and `--minutes` stops in between: the same command goes
+on.
 
 Printed are the PSNR to the transformed and to the original image, and over the random policies the correlation of their
 privacy scores with both. An image that was darkened or moved halfway out is easy to guess; therefore also with the PSNR
@@ -39,6 +41,7 @@ from fl_privacy.files import write_whole
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.metrics.images import psnr
 from fl_privacy.metrics.intervals import aggregate
+from fl_privacy.policy_search.training import TrainingPlan, train_model
 from fl_privacy.results.records import RecordWriter, dump_json, read_records
 from fl_privacy.rng import derive_generator
 from fl_privacy.transformations import Policy, Table, transform
@@ -84,7 +87,13 @@ class Attacked:
         self._table: Table = config.table
         self._model = build_network(config.model, dataset, seed=config.seed)
         weights = arguments.weights or arguments.search / SEMI_TRAINED
-        self._sent = load_weights(weights, ModelState.of(self._model))
+        self._semi_trained = load_weights(weights, ModelState.of(self._model))
+        self._seed, self._plan = config.seed, None
+        if arguments.epochs:
+            training = config.training
+            self._plan = TrainingPlan(epochs=arguments.epochs, lr=training.lr, batch_size=training.batch_size)
+            order = torch.randperm(len(dataset.train), generator=derive_generator(1, "experiment", "training"))
+            self._examples = dataset.train.batch(order[: round(training.share * len(order))])
         self._batch = images_of_all_classes(dataset.test, arguments.victims)
         self._classes = dataset.test.num_classes
         settings = {"iterations": arguments.iterations, "restarts": arguments.restarts}
@@ -96,8 +105,8 @@ class Attacked:
         """A record of each policy in ``names``, attacked together."""
         goals = [transformed_as(self._batch.inputs, name, self._table) for name in names]
         observed = [
-            self._observe(Batch(images[k : k + 1], self._batch.labels[k : k + 1]), VictimId(0, 0, k, part=name))
-            for name, images in zip(names, goals, strict=True)
+            self._observe(sent, Batch(images[k : k + 1], self._batch.labels[k : k + 1]), VictimId(0, 0, k, part=name))
+            for name, images, sent in zip(names, goals, map(self._sent, names), strict=True)
             for k in range(len(images))
         ]
         found = self._attack(observed, seed=0)
@@ -106,12 +115,18 @@ class Attacked:
         guesses = torch.cat([r.batch.inputs for r in found if r.batch is not None]).view(len(names), *goals[0].shape)
         return [self._record(name, guess, goal) for name, guess, goal in zip(names, guesses, goals, strict=True)]
 
-    def _observe(self, batch: Batch, victim: VictimId) -> Observation:
-        gradients = loss_gradients(self._model, self._sent, batch, batch_norm="eval").gradients
+    def _sent(self, name: str) -> ModelState:
+        if self._plan is None:
+            return self._semi_trained
+        seen = Batch(transformed_as(self._examples.inputs, name, self._table), self._examples.labels)
+        return train_model(self._model, seen, self._plan, seed=self._seed)
+
+    def _observe(self, sent: ModelState, batch: Batch, victim: VictimId) -> Observation:
+        gradients = loss_gradients(self._model, sent, batch, batch_norm="eval").gradients
         return Observation(
             id=victim,
             model=self._model,
-            sent=self._sent,
+            sent=sent,
             upload=Upload(tensors=gradients, num_examples=1),
             plan=PLAN,
             input_shape=tuple(batch.inputs.shape[1:]),
@@ -132,6 +147,7 @@ def attack_all(names: Sequence[str], arguments: argparse.Namespace) -> dict[str,
     """The records of ``names``, as far as the time allows; those in the file are taken from there."""
     settings = {k: str(v) for k, v in vars(arguments).items() if k in ("search", "weights", "attack", "victims")}
     settings |= {"kind": "settings", "iterations": arguments.iterations, "restarts": arguments.restarts}
+    settings |= {"epochs": arguments.epochs} if arguments.epochs else {}
     lines = read_records(arguments.out)[0] if arguments.out.is_file() else []
     if lines and lines[0] != settings:
         raise SystemExit(f"{arguments.out} holds other attacks, {json.dumps(lines[0])}; give another --out.")
@@ -192,6 +208,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--policies", type=int, default=100, help="of the search's random ones")
     parser.add_argument("--scores", type=Path, help="another search, whose scores are compared")
     parser.add_argument("--weights", type=Path, help="of a run, instead of the search's semi-trained model")
+    parser.add_argument("--epochs", type=int, help="train a model under each policy, as long, instead")
     parser.add_argument("--attack", default="ats_adam_cosine")
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--restarts", type=int)
@@ -208,6 +225,7 @@ def main() -> None:
     drawn = list(scores)[: arguments.policies]
     found, kept = attack_all([*arguments.named, *drawn], arguments), RowFile(arguments.rows)
     key: Row = {"attack": arguments.attack, "iterations": arguments.iterations, "restarts": arguments.restarts}
+    key |= {"epochs": arguments.epochs} if arguments.epochs else {}
     for name in arguments.named:
         if record := found.get(name):
             kept.add({"policy": name, **key}, {figure: asdict(aggregate(record[figure])) for figure in FIGURES})
