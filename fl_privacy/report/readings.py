@@ -75,6 +75,14 @@ class Reading:
         bound = self.recognized_by()
         return bound.recognizable / bound.n if bound else -1.0
 
+    def tone(self, metric: str | None = None) -> Tone | None:
+        """By ``metric``, by default the main one; ``None`` where it says nothing."""
+        name = metric or self.main
+        statistic, bound = self.statistic(name), self.recognized_by(name)
+        if statistic is None or bound is None:
+            return None
+        return tone(statistic, bound, unjudged=self.leakage.images - bound.n, undefended=self.undefended)
+
     def among(self, others: "Sequence[Reading]") -> str:
         """What tells it from ``others`` in words; empty if nothing does."""
         words = [f"{self.attacker} attacker"] if len({other.attacker for other in others}) > 1 else []
@@ -151,12 +159,7 @@ def tone_of(found: Sequence[Reading]) -> Tone:
     Not private where the images that a defense put in place of the originals were read: a figure of how far these are
     from the originals, such as of a shifted face, does not say what a person sees in them.
     """
-    judged = [(reading, reading.statistic(reading.main), reading.recognized_by()) for reading in found]
-    tones = [
-        tone(statistic, bound, unjudged=reading.unjudged, undefended=reading.undefended)
-        for reading, statistic, bound in judged
-        if statistic and bound
-    ]
+    tones = [tone for reading in found if (tone := reading.tone())]
     if "leak" in tones:
         return "leak"
     private = set(tones) == {"private"} and len(tones) == len(found)

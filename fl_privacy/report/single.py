@@ -16,7 +16,7 @@ from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extre
 from fl_privacy.report.headline import bound_in_words, verdict
 from fl_privacy.report.inferred import views_of
 from fl_privacy.report.page import render
-from fl_privacy.report.readings import Reading, Tone, in_round, kind_of, readings_of, tone, tone_of, worst_by
+from fl_privacy.report.readings import Reading, Tone, in_round, kind_of, readings_of, tone_of, worst_by
 from fl_privacy.report.sentences import all_sentences, extreme_sentences
 from fl_privacy.report.settings import batch_norm_in_words, overview
 from fl_privacy.results import Attacker, Film, Pair, Run, Sentence, TextFilm
@@ -138,6 +138,7 @@ def _leakage_rows(found: Sequence[Reading], everything: Sequence[Reading]) -> li
     rows = []
     for name in order:
         worst = worst_by(name, found)
+        private = all(reading.tone(name) == "private" for reading in everything)
         for reading in sorted(found, key=lambda reading: reading is not worst):
             statistic, bound = reading.statistic(name), reading.recognized_by(name)
             if statistic is None:
@@ -150,21 +151,15 @@ def _leakage_rows(found: Sequence[Reading], everything: Sequence[Reading]) -> li
                     "statistic": statistic,
                     "bound": bound,
                     "bound_in_words": bound_in_words(bound) if bound else "",
-                    "tone": _least_private(_tone(reading, name), [_tone(other, name) for other in everything]),
+                    "tone": _shown(reading.tone(name) or "open", private=private),
                 }
             )
     return rows
 
 
-def _tone(reading: Reading, name: str) -> Tone:
-    statistic, bound = reading.statistic(name), reading.recognized_by(name)
-    if statistic is None or bound is None:
-        return "open"
-    return tone(statistic, bound, unjudged=reading.leakage.images - bound.n, undefended=reading.undefended)
-
-
-def _least_private(own: Tone, all_of_them: Sequence[Tone]) -> Tone:
-    return "open" if own == "private" and set(all_of_them) != {"private"} else own
+def _shown(own: Tone, *, private: bool) -> Tone:
+    """``own``, but not private where, taking all that was read together, it is not."""
+    return "open" if own == "private" and not private else own
 
 
 def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
@@ -172,13 +167,14 @@ def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
     if len({reading.round for reading in found}) < 2:
         return []
     measured = [name for name in METRICS if any(reading.statistic(name) for reading in found)]
+    private = tone_of(found) == "private"
     return [
         {
             "round": reading.round,
             "attacker": reading.attacker,
             "n": reading.leakage.images - reading.failures,
             "bound": reading.recognized_by(),
-            "tone": _least_private(tone_of([reading]), [tone_of([other]) for other in found]),
+            "tone": _shown(tone_of([reading]), private=private),
             "means": {name: s.mean if (s := reading.statistic(name)) else None for name in measured},
         }
         for reading in found
