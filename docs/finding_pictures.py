@@ -27,7 +27,9 @@ CHARTS = (
     Chart(
         "knows_the_defense", "refiner/curves", ("ig", "ig_adaptive"), ("the published attacker", "knows the defense")
     ),
-    Chart("policies", "ats/policies", ("psnr", "noise"), ("what the paper's attack read", "noise, which has read nothing")),
+    Chart(
+        "policies", "ats/policies", ("psnr", "noise"), ("what the paper's attack read", "noise, which has read nothing")
+    ),
     Chart("spn", "spn/read", ("plain_psnr", "adaptive_psnr"), ("the paper's attacker", "knows of the private head")),
 )
 
