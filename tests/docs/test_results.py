@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from fl_privacy.config import compose_run
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = ROOT / "experiments" / "rows"
@@ -209,6 +212,41 @@ def test_commands_are_there_and_make_the_rows_that_are_shown() -> None:
             for grid in re.findall(r"trade-off (\S+)", commands):
                 assert (ROOT / grid).is_file() or (ROOT / "fl_privacy" / "grids" / f"{grid}.yaml").is_file(), grid
             assert f"experiments/rows/{table['rows']}" in commands, (path.name, table["name"])
+
+
+def overrides_of(command: str) -> list[str]:
+    """What a command of ``fl-privacy run`` or ``attack`` asks for, of lists of choices the first."""
+    given = (word for word in shlex.split(command)[2:] if "=" in word)
+    return [word if "[" in word else word.split(",")[0] for word in given]
+
+
+def test_where_refiner_and_fdl_pp_are_measured_on_other_inputs_than_pixels_the_page_says_so() -> None:
+    """Both papers feed pixels in [0, 1]."""
+    compared = 0
+    for name in ("1_refiner.yaml", "3_fdl_pp.yaml"):
+        for table in yaml.safe_load((PUBLISHED / name).read_text())["tables"]:
+            for command in table["command"]:
+                if re.match(r"fl-privacy (run|attack) ", command):
+                    model = compose_run(overrides_of(command)).model
+                    raw = model.mean is None and model.std is None
+                    assert raw or "inputs in [-2, 2]" in table.get("ours", ""), command
+                    compared += 1
+    assert compared >= 6
+
+
+def test_the_page_says_how_batch_norm_ran_in_the_attacked_uploads(results: ModuleType) -> None:
+    page = results.pages()[results.PAGES["RESULTS.md"]]
+    assert "batch norm the attacked uploads ran it in evaluation mode" in " ".join(page.split())
+    attacked = 0
+    for path in ROWS.rglob("rows.jsonl"):
+        for row in map(json.loads, path.read_text().splitlines()):
+            settings = row.get("settings", {})
+            normed = settings.get("model.norm") == "batch" or row.get("model") == "mobilenet_v2"
+            if normed and "psnr" in row:
+                assert settings["intercept.uploads"] == "probe", path
+                assert settings["federation.plan.probe_batch_norm"] == "eval", path
+                attacked += 1
+    assert attacked
 
 
 def benchmark_in(folder: Path, *, finished: int) -> Path:
