@@ -214,6 +214,7 @@ def attacks(options: argparse.Namespace) -> dict[str, tuple[ReconstructionAttack
         "DLG": (dlg(iterations=options.dlg_iterations, start=options.dlg_start, relative=True), False),
         "cosine": (inverting_gradients(iterations=options.cosine_iterations), False),
         "MI": (model_inversion(**inversion), False),
+        "MI, published steps": (model_inversion(restarts=options.restarts, lr=options.inversion_lr), False),
         "MI, joint": (model_inversion(**inversion), True),
         "MI, recovered": (model_inversion(**inversion, **recovery), False),
         "MI, recovered, joint": (model_inversion(**inversion, **recovery), True),
@@ -335,6 +336,7 @@ def main() -> None:
     parser.add_argument("--dlg-start", default="normal")
     parser.add_argument("--cosine-iterations", type=int, default=1000)
     parser.add_argument("--inversion-iterations", type=int, default=60)
+    parser.add_argument("--inversion-lr", type=float, default=0.01, help="of MI, published steps")
     parser.add_argument("--restarts", type=int, default=1, help="of model inversion, in every run")
     parser.add_argument("--recover-at", help="module whose input MI recovers; the first public layer by default")
     parser.add_argument("--matching", default="cosine", choices=["cosine", "l2"], help="for MI, recovered")
