@@ -122,6 +122,18 @@ def most_exposed(found: Sequence[Reading]) -> Recognized | None:
     return most if most and most.recognizable else None
 
 
+def recognized_otherwise(found: Sequence[Reading]) -> Recognized | None:
+    """The largest share of images that are recognizable by another metric than the main one, such as by SSIM; ``None``
+    if none is."""
+    bounds = [bound for reading in found for bound in reading.leakage.thresholds if _is_beside(bound, reading.main)]
+    most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
+    return most if most and most.recognizable else None
+
+
+def _is_beside(bound: Recognized, main: str) -> bool:
+    return bound.n > 0 and bound.metric not in (main, TRANSFORMED_METRIC)
+
+
 def kind_of(found: Sequence[Reading]) -> Literal["image", "text"]:
     """What was attacked, in a word."""
     return "text" if any(reading.main == TEXT_METRIC for reading in found) else "image"
@@ -156,14 +168,15 @@ def tone(statistic: Statistic, bound: Recognized, *, unjudged: int, undefended: 
 def tone_of(found: Sequence[Reading]) -> Tone:
     """Of all readings together by their main metric: a leak if any is one, private if all are.
 
-    Not private where the images that a defense put in place of the originals were read: a figure of how far these are
-    from the originals, such as of a shifted face, does not say what a person sees in them.
+    Not private where another metric calls an image recognizable, nor where the images that a defense put in place of
+    the originals were read: a figure of how far these are from the originals, such as of a shifted face, does not say
+    what a person sees in them.
     """
     tones = [tone for reading in found if (tone := reading.tone())]
     if "leak" in tones:
         return "leak"
     private = set(tones) == {"private"} and len(tones) == len(found)
-    return "private" if private and not most_exposed(found) else "open"
+    return "private" if private and not most_exposed(found) and not recognized_otherwise(found) else "open"
 
 
 def few(statistic: Statistic, kind: str = "image") -> str:
