@@ -50,13 +50,12 @@ class Reading:
 
     @property
     def main(self) -> str:
-        """The metric by which it is judged: images by PSNR, texts by the F1 of their tokens."""
-        return TEXT_METRIC if TEXT_METRIC in self.leakage.metrics else IMAGE_METRIC
+        """The metric by which it is judged."""
+        return self.leakage.main
 
     def recognized_by(self, metric: str | None = None) -> Recognized | None:
         """How many images are recognizable by ``metric``, by default the main one; likewise."""
-        name = metric or self.main
-        return next((bound for bound in self.leakage.thresholds if bound.metric == name), None)
+        return self.leakage.recognized_by(metric)
 
     @property
     def failures(self) -> int:
@@ -109,10 +108,8 @@ def worst_by(metric: str, found: Sequence[Reading]) -> Reading | None:
 
 def most_recognized(found: Sequence[Reading]) -> Reading | None:
     """The one with the largest share of recognizable images, of equals the larger mean."""
-    known = [
-        (reading, s.mean) for reading in found if reading.recognized_by() and (s := reading.statistic(reading.main))
-    ]
-    return max(known, key=lambda pair: (pair[0].recognized, pair[1]), default=(None, 0.0))[0]
+    known = [(extent, reading) for reading in found if (extent := reading.leakage.extent) is not None]
+    return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def most_exposed(found: Sequence[Reading]) -> Recognized | None:

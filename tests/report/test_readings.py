@@ -1,5 +1,6 @@
 """Every page judges a run by the attack that read most, and names it."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -157,6 +158,16 @@ def test_images_are_counted_once_and_rounds_kept_apart(adaptive):
         for leakage in entry.by.values():
             assert leakage.images == leakage.metrics["psnr"].groups == 6
     assert summary.plain == summary.attacked[-1].by[Attacker.PLAIN]
+
+
+def test_the_json_tells_who_read_most(adaptive, silent, tmp_path):
+    told = json.loads((adaptive / "summary.json").read_text())["most"]
+    most = most_recognized(readings_of(read_run(adaptive).summary))
+    assert (told["attacker"], told["round"]) == ("adaptive", most.round)
+    assert told["metrics"]["psnr"]["mean"] == pytest.approx(most.statistic("psnr").mean)
+    assert {bound["metric"]: bound["recognizable"] for bound in told["thresholds"]}["psnr"] == 6
+    failed = json.loads((record(tmp_path, failures=6) / "summary.json").read_text())
+    assert failed["most"] is None and failed["failures"] == 6
 
 
 def test_the_images_of_one_upload_are_one_group(tmp_path):
