@@ -32,7 +32,7 @@ class Lines:
                 self._say(text)
 
     def _repeat(self) -> None:
-        while not self._over.wait(max(self._pause / 2, 0.1)):
+        while not self._over.wait(max(self._pause / 10, 0.1)):
             with self._lock:
                 now = time.monotonic()
                 if self._text and now - self._said >= self._pause:

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fl_privacy.cli.jobs import expect_reconstructions, say_what_takes_time
-from fl_privacy.cli.lines import Remaining, time_left
 from fl_privacy.config.grid import load_grid
 from fl_privacy.errors import UserError
 from fl_privacy.results.ongoing import write_planned
@@ -53,25 +51,20 @@ def run_trade_off(
 
 def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:
     """Do ``jobs`` in so many processes; returns what went wrong, by the folder's name of each job that failed."""
+    from fl_privacy.cli.underway import Underway  # noqa: PLC0415
     from fl_privacy.cli.workers import run_in_processes  # noqa: PLC0415
 
     failed: dict[str, str] = {}
-    number, left = 0, Remaining()
-    left(title, 0)
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=len(jobs))
+    underway = Underway(title, [job.folder for job in jobs], console)
 
-        def on_done(job: Job, problem: str | None) -> None:
-            nonlocal number
-            bar.advance(task)
-            number += 1
-            if problem is not None:
-                failed[job.folder.name] = problem
-                console.print(f"[red]error: {escape(f'{job.folder.name}: {problem}')}[/red]", highlight=False)
-            elif not console.is_terminal:
-                seconds = time_left(left(title, number / len(jobs)) if number < len(jobs) else None)
-                console.print(f"{number}/{len(jobs)} finished: {escape(job.folder.name)}{seconds}", highlight=False)
+    def on_done(job: Job, problem: str | None) -> None:
+        told = underway.ended(job.folder)
+        if problem is not None:
+            failed[job.folder.name] = problem
+            console.print(f"[red]error: {escape(f'{job.folder.name}: {problem}')}[/red]", highlight=False)
+        elif not console.is_terminal:
+            console.print(escape(told), highlight=False)
 
+    with underway.shown():
         run_in_processes(jobs, processes, on_done=on_done)
     return failed

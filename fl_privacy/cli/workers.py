@@ -101,13 +101,13 @@ def _end_with_parent() -> None:
 
 def _do(job: Job) -> str | None:
     from fl_privacy.cli.jobs import run_job  # noqa: PLC0415
-    from fl_privacy.experiment.protocols import Monitor  # noqa: PLC0415
+    from fl_privacy.cli.underway import WrittenMonitor  # noqa: PLC0415
 
     if _stopped.is_set():
         return "interrupted"
     try:
         with interruptible():
-            run_job(job.command, job.config, Monitor())
+            run_job(job.command, job.config, WrittenMonitor(job.folder))
     except Interrupted:
         _stopped.set()
         return "interrupted"

@@ -105,13 +105,17 @@ def _server(attack: ServerAttack | None) -> list[str]:
     return [first, f"Not tested: {', '.join(others)}, clients of the server's own (Sybils)."]
 
 
+def _examples(number: int) -> str:
+    return "one example" if number == 1 else f"{number} examples"
+
+
 def _attacked(audit: Audit) -> list[str]:
     if audit.uploads != "probe":
         return [f"Attacked are the training updates of {len(audit.clients)} clients."]
     sentences = []
     if audit.probes or not audit.listens:
         sentences.append(
-            f"Attacked are {len(audit.probes)} extra batches of {audit.batch_size} example(s): each client sends them"
+            f"Attacked are {len(audit.probes)} extra batches of {_examples(audit.batch_size)}: each client sends them"
             " through its own defended update as if they were all its data; the model is not trained on these uploads."
         )
     if audit.listens:

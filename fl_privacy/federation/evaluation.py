@@ -38,7 +38,7 @@ def evaluate_model(
     state: ModelState,
     examples: LabelledExamples,
     *,
-    batch_size: int = 1000,
+    batch_size: int = 200,
     device: torch.device | str = "cpu",
 ) -> Evaluation:
     """Evaluate ``state`` in eval mode on all of ``examples``."""

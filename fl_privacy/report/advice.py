@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fl_privacy.errors import UserError
-from fl_privacy.metrics import FEW
 from fl_privacy.metrics.epsilon_bounds import promises_little
 from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.measured_tables import MeasuredDefense, MeasuredTable, Threat
@@ -93,10 +92,10 @@ def _cost(defense: MeasuredDefense) -> tuple[float, float]:
     return float(f"{took:.0e}"), defense.upload_bytes if math.isfinite(defense.upload_bytes) else math.inf
 
 
-def _leak(defense: MeasuredDefense, threat: Threat) -> tuple[bool, bool, float, float]:
+def _leak(defense: MeasuredDefense, threat: Threat) -> tuple[bool, bool, bool, float, float]:
     """Smaller is less; what an attack failed on, or what is told beside images, may be worse than any figure."""
     found = defense.by_threat[threat]
-    return bool(found.failures), bool(found.tells), found.recognizable / found.images, found.upper
+    return bool(found.failures), bool(found.tells), bool(found.exposed), found.recognizable / found.images, found.upper
 
 
 def _figures(defense: MeasuredDefense, undefended: MeasuredDefense, threat: Threat) -> str:
@@ -114,10 +113,12 @@ def _read(found: Candidate) -> str:
     kind = "images" if name == IMAGE_METRIC else "texts"
     at_most = metric(found.upper, name) if math.isfinite(found.upper) else "unknown"
     by = f" by the {found.by}" if found.by else ""
+    exposed = f", and {found.exposed} as what the defense put in their place" if found.exposed else ""
     failed = f", while an attack failed on {found.failures}" if found.failures else ""
     return (
         f"the worst attack reads a mean {title(name)} of at most {at_most}{by} and {found.recognizable} of"
-        f" {found.images} {kind} recognizably, the best at {metric(found.largest, name)}{failed}{told_beside(found)}"
+        f" {found.images} {kind} recognizably, the best at {metric(found.largest, name)}{exposed}{failed}"
+        f"{told_beside(found)}"
     )
 
 
@@ -127,8 +128,8 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
         epsilon=defense.epsilon, delta=1.0 if defense.delta is None else defense.delta
     )
     delta = "an unknown delta" if defense.delta is None else f"delta {defense.delta:.3g}"
-    if found.groups < FEW:
-        lines.append(f"It rests on {found.groups} independent uploads, too few to rely on.")
+    if found.doubts:
+        lines.append(found.doubts)
     if threat == "honest":
         known = defense.by_threat.get("adaptive")
         lines.append(

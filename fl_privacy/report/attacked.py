@@ -1,6 +1,6 @@
 """What was attacked and what was not, in words: the assumption that decides how much leaks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fl_privacy import malicious
@@ -45,13 +45,31 @@ def assumptions(run: Run) -> str:
     found = readings_of(run.summary)
     if not found:
         return ""
-    config, trained = run.identity.config, bool(run.of_kind("round"))
-    plan, uploads = select(config, "federation.plan"), select(config, "intercept.uploads") or "probe"
-    plan = plan if isinstance(plan, Mapping) else {}
-    sentences = [_probed(run, plan, trained) if uploads == "probe" or not plan else _updates(run, plan)]
+    sentences = [uploads_of(run)]
     if not run.identity.undefended and all(reading.attacker is Attacker.PLAIN for reading in found):
         sentences.append("No attacker knew of the defense; one that does may read more (threat_model=adaptive).")
     return " ".join(sentences)
+
+
+def uploads_of(run: Run) -> str:
+    """A sentence on what the attacked uploads of ``run`` were computed from; empty where nothing was attacked."""
+    if not readings_of(run.summary) or is_audit(run):
+        return ""
+    config, trained = run.identity.config, bool(run.of_kind("round"))
+    plan, uploads = select(config, "federation.plan"), select(config, "intercept.uploads") or "probe"
+    plan = plan if isinstance(plan, Mapping) else {}
+    return _probed(run, plan, trained) if uploads == "probe" or not plan else _updates(run, plan)
+
+
+def said_together(said: Iterable[tuple[str, str]]) -> str:
+    """Of (name, sentence): the sentence where all share it, else each with the names that it is of."""
+    names: dict[str, list[str]] = {}
+    for name, sentence in said:
+        if sentence and name not in names.setdefault(sentence, []):
+            names[sentence].append(name)
+    if len(names) < 2:
+        return "".join(names)
+    return " ".join(f"{', '.join(of)}: {sentence[0].lower()}{sentence[1:]}" for sentence, of in names.items())
 
 
 def _probed(run: Run, plan: Mapping[str, Any], trained: bool) -> str:

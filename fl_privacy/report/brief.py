@@ -15,7 +15,15 @@ from fl_privacy.report.headline import Verdict, bound_in_words, verdict
 from fl_privacy.report.inferred import HEADINGS, HEADLINE, MEASURES, TOLD, sentence, strongest, told_apart
 from fl_privacy.report.numbers import interval, metric, percent, points, ratio, title
 from fl_privacy.report.page import render
-from fl_privacy.report.readings import Reading, kind_of, most_recognized, readings_of, worst_by
+from fl_privacy.report.readings import (
+    Reading,
+    kind_of,
+    most_exposed,
+    most_recognized,
+    readings_of,
+    recognized_otherwise,
+    worst_by,
+)
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.results import Run, read_run
 from fl_privacy.results.sentences import SENTENCE_FILES
@@ -136,6 +144,16 @@ def _meaning(run: Run, said: Verdict, kind: str) -> str:
             " near they are. Whoever has the originals decides by the pictures of the run's own page.",
         ),
         (most is None, "The attack came to no result. That says nothing about what another one reads: no clearance."),
+        (
+            recognized_otherwise(found) is not None,
+            f"By one measure no {kind} came out recognizable, by another some did. What a person sees in them no figure"
+            " says: look at the run's own page before you call these uploads private.",
+        ),
+        (
+            most_exposed(found) is not None,
+            f"No {kind} came out recognizable, but what the defense put in their place did. What that shows of the"
+            f" {kind}s no figure says: look at the run's own page before you call these uploads private.",
+        ),
         (
             run.identity.undefended,
             f"No {kind} came out recognizable, though clients did not defend themselves. That tells of this attack,"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from markupsafe import Markup, escape
 
 if TYPE_CHECKING:
@@ -218,10 +219,21 @@ def top_of(values: Sequence[float], bound: float | None) -> float:
 def draw_bound(axes: Axes, bound: float, label: str) -> None:
     """A line across at the height ``bound``, which ``label`` names."""
     axes.axhline(bound, color=MUTED, linestyle="--", linewidth=1.0)
+    side = _free_side(axes, bound)
     axes.annotate(
-        label, (0.0, bound), xycoords=("axes fraction", "data"), xytext=(2, 3),
-        textcoords="offset points", color=MUTED, fontsize=9,
+        label, (side, bound), xycoords=("axes fraction", "data"), xytext=(2 - 4 * side, 3),
+        textcoords="offset points", ha="right" if side else "left", color=MUTED, fontsize=9,
     )  # fmt: skip
+
+
+def _free_side(axes: Axes, bound: float) -> int:
+    """0 for the left end of a line across at ``bound``, 1 for the right one: the one that marks near it leave free."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    marks = [
+        np.asarray(line.get_xydata(), float) for line in axes.get_lines() if line.get_transform() == axes.transData
+    ]
+    close = [(x - left) / (right - left) for own in marks for x, y in own if -0.02 < (y - bound) / (high - low) < 0.09]
+    return int(min(close, default=1.0) < min((1 - x for x in close), default=1.0))
 
 
 def reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:

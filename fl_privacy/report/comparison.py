@@ -1,89 +1,26 @@
 """The page of many runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from string import ascii_uppercase
 
 from markupsafe import Markup
 
-from fl_privacy.metrics import METRICS, Statistic, aggregate, pmm
+from fl_privacy.metrics import METRICS, Statistic, aggregate
+from fl_privacy.report.attacked import said_together, uploads_of
 from fl_privacy.report.charts import ChartPoint, Curve, line_chart, scatter_chart
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.inferred import AXES, strongest
 from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc_view import PpcView
-from fl_privacy.report.readings import COMPARED, Reading, Tone, main_of, most_recognized, readings_of, tone_of, worst_by
+from fl_privacy.report.readings import COMPARED, main_of, most_exposed, readings_of
 from fl_privacy.report.recommendation import Candidate, answer, asked_of, candidate_of, unread
+from fl_privacy.report.run_row import RunRow, pmm_of
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
-from fl_privacy.results import Attacker, Run, Summary
+from fl_privacy.results import Attacker, Run
 from fl_privacy.results.identity import attacked_hash
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RunRow:
-    """A run in the table.
-
-    Attributes:
-        letter: stands for it in the charts.
-        run: all that it recorded.
-        name: the options that tell it from the others.
-        differences: ``key=value`` of the settings that the runs don't share.
-        readings: what each attacker read in each round.
-        pmm: in percent.
-        link: to its own page.
-    """
-
-    letter: str
-    run: Run
-    name: str
-    differences: list[str]
-    readings: Sequence[Reading]
-    pmm: float | None
-    link: str | None
-
-    @property
-    def summary(self) -> Summary:
-        return self.run.summary
-
-    @property
-    def epsilon(self) -> float | None:
-        """The epsilon spent; ``None`` where there is no guarantee."""
-        return self.run.summary.privacy.epsilon if self.run.summary.privacy else None
-
-    @property
-    def recognized(self) -> Reading | None:
-        """The one that recognized the largest share of the images."""
-        return most_recognized(self.readings)
-
-    @property
-    def tone(self) -> Tone:
-        """Of all attackers and rounds."""
-        return tone_of(self.readings)
-
-    @property
-    def attacked(self) -> bool:
-        """Whether any image was."""
-        return bool(self.readings)
-
-    @property
-    def unaware(self) -> bool:
-        """Whether it was defended, but attacked by no one who knows the defense."""
-        return (
-            self.attacked
-            and not self.run.identity.undefended
-            and all(r.attacker is Attacker.PLAIN for r in self.readings)
-        )
-
-    def worst(self, name: str) -> Reading | None:
-        """The one that read most by the mean of the metric ``name``."""
-        return worst_by(name, self.readings)
-
-    def mean(self, name: str) -> float | None:
-        worst = self.worst(name)
-        statistic = worst and worst.statistic(name)
-        return statistic.mean if statistic else None
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc: PpcView | None = None) -> str:
@@ -112,6 +49,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
         rows=rows,
         main_metrics=[name for name in shown if name in compared],
         other_metrics=[name for name in shown if name not in compared],
+        uploads=said_together((row.letter, uploads_of(row.run)) for row in rows),
         lede=_lede(rows, psnr_below),
         unread=unread(_candidates(rows), psnr_below),
         batch_norm=batch_norm_in_words(run.summary for run in runs),
@@ -129,19 +67,6 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
         has_rounds=any(len({reading.round for reading in row.readings}) > 1 for row in rows),
         unaware=[row.letter for row in rows if row.unaware],
     )
-
-
-def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
-    """PMM of ``run``, if need be against an undefended run among ``runs`` that trained alike."""
-    summary = run.summary
-    if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
-        return summary.pmm
-    for other in runs:
-        accuracy = other.summary.final_accuracy
-        alike = other.identity.training == run.identity.training
-        if other.finished and other.identity.undefended and alike and accuracy:
-            return pmm(summary.final_accuracy, accuracy)
-    return None
 
 
 def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
@@ -258,11 +183,13 @@ def _lede(rows: Sequence[RunRow], psnr_below: float) -> str:
     return " ".join([*sentences, answer(_candidates(rows), psnr_below)]).strip()
 
 
-def _leaks(row: RunRow) -> tuple[float, int, float, float]:
-    """Larger where more leaks: the share recognizable, how many nobody could judge, the interval's end, the mean."""
+def _leaks(row: RunRow) -> tuple[float, int, int, float, float]:
+    """Larger where more leaks: the share recognizable, how many that a defense put in place of the images are, how many
+    nobody could judge, the interval's end, the mean."""
     statistics = [s for reading in row.readings if (s := reading.statistic(reading.main)) is not None]
     return (
         row.recognized.recognized if row.recognized else 1.0,
+        exposed.recognizable if (exposed := most_exposed(row.readings)) else 0,
         max(reading.unjudged for reading in row.readings),
         max(s.ci95[1] if s.ci95 else float("inf") for s in statistics),
         max(s.mean for s in statistics),

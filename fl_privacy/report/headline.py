@@ -14,6 +14,7 @@ from fl_privacy.report.readings import (
     most_exposed,
     most_recognized,
     readings_of,
+    recognized_otherwise,
     tone_of,
 )
 from fl_privacy.results import Recognized, Summary
@@ -33,8 +34,8 @@ class Verdict:
         text: how many images are recognizable.
         basis: by which bound, and what stays open.
         tone: ``leak`` if any image is recognizable in any round to any attacker, ``private`` if clients defended
-            themselves and none is, nor what a defense put in its place, and there are enough of them to say so, the
-            attack failed on none and all originals are known, ``open`` otherwise.
+            themselves and none is, by no metric, nor what a defense put in its place, and there are enough of them to
+            say so, the attack failed on none and all originals are known, ``open`` otherwise.
     """
 
     text: str
@@ -76,13 +77,22 @@ def _of_images(summary: Summary, found: Sequence[Reading], kind: str) -> Verdict
         beside = "".join(f"; in round {round}, {_share(worst[round])}" for round in others)
         text = f"In round {max(worst)}, {text[0].lower()}{text[1:]}{beside}"
     basis = _basis(found, worst)
+    if not most.recognized and (other := recognized_otherwise(found)):
+        text += f", but by {title(other.metric)} {_by_another(other)}"
+        basis += f" {bound_in_words(other)} counts as recognizable as well ({other.source})."
     if not most.recognized and (exposed := most_exposed(found)):
-        text += f", but {_in_its_place(exposed, kind)}"
+        text += f"{', and' if other else ', but'} {_in_its_place(exposed, kind)}"
         basis += (
             f" Those that the defense put in their place count by {bound_in_words(exposed)}; what they show of the"
             " originals no figure says: look at the pictures."
         )
     return Verdict(text, basis, tone_of(found))
+
+
+def _by_another(bound: Recognized) -> str:
+    if bound.n == 1:
+        return "it is"
+    return f"{bound.recognizable} of {bound.n} {'is' if bound.recognizable == 1 else 'are'}"
 
 
 def _in_its_place(exposed: Recognized, kind: str) -> str:
@@ -128,7 +138,8 @@ def _share(reading: Reading) -> str:
 
 
 def _to_whom(reading: Reading, found: Sequence[Reading]) -> str:
-    if len({other.attacker for other in found}) == 1 or not reading.recognized:
+    rivals = [other for other in in_round(found, reading.round) if other.attacker != reading.attacker]
+    if not rivals or not reading.recognized or any(other.recognized == reading.recognized for other in rivals):
         return ""
     return f" to an attacker that {'knows' if reading.attacker == 'adaptive' else 'does not know'} the defense"
 

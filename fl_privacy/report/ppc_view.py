@@ -156,6 +156,6 @@ def cap_chart(values: Mapping[str, Mapping[str, tuple[float, float | None]]], *,
         axes.set_xticks(range(len(kinds)), [kind.capitalize() for kind in kinds])
         axes.set(ylabel="CAP, higher is better")
         axes.grid(visible=False, axis="x")
-        axes.legend(fontsize=9, ncols=2)
+        axes.legend(fontsize=9, ncols=3, loc="lower left", bbox_to_anchor=(0.0, 1.0))
 
     return draw_svg(draw, alt)

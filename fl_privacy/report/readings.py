@@ -50,13 +50,12 @@ class Reading:
 
     @property
     def main(self) -> str:
-        """The metric by which it is judged: images by PSNR, texts by the F1 of their tokens."""
-        return TEXT_METRIC if TEXT_METRIC in self.leakage.metrics else IMAGE_METRIC
+        """The metric by which it is judged."""
+        return self.leakage.main
 
     def recognized_by(self, metric: str | None = None) -> Recognized | None:
         """How many images are recognizable by ``metric``, by default the main one; likewise."""
-        name = metric or self.main
-        return next((bound for bound in self.leakage.thresholds if bound.metric == name), None)
+        return self.leakage.recognized_by(metric)
 
     @property
     def failures(self) -> int:
@@ -109,10 +108,8 @@ def worst_by(metric: str, found: Sequence[Reading]) -> Reading | None:
 
 def most_recognized(found: Sequence[Reading]) -> Reading | None:
     """The one with the largest share of recognizable images, of equals the larger mean."""
-    known = [
-        (reading, s.mean) for reading in found if reading.recognized_by() and (s := reading.statistic(reading.main))
-    ]
-    return max(known, key=lambda pair: (pair[0].recognized, pair[1]), default=(None, 0.0))[0]
+    known = [(extent, reading) for reading in found if (extent := reading.leakage.extent) is not None]
+    return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def most_exposed(found: Sequence[Reading]) -> Recognized | None:
@@ -120,6 +117,18 @@ def most_exposed(found: Sequence[Reading]) -> Recognized | None:
     bounds = [bound for reading in found if (bound := reading.recognized_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
+
+
+def recognized_otherwise(found: Sequence[Reading]) -> Recognized | None:
+    """The largest share of images that are recognizable by another metric than the main one, such as by SSIM; ``None``
+    if none is."""
+    bounds = [bound for reading in found for bound in reading.leakage.thresholds if _is_beside(bound, reading.main)]
+    most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
+    return most if most and most.recognizable else None
+
+
+def _is_beside(bound: Recognized, main: str) -> bool:
+    return bound.n > 0 and bound.metric not in (main, TRANSFORMED_METRIC)
 
 
 def kind_of(found: Sequence[Reading]) -> Literal["image", "text"]:
@@ -156,14 +165,15 @@ def tone(statistic: Statistic, bound: Recognized, *, unjudged: int, undefended: 
 def tone_of(found: Sequence[Reading]) -> Tone:
     """Of all readings together by their main metric: a leak if any is one, private if all are.
 
-    Not private where the images that a defense put in place of the originals were read: a figure of how far these are
-    from the originals, such as of a shifted face, does not say what a person sees in them.
+    Not private where another metric calls an image recognizable, nor where the images that a defense put in place of
+    the originals were read: a figure of how far these are from the originals, such as of a shifted face, does not say
+    what a person sees in them.
     """
     tones = [tone for reading in found if (tone := reading.tone())]
     if "leak" in tones:
         return "leak"
     private = set(tones) == {"private"} and len(tones) == len(found)
-    return "private" if private and not most_exposed(found) else "open"
+    return "private" if private and not most_exposed(found) and not recognized_otherwise(found) else "open"
 
 
 def few(statistic: Statistic, kind: str = "image") -> str:

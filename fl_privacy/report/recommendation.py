@@ -9,8 +9,15 @@ from fl_privacy.metrics import FEW, METRICS
 from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.inferred import strongest
 from fl_privacy.report.numbers import metric, percent, points, title
-from fl_privacy.report.readings import Reading, main_of, most_exposed, most_recognized, worst_by
-from fl_privacy.results import Finding, Measure
+from fl_privacy.report.readings import (
+    Reading,
+    main_of,
+    most_exposed,
+    most_recognized,
+    recognized_otherwise,
+    worst_by,
+)
+from fl_privacy.results import Finding, Measure, Recognized
 
 MEMBERSHIP_AT_MOST = 0.05
 """TPR at 1 % FPR, five times that of guessing: beyond, members count as told from others."""
@@ -36,6 +43,7 @@ class Candidate:
         recognizable: images recognizable by it, of the attack that recognized the largest share.
         images: of how many.
         exposed: images recognizable as what a defense put in their place, likewise.
+        otherwise: images recognizable by another metric, likewise; ``None`` if none is.
         groups: the smallest number of independent images behind an interval.
         failures: images on which an attack failed, of the attack that failed most.
         by: who had the largest mean, in words; empty where only one attacked.
@@ -55,6 +63,7 @@ class Candidate:
     images: int
     groups: int
     exposed: int = 0
+    otherwise: Recognized | None = None
     failures: int = 0
     by: str = ""
     judged_by: str = IMAGE_METRIC
@@ -75,11 +84,12 @@ class Candidate:
     def keeps_all_below(self, bound: float) -> bool:
         """Whether no attacked image came to ``bound``, as far as attacks did not fail, which none may have.
 
-        The mean has to stay below with 95 % confidence too, nothing else may be told of the clients, and what stands
-        in place of the images may not be recognizable.
+        The mean has to stay below with 95 % confidence too, nothing else may be told of the clients, what stands in
+        place of the images may not be recognizable, and clients have to defend themselves.
         """
         return (
-            not self.tells
+            not self.undefended
+            and not self.tells
             and not self.failures
             and not self.exposed
             and self.largest < bound
@@ -91,9 +101,23 @@ class Candidate:
         """Whether so few independent uploads were attacked that nothing can be relied on."""
         return self.groups < FEW
 
+    @property
+    def doubts(self) -> str:
+        """Why nothing can be relied on though every image stays below the bound, a sentence each; else empty."""
+        words = []
+        if self.rests_on_few:
+            words.append(f"That rests on {self.groups} independent uploads, too few to rely on.")
+        if self.otherwise:
+            words.append(f"{_by_another(self.otherwise)} of its images are recognizable all the same.")
+        return " ".join(words)
+
     def keeps_mean_below(self, bound: float) -> bool:
         """Whether the mean stays below ``bound`` with 95 % confidence."""
         return self.upper < bound
+
+
+def _by_another(bound: Recognized) -> str:
+    return f"By {title(bound.metric)}, {bound.recognizable} of {bound.n}"
 
 
 def _holds(kept: Callable[[Measure], bool], measure: Measure | None) -> bool:
@@ -139,6 +163,7 @@ def candidate_of(
         images=bound.n,
         groups=min(s.groups for s in statistics),
         exposed=seen.recognizable if (seen := most_exposed(found)) else 0,
+        otherwise=recognized_otherwise(found),
         failures=max(reading.failures for reading in found),
         by=worst.among(found),
         judged_by=name_of_main,
@@ -205,7 +230,7 @@ def answer(candidates: Sequence[Candidate], psnr_below: float) -> str:
     goal = bound_as_goal(candidates, psnr_below) + _limits(candidates)
     on_average = _most_accurate([c for c in candidates if c.keeps_mean_below(bound) and c != best])
     if best is None:
-        least = min(candidates, key=lambda c: (len(c.tells), c.recognizable / c.images, c.upper, c.psnr))
+        least = min(candidates, key=_leak)
         sentences = [f"None is sure to keep {goal}; {least.name} comes closest"]
         sentences[0] += f" ({_leakage(least)})."
     else:
@@ -217,8 +242,8 @@ def answer(candidates: Sequence[Candidate], psnr_below: float) -> str:
             if number == 1
             else f"{number} of {len(candidates)} keep {goal}; the most accurate is {price}."
         ]
-        if best.rests_on_few:
-            sentences.append(f"That rests on {best.groups} independent uploads, too few to rely on.")
+        if best.doubts:
+            sentences.append(best.doubts)
     if on_average and (best is None or on_average.accuracy > best.accuracy):
         sentences.append(
             f"Only the mean stays below with {on_average.name} (accuracy {percent(on_average.accuracy)};"
@@ -229,6 +254,12 @@ def answer(candidates: Sequence[Candidate], psnr_below: float) -> str:
 
 def _most_accurate(candidates: Sequence[Candidate]) -> Candidate | None:
     return max(candidates, key=lambda c: (c.accuracy, -c.psnr), default=None)
+
+
+def _leak(candidate: Candidate) -> tuple[int, float, int, int, float, float]:
+    """Smaller is less; what an attack failed on, or was read in place of the images, may be worse than any figure."""
+    share = candidate.recognizable / candidate.images
+    return len(candidate.tells), share, candidate.exposed, candidate.failures, candidate.upper, candidate.psnr
 
 
 def _leakage(candidate: Candidate) -> str:

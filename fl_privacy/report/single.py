@@ -131,14 +131,15 @@ def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
 def _leakage_rows(found: Sequence[Reading], everything: Sequence[Reading]) -> list[dict[str, Any]]:
     """A row for each metric and attacker of one round, the one that read most first; those with a bound are judged.
 
-    None is called private where another attacker, or one in another round, read more of ``everything``.
+    None is called private where ``everything`` together is not, by whichever metric, or where another attacker, or one
+    in another round, read more.
     """
     names = list(dict.fromkeys(name for reading in found for name in reading.leakage.metrics))
     order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
-    rows = []
+    rows, overall = [], tone_of(everything)
     for name in order:
         worst = worst_by(name, found)
-        private = all(reading.tone(name) == "private" for reading in everything)
+        private = overall == "private" and all(reading.tone(name) == "private" for reading in everything)
         for reading in sorted(found, key=lambda reading: reading is not worst):
             statistic, bound = reading.statistic(name), reading.recognized_by(name)
             if statistic is None:

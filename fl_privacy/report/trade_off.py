@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fl_privacy.metrics import Statistic, pmm
+from fl_privacy.report.attacked import uploads_of
 from fl_privacy.report.cost import Cost
 from fl_privacy.report.readings import Reading, readings_of
 from fl_privacy.report.recommendation import Candidate, candidate_of
-from fl_privacy.results import Attacker, Finding, Leakage, Summary, read_summary
+from fl_privacy.results import Attacker, Finding, Leakage, Summary, is_finished, read_run, read_summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ class DefenseRow:
         update_distortion: of the attacked updates, as in a run's summary.
         attacks: summaries of the attacks that finished, by the attack's name.
         findings: what was inferred beside images, from the training and from the attacks.
+        uploads: what the attacked uploads were computed from, in a sentence, by the attack's name.
     """
 
     outcome: Outcome
@@ -60,6 +62,7 @@ class DefenseRow:
     update_distortion: Mapping[str, Statistic]
     attacks: Mapping[str, Summary] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
+    uploads: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -138,7 +141,8 @@ def _figures(leakage: Leakage) -> dict[str, Any]:
 
 
 def _row(outcome: Outcome, training: Summary | None, undefended: float | None) -> DefenseRow:
-    attacks = {name: found for name, path in outcome.attacks.items() if (found := read_summary(path))}
+    runs = {name: read_run(path) for name, path in outcome.attacks.items() if is_finished(path)}
+    attacks = {name: run.summary for name, run in runs.items()}
     leakage = {
         Versus(name, attacker): last
         for name, found in attacks.items()
@@ -158,5 +162,6 @@ def _row(outcome: Outcome, training: Summary | None, undefended: float | None) -
         ],
         update_distortion=next((found.update_distortion for found in attacks.values() if found.update_distortion), {}),
         attacks=attacks,
+        uploads={name: uploads_of(run) for name, run in runs.items()},
         findings=[f for found in (training, *attacks.values()) if found for f in found.inferred],
     )

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from fl_privacy.metrics import METRICS
 from fl_privacy.metrics.registry import IMAGE_METRIC
+from fl_privacy.report.attacked import said_together
 from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.inferred import AXES, strongest
@@ -66,9 +67,11 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
         rows=rows,
         best=chosen,
         few=bool(best and best.rests_on_few),
+        doubtful=bool(best and best.doubts),
         goal=bound_as_goal(candidates, psnr_below),
         compared=COMPARED.get(main_of([reading for row in rows for reading in row.readings]), COMPARED[IMAGE_METRIC]),
         answer=answer(candidates, psnr_below),
+        uploads=said_together(said for row in rows for said in row.uploads.items()),
         unread=unread(candidates, psnr_below),
         batch_norm=batch_norm_in_words(found for row in rows for found in row.attacks.values()),
         versus=versus,

@@ -57,8 +57,10 @@ class Teller:
         self._path, self._pictures, self._texts = (folder / name for name in (PROGRESS, PICTURES, TEXTS))
         self._told = self._pictured = 0.0
 
-    def telling(self, what: str, progress: Callable[[int, int], None]) -> Callable[[int, int], None]:
-        """``progress`` of the work ``what`` that starts now, which also writes."""
+    def telling(
+        self, what: str | Callable[[], str], progress: Callable[[int, int], None]
+    ) -> Callable[[int, int], None]:
+        """``progress`` of the work ``what`` that starts now, which also writes; a function says what it is by then."""
         started = time.monotonic()
 
         def tell(done: int, total: int) -> None:
@@ -67,7 +69,7 @@ class Teller:
             if now - self._told >= TELL_EVERY:
                 self._told = now
                 share = min(1.0, done / max(total, 1))
-                content = {"what": what, "share": share, "seconds": now - started}
+                content = {"what": what() if callable(what) else what, "share": share, "seconds": now - started}
                 with suppress(OSError):  # no reason to give up the work itself
                     write_whole(self._path, dump_json(content))
 

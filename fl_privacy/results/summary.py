@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from fl_privacy.metrics import Statistic
 from fl_privacy.metrics.epsilon_bounds import promises_little
+from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
 from fl_privacy.results.findings import Finding
 from fl_privacy.victim_ids import Attacker
 
@@ -62,6 +63,22 @@ class Leakage:
     members: Mapping[str, int] = field(default_factory=dict)
     images: int = 0
     failures: int = 0
+
+    @property
+    def main(self) -> str:
+        """The metric by which it is judged: images by PSNR, texts by the F1 of their tokens."""
+        return TEXT_METRIC if TEXT_METRIC in self.metrics else IMAGE_METRIC
+
+    def recognized_by(self, metric: str | None = None) -> Recognized | None:
+        """How many are recognizable by ``metric``, by default the main one; ``None`` where that was not measured."""
+        name = metric or self.main
+        return next((bound for bound in self.thresholds if bound.metric == name), None)
+
+    @property
+    def extent(self) -> tuple[float, float] | None:
+        """Larger where more was read: the share recognizable, then the mean; ``None`` where nobody can say."""
+        bound, statistic = self.recognized_by(), self.metrics.get(self.main)
+        return (bound.recognizable / bound.n, statistic.mean) if bound and statistic else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +174,21 @@ class Summary:
         """By the adaptive attacker in the last round."""
         return self.last_by(Attacker.ADAPTIVE)
 
+    def _most(self) -> tuple[AttackedRound, Attacker] | None:
+        """In which round who read most; of equals the last. ``None`` where nobody can say."""
+        known = [
+            (extent, entry, attacker)
+            for entry in reversed(self.attacked)
+            for attacker, leakage in entry.by.items()
+            if (extent := leakage.extent) is not None
+        ]
+        return max(known, key=lambda found: found[0])[1:] if known else None
+
     def as_json(self) -> dict[str, Any]:
-        """The content of ``summary.json``: the last round of the plain attacker, all else beside it."""
-        content = asdict(self)
+        """The content of ``summary.json``: who read ``most`` in which round and what, ``None`` where nobody can say;
+        what the plain attacker read in the last round; all else beside these."""
+        content, found = asdict(self), self._most()
+        most = {"attacker": found[1], "round": found[0].round, **asdict(found[0].by[found[1]])} if found else None
         del content["finished"], content["countermeasures"]
         seconds = content["seconds"].pop("adaptive")
         adaptive = None
@@ -170,4 +199,11 @@ class Summary:
             for entry in self.attacked
         ]
         status = "finished" if self.finished else "interrupted"
-        return {"status": status, **asdict(self.plain), **content, "adaptive": adaptive, "attacked": attacked}
+        return {
+            "status": status,
+            "most": most,
+            **asdict(self.plain),
+            **content,
+            "adaptive": adaptive,
+            "attacked": attacked,
+        }

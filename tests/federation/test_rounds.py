@@ -9,6 +9,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Server, ServerPlan, evaluate_model, run_rounds
 from fl_privacy.interception import Interceptor
+from fl_privacy.progress import Stage, listening
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 from tests.federation import harness
 
@@ -122,3 +123,11 @@ def test_a_report_sums_the_round_up() -> None:
     assert report.upload_bytes == 2 * size
     assert len(report.clients) == 2
     assert report.seconds > report.defense_seconds > 0
+
+
+def test_a_long_evaluation_says_how_far_it_is() -> None:
+    heard: list[tuple[Stage, ...]] = []
+    model = harness.small_net()
+    with listening(heard.append):
+        evaluate_model(model, ModelState.of(model), harness.examples(1000))
+    assert [stages[0].total for stages in heard if stages] == [5] * 5

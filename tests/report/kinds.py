@@ -17,7 +17,7 @@ THREATS = [
     "The server is honest but curious: it follows the protocol and reads what it receives.",
     "Not tested: malicious parameters, malicious architecture, inconsistent models, Sybils.",
     "Each client uploads the gradient of one batch.",
-    "Attacked are 6 extra batches of 1 example(s): each client sends them through its own defended update as if they"
+    "Attacked are 6 extra batches of one example: each client sends them through its own defended update as if they"
     " were all its data; the model is not trained on these uploads.",
     "The attacker knows the architecture, the values each client was sent, and the local plan.",
     "The attacker knows nothing beyond the protocol.",

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from fl_privacy.report import write_report
-from fl_privacy.report.attacked import assumptions
+from fl_privacy.report import write_report, write_trade_off
+from fl_privacy.report.attacked import assumptions, said_together
+from fl_privacy.report.trade_off import Outcome
 from fl_privacy.results import RunFolder, read_run
 from tests.results.runs import config, defended, record, round_report, score
 
@@ -61,6 +62,18 @@ def test_the_decisive_assumption_is_said(tmp_path, options, expected):
     run = trained(tmp_path, **options)
     assert assumptions(run) == expected
     assert expected in write_report([run.path]).read_text()
+
+
+def test_pages_of_many_runs_say_it_too(tmp_path):
+    single = trained(tmp_path, plan=FEDSGD)
+    batch = trained(tmp_path, plan=FEDSGD, batch_size=4)
+    said = "ttacked were uploads computed from one image each, the worst case; the training batches of 128 were not"
+    assert f"A{said}" in write_report([single.path, trained(tmp_path, plan=FEDSGD, seed=1).path]).read_text()
+    text = write_report([single.path, batch.path]).read_text()
+    assert f"A: a{said}" in text and "B: attacked were uploads computed from 4 images each" in text
+    outcome = Outcome(family="plain", strength="", training=single.path, attacks={"DLG": single.path})
+    assert f"A{said}" in write_trade_off([outcome], tmp_path / "trade_off.html").read_text()
+    assert said_together([("a", "It is."), ("b", "It is."), ("c", "")]) == "It is."
 
 
 def test_a_defense_that_met_no_adaptive_attacker_says_so(tmp_path):

@@ -29,3 +29,12 @@ def test_points_on_each_other_share_a_label():
     svg = scatter_chart(points, x="x", y="y", alt="", bound=0.5, bound_label="recognizable above")
     labels = [label for label in re.findall(r">([^<>]+)</text>", svg) if label[0] in places]
     assert labels == ["A, D", "B", "C", "E (exact)"]
+
+
+@pytest.mark.parametrize(("x", "anchor"), [((80.0, 90.0), "end"), ((90.0, 100.0), "start")])
+def test_the_label_of_a_bound_stands_where_no_point_is_near(x, anchor):
+    points = [ChartPoint(x=x[0], y=30.0, label="A"), ChartPoint(x=x[1], y=30.0, label="B")]
+    near = ChartPoint(x=x[0] if anchor == "end" else x[1], y=16.0, label="C")
+    svg = scatter_chart([*points, near], x="x", y="y", alt="", bound=15.0, bound_label="recognizable above")
+    style = re.search(r'<text style="([^"]*)"[^>]*>recognizable above', svg)
+    assert style and (f"text-anchor: {anchor}" in style[1] or (anchor == "start" and "text-anchor" not in style[1]))

@@ -1,5 +1,6 @@
 """Every page judges a run by the attack that read most, and names it."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from fl_privacy.federation import Evaluation
 from fl_privacy.metrics import Statistic
 from fl_privacy.report import write_report, write_trade_off
+from fl_privacy.report.brief import write_brief
 from fl_privacy.report.headline import verdict
 from fl_privacy.report.readings import few, most_recognized, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.recommendation import answer, candidate_of
@@ -68,6 +70,45 @@ def test_what_stands_in_place_of_the_original_was_read(silent, read, tone, told)
     assert advised.startswith("None is sure") == bool(told)
 
 
+def test_what_another_metric_calls_recognizable_is_not_private(tmp_path, silent):
+    plain = record(tmp_path, label="plain", noise=0.02, undefended=True)
+    blurred = record(tmp_path, label="blurred", changes=defended(scale=0.1), noise=0.5, adaptive=0.225)
+    summary = read_run(blurred).summary
+    found = {bound.metric: bound.recognizable for bound in summary.adaptive.thresholds}
+    assert found["psnr"] == 0 and found["mse"] == 6 and summary.adaptive.metrics["psnr"].ci95[1] < BOUND.value
+    said = verdict(summary)
+    assert said.tone == "open" and said.text.endswith(", but by MSE 6 of 6 are")
+    assert "MSE < 0.050 counts as recognizable as well (FDL-PP)." in said.basis
+    text = write_report([blurred]).read_text()
+    assert 'class="tone-private"' not in text and 'class="tag private"' not in text
+    assert "another some did" in write_brief(blurred).read_text()
+    compared = write_report([plain, blurred]).read_text()
+    assert re.findall(r'<span class="tag (\w+)">0 of 6</span>', compared) == ["open"]
+    assert "6 of 6 by MSE" in compared and "By MSE, 6 of 6 of its images are recognizable all the same." in compared
+    outcomes = [
+        Outcome(family=name, strength=strength, training=path, attacks={"DLG": path})
+        for name, strength, path in (("plain", "", plain), ("blur", "1", blurred))
+    ]
+    traded = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
+    assert "though by another metric some are recognizable<" in traded and 'class="chosen few"' in traded
+
+
+def test_no_metric_is_private_where_an_image_was_read(tmp_path):
+    text = write_report([record(tmp_path, label="one read", changes=defended(scale=0.1), noise=0.3)]).read_text()
+    assert "in round 1, 1 of 6" in text and "LPIPS" in text
+    assert 'class="tag private"' not in text
+
+
+def test_an_attacker_is_named_where_it_alone_read_so_much(tmp_path, adaptive):
+    assert "6 of 6 attacked images are recognizable to an attacker that knows the defense" in (
+        verdict(read_run(adaptive).summary).text
+    )
+    both = record(tmp_path, label="both", changes=defended(scale=0.1), noise=0.03, adaptive=0.02)
+    assert verdict(read_run(both).summary).text == (
+        "In round 12, 6 of 6 attacked images are recognizable; in round 1, 6 of 6"
+    )
+
+
 def test_nothing_is_green_where_the_undefended_was_not_read(silent, tmp_path):
     deaf = record(tmp_path, label="plain", noise=0.9, undefended=True)
     text = write_report([deaf, silent]).read_text()
@@ -117,6 +158,16 @@ def test_images_are_counted_once_and_rounds_kept_apart(adaptive):
         for leakage in entry.by.values():
             assert leakage.images == leakage.metrics["psnr"].groups == 6
     assert summary.plain == summary.attacked[-1].by[Attacker.PLAIN]
+
+
+def test_the_json_tells_who_read_most(adaptive, silent, tmp_path):
+    told = json.loads((adaptive / "summary.json").read_text())["most"]
+    most = most_recognized(readings_of(read_run(adaptive).summary))
+    assert (told["attacker"], told["round"]) == ("adaptive", most.round)
+    assert told["metrics"]["psnr"]["mean"] == pytest.approx(most.statistic("psnr").mean)
+    assert {bound["metric"]: bound["recognizable"] for bound in told["thresholds"]}["psnr"] == 6
+    failed = json.loads((record(tmp_path, failures=6) / "summary.json").read_text())
+    assert failed["most"] is None and failed["failures"] == 6
 
 
 def test_the_images_of_one_upload_are_one_group(tmp_path):

@@ -50,7 +50,16 @@ def test_who_reads_nothing_undefended_tells_nothing_of_defenses():
     assert "none was read undefended either (plain, the best at 10.0 dB)" in text and "attack=auto" in text
     heard = replace(OPEN, undefended=True)
     assert best_below([heard, GOOD, USELESS], 15) == GOOD
-    assert best_below([deaf, heard, GOOD, USELESS], 15) is not None, "it was read where it was trained otherwise"
+    assert best_below([deaf, heard, GOOD, USELESS], 15) == GOOD, "it was read where it was trained otherwise"
+    assert best_below([deaf, heard], 15) is None, "what is undefended is no defense"
+
+
+def test_what_failed_or_was_read_in_place_of_the_images_does_not_come_closest():
+    exposed = replace(GOOD, name="exposed", psnr=5.0, upper=6.0, exposed=20)
+    failing = replace(GOOD, name="failing", psnr=5.0, upper=6.0, failures=3)
+    wide = replace(GOOD, name="wide", upper=16.0)
+    text = answer([exposed, failing, wide, replace(OPEN, undefended=True)], 15)
+    assert "; wide comes closest" in text
 
 
 def test_a_low_mean_alone_is_not_private():

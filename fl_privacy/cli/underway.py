@@ -1,0 +1,121 @@
+"""What jobs in processes of their own are at: each writes it into its folder, who began them shows it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from fl_privacy.attacks import no_progress
+from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, describe
+from fl_privacy.cli.lines import Lines, Remaining, time_left
+from fl_privacy.experiment.protocols import Monitor
+from fl_privacy.federation import Evaluation, RoundReport
+from fl_privacy.progress import Stage, listening, share_done
+from fl_privacy.results.ongoing import PROGRESS, Ongoing, Teller, read_ongoing
+
+LOOK_EVERY = 1.0
+"""Seconds."""
+
+_WHOLE = 10_000
+
+
+class WrittenMonitor(Monitor):
+    """Writes into the ``folder`` of a job how far its training is; attacks do so themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._teller, self._done = Teller(folder), 0
+
+    @contextmanager
+    def training(self, rounds: int) -> Iterator[None]:
+        """Write down the round, and what happens within it, while the context lasts."""
+        self._done, what = 0, "Training"
+        tell = self._teller.telling(lambda: what, no_progress)
+
+        def listen(stages: tuple[Stage, ...]) -> None:
+            nonlocal what
+            if stages:
+                what = f"Training, round {min(self._done + 1, rounds)}/{rounds}, {describe(stages)}"
+                tell(round(_WHOLE * (self._done + share_done(stages))), _WHOLE * rounds)
+
+        with listening(listen):
+            yield
+
+    def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
+        self._done = report.round
+
+
+class Underway:
+    """A bar over jobs and what those that have not ended are at; without a terminal a line now and then.
+
+    Args:
+        title: of the bar.
+        folders: a job's each.
+        console: to show it on.
+    """
+
+    def __init__(self, title: str, folders: Sequence[Path], console: Console) -> None:
+        columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self._console, self._title = console, title
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", total=len(folders))
+        self._doing = Text("", style="dim", no_wrap=True, overflow="ellipsis")
+        self._left, self._total = list(folders), len(folders)
+        self._since, self._over, self._remaining = time.time(), threading.Event(), Remaining()
+        self._lines = Lines(self._say, SECONDS_BETWEEN_LINES, silent=console.is_terminal)
+        self._remaining(title, 0)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False)
+
+    def ended(self, folder: Path) -> str:
+        """The job of ``folder`` is over: ``3/18 finished`` and the time left."""
+        self._left.remove(folder)
+        return f"{self._total - len(self._left)}/{self._total} finished: {folder.name}{self._look()}"
+
+    def _look(self) -> str:
+        """Show what goes on by now; returns the time left in words."""
+        found = [(folder, told) for folder in list(self._left) if (told := self._told(folder)) is not None]
+        done = self._total - len(self._left) + sum(told.share for _, told in found)
+        self._bar.update(self._task, completed=done)
+        self._doing.plain = "; ".join(f"{folder.name}: {told.what}" for folder, told in found)
+        left = time_left(self._remaining(self._title, done / max(self._total, 1)) if self._left else None)
+        if found:
+            number = self._total - len(self._left)
+            self._lines.tell(f"{self._title}, {number}/{self._total} finished; {self._doing.plain}{left}")
+        return left
+
+    def _told(self, folder: Path) -> Ongoing | None:
+        """Unless it was told by a process that was killed earlier."""
+        try:
+            recent = (folder / PROGRESS).stat().st_mtime >= self._since
+        except OSError:
+            return None
+        return read_ongoing(folder) if recent else None
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show it while the context lasts."""
+
+        def watch() -> None:
+            while not self._over.wait(LOOK_EVERY):
+                self._look()
+
+        terminal = self._console.is_terminal
+        thread = threading.Thread(target=watch, daemon=True)
+        group = Group(self._bar, self._doing)
+        with self._lines, Live(group, console=self._console, refresh_per_second=4, transient=not terminal):
+            thread.start()
+            try:
+                yield
+            finally:
+                self._over.set()
+                thread.join()
+                self._doing.plain = ""
