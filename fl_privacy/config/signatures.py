@@ -56,7 +56,10 @@ class Signature:
             if key.startswith("_") or self.takes_any:
                 continue
             if key not in self.annotations:
-                raise UserError(f"Unknown key {section}.{key}{suggest(key, self.annotations)}")
+                raise UserError(
+                    f"Unknown key {section}.{key}{suggest(key, self.annotations)}"
+                    f" Where an experiment sets it, ~{section}.{key} leaves it out."
+                )
             if value is not None or self.defaults.get(key, inspect.Parameter.empty) is not None:
                 expect_type(f"{section}.{key}", value, self.annotations[key])
 
