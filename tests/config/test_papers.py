@@ -29,6 +29,11 @@ def test_pixels_are_not_normalized(overrides: list[str]) -> None:
     assert config.model.mean is None and config.model.std is None
 
 
+def test_passports_are_tied_by_the_penalty_that_the_paper_minimizes() -> None:
+    (part,) = build_defense(compose_run(["experiment=fdl_pp_paper"]).defense).parts
+    assert part.settings["form"] == "penalized"
+
+
 def test_attack_and_accuracy_of_refiner_are_those_of_two_networks() -> None:
     trained, attacked = compose_run(["experiment=refiner_paper"]), compose_run(["experiment=refiner_paper_attack"])
     assert (trained.model.activation, attacked.model.activation) == ("relu", "sigmoid")
