@@ -2,7 +2,7 @@
 
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
 from typing import Any
 
@@ -98,8 +98,9 @@ def _effect_from_plain(plain: Mapping[str, Any], base: type[Effect] = Effect) ->
         )
     types = typing.get_type_hints(known)
     names = [f.name for f in fields(known)]
+    needed = {f.name for f in fields(known) if f.default is MISSING and f.default_factory is MISSING}
     given = {key: value for key, value in plain.items() if key != "effect"}
-    if given.keys() != set(names):
+    if not needed <= given.keys() <= set(names):
         raise UserError(f"{name} is expected to be told by {', '.join(names) or 'nothing'}, but got {sorted(given)}.")
     return known(**{key: _value_from_plain(f"{name}.{key}", value, types[key]) for key, value in given.items()})
 

@@ -138,12 +138,18 @@ class Sparse(PostProcessing):
         scope: over what these are counted.
         error_feedback: whether what was dropped is added to the next update.
         noise_std: of the noise on the elements that stay.
+        dropped: share of the elements that are zero, in [0, 1].
     """
 
     largest: bool | None = False
     scope: Scope = "global"
     error_feedback: bool = False
     noise_std: float = 0.0
+    dropped: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.dropped is not None:
+            checks.number("Sparse.dropped", self.dropped, at_least=0, at_most=1, example=0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +187,19 @@ class RobustGradient(Heuristic):
     """The update is the gradient of images that look like noise but pull the model alike."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class MutedFeatures(Heuristic):
-    """Columns of the last linear layer's weight gradient are zero, those of the most telling features."""
+    """Columns of the last linear layer's weight gradient are zero, those of the most telling features.
+
+    Attributes:
+        dropped: share of the columns, in [0, 1].
+    """
+
+    dropped: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.dropped is not None:
+            checks.number("MutedFeatures.dropped", self.dropped, at_least=0, at_most=1, example=0.8)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What an attack that knows the defense does about it."""
 
 from fl_privacy.attacks.adaptive.assumed_transform import AssumedTransform, choose_transforms
+from fl_privacy.attacks.adaptive.bounds import all_known
 from fl_privacy.attacks.adaptive.clip import Clips
 from fl_privacy.attacks.adaptive.constraints import (
     Constraints,
@@ -33,6 +34,7 @@ __all__ = [
     "KnownFeatures",
     "Unknowns",
     "UpdateConstraints",
+    "all_known",
     "choose_transforms",
     "countermeasures_against",
     "estimate_clip_norm",

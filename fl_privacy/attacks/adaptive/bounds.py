@@ -12,40 +12,63 @@ from fl_privacy.types import Tensors
 Bounds = Mapping[str, tuple[Tensor, Tensor]]
 """Name -> least and largest value of each element; names that are missing were uploaded as they are."""
 
-Rule = Callable[[Tensors], Bounds]
-"""Update -> bounds."""
+Rule = Callable[[Tensors, float], Bounds]
+"""Update and the standard deviation of the noise in it -> bounds. What noise hides more than the defense does is as it
+was observed: its least and largest value are the same."""
+
+_THRESHOLD = 3.0
+"""Of the noise's standard deviation: a smallest shared magnitude below may be noise itself."""
 
 
 def where_shared(effect: Sparse) -> Rule:
-    """Elements that are zero may have been anything; if the largest were kept, anything below the smallest of these."""
+    """Elements that are zero may have been anything; if the largest were kept, anything below the smallest of these.
 
-    def rule(update: Tensors) -> Bounds:
-        limits = _limits(effect, update)
+    Where noise or clipping came after, they are no longer zero: then they are the share that is known, the smallest.
+    """
+
+    def rule(update: Tensors, noise_std: float) -> Bounds:
         bounds = {}
-        for name, t in update.items():
-            hidden = t == 0
-            bounds[name] = t.masked_fill(hidden, -limits[name]), t.masked_fill(hidden, limits[name])
+        for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
+            part = {name: update[name] for name in layers}
+            least, limit = _hidden(effect, torch.cat([t.flatten() for t in part.values()]), noise_std)
+            for name, t in part.items():
+                hidden = t.abs() <= least
+                bounds[name] = t.masked_fill(hidden, -limit), t.masked_fill(hidden, limit)
         return bounds
 
     return rule
 
 
-def _limits(effect: Sparse, update: Tensors) -> dict[str, float]:
-    """The largest magnitude that an element may have had that was set to zero."""
-    if not effect.largest or effect.error_feedback or effect.noise_std:
-        return dict.fromkeys(update, torch.inf)
-    smallest = {name: float(kept.min()) if len(kept := t[t != 0].abs()) else torch.inf for name, t in update.items()}
-    if effect.scope == "layer":
-        return smallest
-    return dict.fromkeys(update, min(smallest.values()))
+def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
+    """The largest magnitude among the elements of ``values`` (n,) that may have been dropped, and what they had at
+    most; of no element is the magnitude below 0."""
+    sizes = values.abs()
+    dropped = int((effect.dropped or 0.0) * len(sizes) + 1e-6)
+    least = float(sizes.kthvalue(dropped).values) if dropped else 0.0
+    kept = sizes[sizes > least]
+    bounded = effect.largest and not (effect.error_feedback or effect.noise_std)
+    limit = float(kept.min()) if bounded and len(kept) else torch.inf
+    if bounded and len(kept):
+        drowned = limit <= _THRESHOLD * noise_std
+    else:
+        drowned = _drowned(sizes, dropped / len(sizes), noise_std)
+    return (-1.0, 0.0) if drowned else (least, limit)
+
+
+def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
+    """Whether those of ``values`` that were not ``dropped`` are smaller, by their root mean square, than the noise."""
+    return noise_std > 0 and float(values.square().mean()) <= (2 - dropped) * noise_std**2
 
 
 def within_bins(effect: Quantized) -> Rule:
-    """Elements may have been anything that rounds to what is observed."""
+    """Elements may have been anything that rounds to what is observed; nothing where all of it is less than the noise."""
     stochastic = effect.rounding != "nearest"
 
-    def rule(update: Tensors) -> Bounds:
-        return {name: _bin(t, effect.bits, stochastic=stochastic) for name, t in update.items()}
+    def rule(update: Tensors, noise_std: float) -> Bounds:
+        bins = {name: _bin(t, effect.bits, stochastic=stochastic) for name, t in update.items()}
+        rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
+        drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
+        return {name: (t, t) for name, t in update.items()} if drowned else bins
 
     return rule
 
@@ -61,14 +84,18 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
     return (tensor - reach).clamp_min(-largest), (tensor + reach).clamp_max(largest)
 
 
-def shared_columns(weight: str) -> Rule:
-    """Columns of ``weight`` that are zero may have been anything."""
+def shared_columns(weight: str, dropped: float | None) -> Rule:
+    """Columns of ``weight`` that are zero may have been anything, or where noise came after, the smallest share."""
 
-    def rule(update: Tensors) -> Bounds:
+    def rule(update: Tensors, noise_std: float) -> Bounds:
         if weight not in update:
             return {}
         t = update[weight]
-        hidden = (t == 0).all(0).expand_as(t)
+        if _drowned(t, dropped or 0.0, noise_std):
+            return {weight: (t, t)}
+        sizes = torch.linalg.vector_norm(t, dim=0)
+        muted = int((dropped or 0.0) * len(sizes) + 1e-6)
+        hidden = (sizes <= (sizes.kthvalue(muted).values if muted else 0.0)).expand_as(t)
         return {weight: (t.masked_fill(hidden, -torch.inf), t.masked_fill(hidden, torch.inf))}
 
     return rule
@@ -77,7 +104,7 @@ def shared_columns(weight: str) -> Rule:
 def only_layer(layer: str) -> Rule:
     """All tensors but those of ``layer`` may have been anything."""
 
-    def rule(update: Tensors) -> Bounds:
+    def rule(update: Tensors, noise_std: float) -> Bounds:
         return {
             name: (torch.full_like(t, -torch.inf), torch.full_like(t, torch.inf))
             for name, t in update.items()
@@ -95,3 +122,8 @@ def widest(bounds: Iterable[Bounds]) -> Bounds:
             before = result.get(name, (low, high))
             result[name] = torch.minimum(before[0], low), torch.maximum(before[1], high)
     return result
+
+
+def all_known(bounds: Bounds) -> bool:
+    """Whether every value is as it was observed."""
+    return all(torch.equal(low, high) for low, high in bounds.values())

@@ -1,7 +1,7 @@
 """Clipping the guess as the client clipped its update."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,22 +18,27 @@ class Clip:
     Attributes:
         norms: (V,) of each victim.
         scope: of the norms.
+        counted: (V, *shape) by name, 1 of the elements that the norm is of, 0 of those that were dropped before the
+            client clipped; names that are missing count as a whole.
     """
 
     norms: Tensor
     scope: Scope
+    counted: Tensors = field(default_factory=dict)
 
     def __call__(self, gradients: Tensors) -> Tensors:
         """(V, *shape) by name."""
         tiny = torch.finfo(self.norms.dtype).tiny
-        squares = {name: g.flatten(1).square().sum(1) for name, g in gradients.items()}
+        left = {name: g * self.counted[name] if name in self.counted else g for name, g in gradients.items()}
+        squares = {name: g.flatten(1).square().sum(1) for name, g in left.items()}
         if self.scope == "global":
             squares = dict.fromkeys(squares, torch.stack(list(squares.values())).sum(0))
         factors = {name: (self.norms / (s + tiny).sqrt()).clamp_max(1) for name, s in squares.items()}
         return {name: g * factors[name].view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Clip":
-        return Clip(change(self.norms), self.scope)
+        counted = {name: change(each) for name, each in self.counted.items()}
+        return Clip(change(self.norms), self.scope, counted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +75,9 @@ class Clipping:
     noise_std: float | None
     scope: Scope
 
-    def of(self, matched: Sequence[Tensors]) -> Clip:
-        """For the victims whose updates are ``matched``."""
-        return Clip(torch.tensor([self._norm_of(update) for update in matched]), self.scope)
+    def of(self, matched: Sequence[Tensors], counted: Tensors) -> Clip:
+        """For the victims whose updates are ``matched``; what is ``counted`` is as of :class:`Clip`."""
+        return Clip(torch.tensor([self._norm_of(update) for update in matched]), self.scope, counted)
 
     def _norm_of(self, matched: Tensors) -> float:
         if self.norm is not None:

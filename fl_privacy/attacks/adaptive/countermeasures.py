@@ -148,7 +148,7 @@ def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Seq
     return [
         Countermeasure(
             sentence="It mutes those columns of the last layer's gradient that are zero.",
-            rule=shared_columns(circumstances.head),
+            rule=shared_columns(circumstances.head, effect.dropped),
         ),
         *_prefer_smooth(circumstances, HIDDEN),
     ]

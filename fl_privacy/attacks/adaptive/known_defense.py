@@ -14,7 +14,14 @@ from fl_privacy.attacks.adaptive.assumed_transform import Transform
 from fl_privacy.attacks.adaptive.bounds import Bounds, widest
 from fl_privacy.attacks.adaptive.clip import Clips
 from fl_privacy.attacks.adaptive.constraints import HiddenGradient, UpdateConstraints
-from fl_privacy.attacks.adaptive.countermeasures import Circumstances, Countermeasure, countermeasures_against
+from fl_privacy.attacks.adaptive.countermeasures import (
+    Circumstances,
+    Countermeasure,
+    countermeasures_against,
+    looks_noisy,
+)
+from fl_privacy.attacks.adaptive.estimates import estimate_noise_std
+from fl_privacy.effects import Description, Effect, Noise, SlicedNoise
 from fl_privacy.types import Observation, Tensors
 
 logger = logging.getLogger(__name__)
@@ -32,20 +39,24 @@ class KnownDefense:
 
     Attributes:
         countermeasures: in the order of the defense's parts.
+        noise_stds: of the parts that add noise, in units of the update; ``None`` where it is not told.
     """
 
     countermeasures: tuple[Countermeasure, ...] = ()
+    noise_stds: tuple[float | None, ...] = ()
 
     @classmethod
     def of(cls, observation: Observation, circumstances: Circumstances) -> "KnownDefense":
         """That which ``observation`` knows of; a line in the log on what there is no countermeasure for."""
-        found: list[Countermeasure] = []
-        for part in observation.knowledge.defense or ():
-            if (taken := countermeasures_against(part.effect, circumstances)) is None:
+        parts = observation.knowledge.defense or ()
+        found = _taken(parts, circumstances)
+        if any(countermeasure.rule for countermeasure in found):  # bounds are in the units of what was clipped
+            found = _taken(parts, replace(circumstances, scales=True))
+        for part in parts:
+            if countermeasures_against(part.effect, circumstances) is None:
                 logger.info("No countermeasure is known against %s, which is attacked as if unknown.", part.name)
-            else:
-                found += taken
-        return cls(tuple(found))
+        stds = [_noise_std(part.effect, circumstances) for part in parts if looks_noisy(part.effect)]
+        return cls(tuple(found), tuple(stds))
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -103,19 +114,62 @@ class KnownDefense:
 
     @property
     def noisy(self) -> bool:
-        """Whether smoothness follows from the noise in the updates, of which all values are known."""
-        return any(m.noisy for m in self.countermeasures) and not any(m.rule for m in self.countermeasures)
+        """Whether smoothness follows from the noise in those updates of which all values are known."""
+        return any(m.noisy for m in self.countermeasures)
+
+    def bounds(self, update: Tensors) -> Bounds:
+        """Where the undefended tensors of ``update`` must have been; names that are missing are as observed."""
+        return self._bounds(update, len(self.countermeasures))
+
+    def _bounds(self, update: Tensors, number: int) -> Bounds:
+        """By the first ``number`` countermeasures."""
+        rules = [m.rule for m in self.countermeasures[:number] if m.rule]
+        std = self._noise_std(update) if rules else 0.0
+        return widest(rule(update, std) for rule in rules)
+
+    def _noise_std(self, update: Tensors) -> float:
+        """Of the noise in ``update``: as told, but not more than the update can have."""
+        if not self.noise_stds:
+            return 0.0
+        told = [std for std in self.noise_stds if std is not None]
+        most = estimate_noise_std(update)
+        return min(most, math.hypot(*told)) if len(told) == len(self.noise_stds) else most
 
     def update_constraints(self, observations: Sequence[Observation], matched: Matched) -> UpdateConstraints:
         """What the countermeasures say of the updates of ``observations``."""
-        rules = [m.rule for m in self.countermeasures if m.rule]
-        clippings = [m.clipping for m in self.countermeasures if m.clipping]
+        updates = [o.update() for o in observations]
+        clippings = [(number, m.clipping) for number, m in enumerate(self.countermeasures) if m.clipping]
         clipped = [matched(o) for o in observations] if clippings else []
-        bounds = [_in_matched_units(o, widest(rule(o.update()) for rule in rules), matched) for o in observations]
+        clips = [clipping.of(clipped, self._left(updates, number)) for number, clipping in clippings]
+        bounds = [
+            _in_matched_units(o, self.bounds(update), matched) for o, update in zip(observations, updates, strict=True)
+        ]
         return UpdateConstraints(
             bounds={name: _stack([b[name] for b in bounds]) for name in bounds[0]},
-            clip=Clips(tuple(clipping.of(clipped) for clipping in clippings)) if clippings else None,
+            clip=Clips(tuple(clips)) if clips else None,
         )
+
+    def _left(self, updates: Sequence[Tensors], number: int) -> Tensors:
+        """(V, *shape) by the first ``number`` countermeasures, 0 where what was dropped, or nearly, may have had either
+        sign, else 1."""
+        each = [self._bounds(update, number) for update in updates]
+        return {
+            name: torch.stack([1 - ((b[name][0] < 0) & (b[name][1] > 0)).float() for b in each]) for name in each[0]
+        }
+
+
+def _taken(parts: Description, circumstances: Circumstances) -> list[Countermeasure]:
+    return [taken for part in parts for taken in countermeasures_against(part.effect, circumstances) or ()]
+
+
+def _noise_std(effect: Effect, circumstances: Circumstances) -> float | None:
+    """Of an element of the update; ``None`` where it is not told, or does not follow."""
+    std, unit = None, 1.0 / circumstances.matched_per_uploaded
+    if isinstance(effect, Noise) and effect.at == "upload":
+        std, unit = effect.std, 1.0
+    elif isinstance(effect, Noise | SlicedNoise) and not circumstances.unrolls:
+        std = effect.std
+    return None if std is None else std * unit
 
 
 def _in_turn(transforms: Sequence[Transform], images: Tensor) -> Tensor:

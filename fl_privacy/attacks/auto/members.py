@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.adaptive import looks_noisy
+from fl_privacy.attacks.adaptive import Circumstances, KnownDefense, all_known
 from fl_privacy.attacks.gradient_inversion import GradientInversion, LabelPolicy
 from fl_privacy.attacks.gradient_inversion.initialization import Blank, PublicMean
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange, TotalVariation
+from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded, needs_unrolling
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.presets import inverting_gradients
 from fl_privacy.effects import Quantized, Sparse
@@ -162,17 +163,45 @@ def _is_smooth(model: nn.Module) -> bool:
 
 def _share_known(observation: Observation) -> float:
     """Values of the update that a defense left, over the number of pixels; infinite where it leaves out none."""
-    if not any(isinstance(part.effect, Sparse) for part in observation.knowledge.defense or ()):
+    parts = observation.knowledge.defense or ()
+    if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf
-    left = sum(int(value.count_nonzero()) for value in observation.update().values())
+    unrounded = observation.told(defense=tuple(part for part in parts if not isinstance(part.effect, Quantized)))
+    update = observation.update()
+    bounds = _known_defense(unrounded).bounds(update)
+    if all_known(bounds):
+        return math.inf
+    left = sum(int((low == high).sum()) for low, high in bounds.values())
+    left += sum(value.numel() for name, value in update.items() if name not in bounds)
     return left / (observation.upload.num_examples * math.prod(observation.input_shape))
 
 
 def _is_noisy(observation: Observation) -> bool:
     """Whether noise says how smooth the images are."""
-    effects = [part.effect for part in observation.knowledge.defense or ()]
-    noisy = [looks_noisy(effect) for effect in effects if looks_noisy(effect) or isinstance(effect, Sparse | Quantized)]
-    return any(noisy) and all(noisy) and noise_over_gradient(observation) is not None
+    known = _known_defense(observation)
+    return (
+        known.noisy and all_known(known.bounds(observation.update())) and noise_over_gradient(observation) is not None
+    )
+
+
+def _known_defense(observation: Observation) -> KnownDefense:
+    """As a descent on all of the update sees it."""
+    layer = output_layer(observation.model, observation.num_classes)
+    plan, size = observation.plan, observation.upload.num_examples
+    unrolls = needs_unrolling(plan, size, "unroll")
+    circumstances = Circumstances(
+        head=layer[0] if layer else None,
+        batch_size=size,
+        plan=plan,
+        unrolls=unrolls,
+        matched_per_uploaded=matched_per_uploaded(plan, size, unrolls=unrolls),
+        scales=True,
+        complete=True,
+        smooths=False,
+        pixels=True,
+        learnable=[layer[0]] if layer else [],
+    )
+    return KnownDefense.of(observation, circumstances)
 
 
 def normalizes_by_batch(observation: Observation) -> bool:

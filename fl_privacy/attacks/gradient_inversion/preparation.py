@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.adaptive import AssumedTransform, Constraints, choose_transforms
+from fl_privacy.attacks.adaptive import AssumedTransform, Constraints, all_known, choose_transforms
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.compile import CompiledEvaluation, ValueAndGradient, compiling_pays
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
@@ -96,13 +96,15 @@ class Prepared:
     def problem(self, victims: Sequence[PreparedVictim], restarts: Sequence[int], attempts: int = 1) -> Problem:
         """Of a chunk, in which every ``attempts`` neighbors are the same victim, with the number of each attempt."""
         problem, known = self._unsmoothed(victims, restarts, attempts), self.rounds[0].known
-        if self._smoothings:
-            own, angle = torch.tensor([self._smoothings[victim.position] for victim in victims]).to(self._like).T
-            return replace(problem, constraints=replace(problem.constraints, smoothness=own, likeliest=angle))
-        if not known.smoothness:
+        if not known.smoothness and not self._smoothings:
             return problem
-        smoothness = known.smoothness * problem.blank_loss() / len(self.rounds)
-        return replace(problem, constraints=replace(problem.constraints, smoothness=smoothness))
+        smoothness, likeliest = known.smoothness * problem.blank_loss() / len(self.rounds), None
+        if self._smoothings:
+            told = torch.tensor([victim.position in self._smoothings for victim in victims]).to(self._like.device)
+            both = [self._smoothings.get(victim.position, (0.0, 0.0)) for victim in victims]
+            own, likeliest = torch.tensor(both).to(self._like).T
+            smoothness = torch.where(told, own, smoothness)
+        return replace(problem, constraints=replace(problem.constraints, smoothness=smoothness, likeliest=likeliest))
 
     def _unsmoothed(self, victims: Sequence[PreparedVictim], restarts: Sequence[int], attempts: int = 1) -> Problem:
         labels = [m.labels for m in victims if m.labels is not None]
@@ -125,12 +127,17 @@ class Prepared:
         first = self.rounds[0]
         if not first.known.noisy or first.unknowns or self.settings.source is not None:
             return {}
+        known = [
+            victim
+            for victim in self.victims
+            if all(all_known(one.known.bounds(one.observations[victim.position].update())) for one in self.rounds)
+        ]
         found = smoothing_of(
-            [victim.observation for victim in self.victims],
-            lambda chunk: self._unsmoothed(self.victims[chunk], [0] * len(self.victims[chunk])),
+            [victim.observation for victim in known],
+            lambda chunk: self._unsmoothed(known[chunk], [0] * len(known[chunk])),
             self.capacity,
         )
-        return {victim.position: own for victim, own in zip(self.victims, found or (), strict=bool(found))}
+        return {victim.position: own for victim, own in zip(known, found or (), strict=bool(found))}
 
     def _transform(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> AssumedTransform | None:
         transforms = self.rounds[0].known.transforms

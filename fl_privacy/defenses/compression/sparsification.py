@@ -62,7 +62,7 @@ def pruning(
             Part(
                 "pruning",
                 {"rate": rate, "by": by, "scope": scope, "error_feedback": error_feedback},
-                Sparse(largest=by == "gradient", scope=scope, error_feedback=error_feedback),
+                Sparse(largest=by == "gradient", scope=scope, error_feedback=error_feedback, dropped=rate),
                 strength="rate",
             ),
         ),
@@ -121,7 +121,9 @@ def selective_sharing(
     settings = {
         "share": share, "by": by, "scope": scope, "noise": noise, "noise_std": std, "error_feedback": error_feedback
     }  # fmt: skip
-    effect = Sparse(largest=by == "magnitude", scope=scope, error_feedback=error_feedback, noise_std=std)
+    effect = Sparse(
+        largest=by == "magnitude", scope=scope, error_feedback=error_feedback, noise_std=std, dropped=1 - share
+    )
     return Defense(
         parts=(Part("selective_sharing", settings, effect, strength="share"),),
         upload=(on_upload,),

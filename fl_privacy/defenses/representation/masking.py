@@ -68,7 +68,7 @@ def soteria(
 
     settings = {"rate": rate, "layer": "last linear", "scores": scores, "form": form, "epsilon": added}
     return Defense(
-        parts=(Part("soteria", settings, MutedFeatures(), strength="rate"),),
+        parts=(Part("soteria", settings, MutedFeatures(dropped=rate), strength="rate"),),
         gradient=(on_gradient,),
     )
 

@@ -98,6 +98,30 @@ def test_every_objective_looks_at_what_was_shared_only(objective):
     assert mean_error(attack, informed(seen, defense)) < 0.8 * mean_error(attack, seen)
 
 
+COMPOSED = {
+    "pruned, then noised": (compose(pruning(rate=0.8), dp_noise(scale=1e-3)), 0.1),
+    "noised, then pruned": (compose(dp_noise(scale=1e-3), pruning(rate=0.8)), 0.1),
+    "muted, then noised": (compose(soteria(rate=0.6), dp_noise(scale=1e-3)), 0.1),
+    "noised, then a few pruned": (compose(dp_noise(scale=0.1), pruning(rate=0.2)), 0.5),
+    "noised, then rounded": (compose(dp_noise(scale=0.1), quantization(bits=8)), 0.5),
+    "rounded, then noised": (compose(quantization(bits=8), dp_noise(scale=0.1)), 0.5),
+    "coarsely rounded, then noised": (compose(quantization(bits=2, rounding="nearest"), dp_noise(scale=1e-3)), 0.5),
+    "pruned, then clipped": (compose(pruning(rate=0.8), dp_noise(scale=1e-5, clip_norm=0.5)), 0.1),
+    "clipped, then pruned": (compose(dp_noise(scale=1e-5, clip_norm=0.5), pruning(rate=0.8)), 0.1),
+    "clipped twice": (compose(dp_noise(scale=1e-5, clip_norm=0.5), dp_noise(scale=1e-5, clip_norm=0.3)), 1.0),
+    "robust data, then pruned": (compose(refiner(privacy="mse", epsilon=1.0), pruning(rate=0.8)), 0.5),
+}
+"""Defenses and the share of the plain attacker's error that is left to the adaptive one at most."""
+
+
+@pytest.mark.parametrize("attack", [BY_VALUE, BY_ANGLE], ids=["by value", "by angle"])
+@pytest.mark.parametrize("name", COMPOSED)
+def test_one_part_of_a_defense_keeps_no_attacker_from_what_it_knows_of_another(name, attack):
+    defense, share = COMPOSED[name]
+    seen = victims(defense, count=COUNT)
+    assert mean_error(attack, informed(seen, defense)) < share * mean_error(attack, seen)
+
+
 @pytest.mark.parametrize("name, share", [("noise", 0.6), ("robust data", 0.8)])
 def test_noise_averages_out_over_rounds(name, share):
     defense = BLURRING[name]

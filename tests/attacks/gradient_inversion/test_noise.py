@@ -15,7 +15,18 @@ from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.data import load_data
-from fl_privacy.effects import Clipped, ClippedExamples, Noise, Part, PrivateLoss, Quantized, SlicedNoise, Sparse
+from fl_privacy.defenses.compression.selection import keep_largest
+from fl_privacy.effects import (
+    Clipped,
+    ClippedExamples,
+    MutedFeatures,
+    Noise,
+    Part,
+    PrivateLoss,
+    Quantized,
+    SlicedNoise,
+    Sparse,
+)
 from fl_privacy.models import MLP, LeNet
 from fl_privacy.types import Batch, LocalPlan, Observation, VictimId
 from tests.attacks.victims import error, observe
@@ -132,12 +143,42 @@ def test_what_is_like_noise_is_smoothed_away(effect):
     assert float(ready.problem(ready.victims, [0]).constraints.likeliest) > 0
 
 
-@pytest.mark.parametrize("effect", [Sparse(largest=True, scope="layer"), Quantized(bits=8), Quantized(bits=1)])
-def test_what_hides_values_in_bounds_is_not_taken_for_noise(effect):
-    told = noisy(seen(digit()), 0.3).told(defense=(Part("defense", effect=effect), *NOISE))
+def kept(observation: Observation, share: float) -> Observation:
+    """The largest elements of each tensor of an update, the others zero."""
+    masks = keep_largest({n: t.abs() for n, t in observation.upload.tensors.items()}, drop=1 - share, scope="layer")
+    tensors = {name: t * masks[name] for name, t in observation.upload.tensors.items()}
+    return replace(observation, upload=replace(observation.upload, tensors=tensors))
+
+
+FAINT = (Part("noise", effect=Noise(std=1e-9, clip=None)),)
+
+
+@pytest.mark.parametrize(
+    ("effect", "noise", "share"),
+    [
+        (Sparse(largest=True, scope="layer"), NOISE, 0.1),
+        (Sparse(largest=True, scope="layer", dropped=0.9), FAINT, 1.0),
+        (Quantized(bits=8), FAINT, 1.0),
+        (Quantized(bits=1), NOISE, 1.0),
+    ],
+)
+def test_what_hides_values_in_bounds_is_not_taken_for_noise(effect, noise, share):
+    found = kept(noisy(seen(digit()), 0.3), share)
+    told = found.told(defense=(Part("defense", effect=effect), *noise))
     assert 0.0 not in {weight for _, _, weight in entries(told, 3, lambda attack: attack)}
     ready = prepared([told])
     assert ready.problem(ready.victims, [0]).constraints.likeliest is None
+
+
+@pytest.mark.parametrize(
+    "effect", [Sparse(largest=True, scope="layer", dropped=0.2), Quantized(bits=8), MutedFeatures(dropped=0.2)]
+)
+def test_what_hides_less_than_the_noise_changes_nothing(effect):
+    parts = (Part("defense", effect=effect), *NOISE)
+    for told in (noisy(seen(digit()), 2.0).told(defense=each) for each in (parts, parts[::-1])):
+        assert {weight for _, _, weight in entries(told, 3, lambda attack: attack)} == {0.0}
+        ready = prepared([told])
+        assert float(ready.problem(ready.victims, [0]).constraints.likeliest) > 0
 
 
 def test_noise_beside_a_private_loss_is_countered_as_before():
