@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fl_privacy.attacks.adaptive import uncountered
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit
@@ -78,6 +79,11 @@ def describe_threats(
     lines += knowledge.describe()
     if knowledge.defense is not None:
         lines.append("That is the adaptive attacker; a plain one that knows nothing of the defense attacks as well.")
+        if names := uncountered(knowledge.defense):
+            lines.append(
+                f"Not tested: an attacker that makes use of what it knows of {' and '.join(names)}; there is no"
+                " countermeasure against it here, and the adaptive attacker attacks it as if unknown."
+            )
     return [*lines, defended]
 
 

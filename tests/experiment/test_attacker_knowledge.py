@@ -1,13 +1,15 @@
-"""Which updates the adaptive attacker is told to match together."""
+"""What the adaptive attacker is told, and what it can't make use of."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from fl_privacy.defenses import ats, compose, dp_noise, instahide, pruning
+from fl_privacy.defenses import Defense, ats, compose, dp_noise, instahide, pruning
 from fl_privacy.effects import Part
 from fl_privacy.experiment.attacker_knowledge import data_names
 from fl_privacy.types import LocalPlan, VictimId
+from tests.experiment.runs import TINY, run
 from tests.federation import harness
 
 PROBED, TRAINED = VictimId(2, 1, 0), VictimId(2, 1)
@@ -37,3 +39,17 @@ def test_what_is_trained_on_counts_not_what_it_was_made_of(batch_size, joined):
     defense = replace(harness.DATA, data=(), parts=(Part("data", {"images": 8}),))
     plan = LocalPlan(batch_size=batch_size)
     assert (told(defense, TRAINED, plan) is not None) == joined
+
+
+def undeclared() -> Defense:
+    """Signs of the update, and nothing said of it."""
+    return Defense(upload=(lambda tensors, state, rng: {name: t.sign() for name, t in tensors.items()},))
+
+
+def test_no_adaptive_attacker_without_a_countermeasure_goes_unmentioned(tmp_path: Path) -> None:
+    custom = f"defense._target_={__name__}.undeclared"
+    attacked = run("attack", "defense=custom", custom, "threat_model=adaptive", *TINY[3:], out=tmp_path)
+    told = " ".join(attacked.json("threat_model.json"))
+    assert "Not tested: an attacker that makes use of what it knows of undeclared" in told
+    pruned = run("attack", "defense=pruning", "threat_model=adaptive", *TINY[3:], out=tmp_path)
+    assert "makes use of what it knows" not in " ".join(pruned.json("threat_model.json"))

@@ -21,7 +21,7 @@ from fl_privacy.attacks.adaptive.estimates import (
     estimate_noise_std,
     estimate_step,
 )
-from fl_privacy.attacks.adaptive.known_defense import KnownDefense
+from fl_privacy.attacks.adaptive.known_defense import KnownDefense, uncountered
 
 __all__ = [
     "AssumedTransform",
@@ -41,4 +41,5 @@ __all__ = [
     "estimate_noise_std",
     "estimate_step",
     "looks_noisy",
+    "uncountered",
 ]

@@ -61,7 +61,7 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
 
 
 def within_bins(effect: Quantized) -> Rule:
-    """Elements may have been anything that rounds to what is observed; nothing where all of it is less than the noise."""
+    """Elements may have been anything that rounds to what is observed, unless the noise is more than that."""
     stochastic = effect.rounding != "nearest"
 
     def rule(update: Tensors, noise_std: float) -> Bounds:

@@ -52,9 +52,8 @@ class KnownDefense:
         found = _taken(parts, circumstances)
         if any(countermeasure.rule for countermeasure in found):  # bounds are in the units of what was clipped
             found = _taken(parts, replace(circumstances, scales=True))
-        for part in parts:
-            if countermeasures_against(part.effect, circumstances) is None:
-                logger.info("No countermeasure is known against %s, which is attacked as if unknown.", part.name)
+        for name in uncountered(parts):
+            logger.info("No countermeasure is known against %s, which is attacked as if unknown.", name)
         stds = [_noise_std(part.effect, circumstances) for part in parts if looks_noisy(part.effect)]
         return cls(tuple(found), tuple(stds))
 
@@ -156,6 +155,13 @@ class KnownDefense:
         return {
             name: torch.stack([1 - ((b[name][0] < 0) & (b[name][1] > 0)).float() for b in each]) for name in each[0]
         }
+
+
+def uncountered(parts: Description) -> list[str]:
+    """Names of those of ``parts`` that nothing is known to do against: they are attacked as if unknown."""
+    unknown = countermeasures_against.dispatch(object)
+    names = [part.name for part in parts if countermeasures_against.dispatch(type(part.effect)) is unknown]
+    return list(dict.fromkeys(names))
 
 
 def _taken(parts: Description, circumstances: Circumstances) -> list[Countermeasure]:
