@@ -38,12 +38,13 @@ class Tracer:
     seed: int = 0
 
     def __call__(self, scores: Sequence[VictimScore]) -> Tracing | None:
-        """Of ``scores``; ``None`` where there is only one owner.
+        """Of ``scores``; ``None`` where there are no two owners.
 
-        Where nothing was reconstructed, all are traced wrongly. Victims whose truth is not known
-        are left out, and texts, which nothing is nearest to.
+        Images that an attack found nothing for are traced wrongly, but victims on which it failed are left out: that
+        says nothing of where images come from. So are those whose truth is not known, and texts, which nothing is
+        nearest to.
         """
-        known = [(score, score.originals) for score in scores if score.originals is not None and not score.sentences]
+        known = [(score, score.originals) for score in scores if score.originals is not None and _counts(score)]
         if not known:
             return None
         scores = [score for score, _ in known]
@@ -81,6 +82,10 @@ class Tracer:
 def _dealt(number: int, owners: Tensor) -> Tensor:
     """(number,) the ``owners`` of images in order, equal shares each."""
     return owners[torch.arange(number) * len(owners) // max(1, number)]
+
+
+def _counts(score: VictimScore) -> bool:
+    return not score.sentences and all(image.failure is None for image in score.images)
 
 
 def _guessed(score: VictimScore) -> Tensor:

@@ -55,24 +55,19 @@ def test_batches_of_any_size_are_traced_among_as_many(victims: int, images: int)
     assert useless is not None and useless.distance > 0.8
 
 
+def unread(victim: int, *, failure: str | None = None) -> VictimScore:
+    return replace(score(victim), images=(ImageScore(image=0, guess=None, values={}, failure=failure),))
+
+
 def test_nothing_reconstructed_traces_nobody() -> None:
-    failed = [
-        replace(score(k), images=(ImageScore(image=0, guess=None, values={}, failure="failed"),)) for k in range(3)
-    ]
-    found = Tracer(participants=10)(failed)
+    found = Tracer(participants=10)([unread(k) for k in range(3)])
     assert found is not None and (found.distance, found.participants, found.queries) == (1.0, 3, 3)
 
 
-def test_failed_victims_are_asked_for_but_answer_nobody() -> None:
-    failed = VictimScore(
-        id=VictimId(1, 1, 9),
-        images=(ImageScore(image=0, guess=None, values={}, failure="failed"),),
-        originals=torch.rand(1, 1, 4, 4),
-        guesses=torch.zeros(1, 1, 4, 4),
-        attack_loss=0.0,
-    )
-    found = Tracer(participants=10)([score(0), score(1), failed])
-    assert found is not None and found.queries == 3 and found.distance == pytest.approx(1 / 3)
+def test_a_failed_attack_is_not_counted_as_traced_wrongly() -> None:
+    assert Tracer(participants=10)([unread(k, failure="failed") for k in range(3)]) is None
+    found = Tracer(participants=10)([score(0), score(1), unread(9, failure="failed")])
+    assert found == Tracing(distance=0.0, attacked_distance=0.0, participants=2, queries=2)
 
 
 def test_a_run_records_it_for_each_attacker(tmp_path: Path) -> None:
