@@ -24,7 +24,7 @@ from fl_privacy.defenses.data.robust_space import Judge, Pixels, RobustSpace, wo
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
 from fl_privacy.effects import Part, RobustGradient
 from fl_privacy.errors import UserError
-from fl_privacy.evaluator import CachedEvaluator, WordEvaluator, find_word_evaluator
+from fl_privacy.evaluator import CachedEvaluator, WordEvaluator, find_word_evaluator, name_of_words
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.models import TextModel
 from fl_privacy.types import Batch, Tensors
@@ -140,7 +140,8 @@ class _Refinement:
     def prepare_texts(self, model: TextModel, public: Tensor | None) -> None:
         """Find the evaluation network of the words of ``model``, or make it of ``public`` texts."""
         if self.privacy == "evaluator":
-            self.of_words.judge = find_word_evaluator(self.evaluator, model.words.weight, public)
+            table = model.words.weight.detach()
+            self.of_words.keep(table, find_word_evaluator(self.evaluator, table, public))
 
     def on_gradient(self, tensors: Tensors, step: LocalStep) -> Tensors:
         """The gradient of robust data, near ``tensors``."""
@@ -165,9 +166,11 @@ class _Refinement:
     def _space(self, step: LocalStep) -> RobustSpace:
         if not isinstance(step.model, TextModel):
             return Pixels(step.batch.inputs, self.judge)
-        if self.privacy == "evaluator" and self.of_words.judge is None:
+        table = step.sent.parameters[step.model.word_weight]
+        if self.privacy == "evaluator" and self.of_words.judging(table) is None:
             self.prepare_texts(step.model, None)
-        return words_of(step, self.of_words.on(step.batch.inputs.device))
+        judge = self.of_words.judging(table)
+        return words_of(step, None if judge is None else judge.to(step.batch.inputs.device))
 
     def _robust_data(self, target: Tensors, step: LocalStep, space: RobustSpace) -> Tensor:
         true, noise = space.true, space.noise(step.rng)
@@ -214,14 +217,21 @@ class _Refinement:
 
 
 class _OfWords:
-    """The evaluation network of a model's words, once it is known."""
+    """The evaluation networks of models' words: federations with other words may share the defense."""
 
     def __init__(self) -> None:
-        self.judge: WordEvaluator | None = None
+        self._judges: dict[str, WordEvaluator] = {}
 
-    def on(self, device: torch.device) -> WordEvaluator | None:
-        """It, on ``device``."""
-        return None if self.judge is None else self.judge.to(device)
+    def keep(self, table: Tensor, judge: WordEvaluator) -> None:
+        """``judge`` is for the words that ``table`` (n, d) embeds."""
+        name = name_of_words(table)
+        self._judges.pop(name, None)
+        self._judges[name] = judge
+
+    def judging(self, table: Tensor) -> WordEvaluator | None:
+        """That for these words; where there is none, as for weights that were trained elsewhere, the last one kept."""
+        last = next(reversed(self._judges.values()), None)
+        return self._judges.get(name_of_words(table), last) if len(self._judges) > 1 else last
 
 
 def _expect_own_gradients(step: LocalStep) -> None:

@@ -67,6 +67,20 @@ def test_the_gradient_moves_within_epsilon_and_without_that_of_the_embeddings(se
     assert 0 < float(apart) <= 0.02 * (1 + 1e-6)
 
 
+def test_federations_that_share_the_defense_are_judged_by_their_own_words() -> None:
+    torch.manual_seed(7)
+    one, other = (
+        model(),
+        Bert(vocabulary_size=VOCABULARY, max_length=LONGEST, num_classes=2, width=8, layers=1, heads=2),
+    )
+    alone, shared = prepared(one, iterations=3), prepared(one, iterations=3)
+    for prepare in shared.texts:
+        prepare(other, torch.randint(12, (30, LONGEST), generator=torch.Generator().manual_seed(4)))
+    defended(shared, step_of(other, batch()))
+    (_, expected), (_, found) = (defended(made, step_of(one, batch())) for made in (alone, shared))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_robust_data_are_judged_more_random_than_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     net, seen = model(), []
     made = prepared(net, epsilon=10.0)
@@ -74,7 +88,7 @@ def test_robust_data_are_judged_more_random_than_the_texts(monkeypatch: pytest.M
     step = step_of(net, batch())
     defended(made, step)
     box, there = WordBox(net.words.weight.detach()), batch().inputs >= 0
-    judge = made.texts[0].__self__.of_words.judge  # type: ignore[attr-defined]
+    judge = made.texts[0].__self__.of_words.judging(net.words.weight)  # type: ignore[attr-defined]
     robust = judge(box.coordinates(seen[-1].inputs[..., :-1]), there)
     assert (robust > judge(box.words(batch().inputs), there) + 0.2).all()
     assert ((seen[-1].inputs[..., -1] > 0.5) == there).all()
