@@ -220,9 +220,10 @@ class Observation:
                 )
             gradients = dict(zip(named, gradients, strict=True))
         for name, gradient in gradients.items():
-            if name not in named or gradient.shape != named[name].shape:
-                wanted = f"shape {tuple(named[name].shape)}" if name in named else "a parameter of the model"
-                raise UserError(f"The gradient {name} is expected to be of {wanted}, but has {tuple(gradient.shape)}.")
+            got = tuple(gradient.shape) if isinstance(gradient, Tensor) else type(gradient).__name__
+            if name not in named or got != tuple(named[name].shape):
+                wanted = f"a tensor {tuple(named[name].shape)}" if name in named else "of a parameter of the model"
+                raise UserError(f"The gradient {name} is expected to be {wanted}, but is {got}; name those there are.")
         logits = _logits(model, shape)
         return cls(
             id=VictimId(0, 0, number),

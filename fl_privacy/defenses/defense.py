@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.effects import Description, Part
+from fl_privacy.errors import UserError
 from fl_privacy.gradients import LossChange
 from fl_privacy.models import TextModel
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
@@ -166,7 +167,16 @@ def compose(*defenses: Defense) -> Defense:
     >>> from fl_privacy.defenses import dp_noise, pruning
     >>> compose(pruning(rate=0.9), dp_noise(clip_norm=1.0, scale=0.01)).name
     'pruning+dp_noise'
+
+    Raises:
+        UserError: one of ``defenses`` is none.
     """
+    for defense in defenses:
+        if not isinstance(defense, Defense):
+            raise UserError(
+                f"compose is expected to get defenses, such as pruning(rate=0.9), but got {defense!r}; call what makes"
+                " one."
+            )
     hooks = [f.name for f in fields(Defense) if f.name != "private_passes"]
     together: dict[str, Any] = {name: tuple(x for d in defenses for x in getattr(d, name)) for name in hooks}
     return Defense(**together, private_passes=max((d.private_passes for d in defenses), default=0))

@@ -33,6 +33,8 @@ def test_gradients_in_images_out() -> None:
     ("change", "line"),
     [
         ({"gradients": ()}, "A gradient is expected for each of"),
+        ({"gradients": {"0.weight": None}}, "0.weight is expected to be a tensor .*, but is NoneType"),
+        ({"gradients": {"0.weight": torch.zeros(3)}}, r"but is \(3,\)"),
         ({"gradients": {"nothing": torch.zeros(1)}}, "a parameter of the model"),
         ({"input_shape": (7, 1, 1)}, "to take images of shape"),
     ],

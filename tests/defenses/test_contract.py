@@ -34,6 +34,7 @@ from fl_privacy.defenses import (
     split_fed,
     spn,
 )
+from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch
 
@@ -213,6 +214,12 @@ def test_composes(defense, specified):
     together = compose(defense, dp_noise(scale=0.0), none())
     assert torch.equal(flat(run(together, clean, step)), flat(run(defense, clean, local_step())))
     assert together.parts[: len(defense.parts)] == defense.parts
+
+
+@pytest.mark.parametrize("wrong", [3, pruning, None])
+def test_what_is_no_defense_composes_to_one_line(wrong):
+    with pytest.raises(UserError, match=r"compose is expected to get defenses, .*; call what makes one"):
+        compose(dp_noise(), wrong)
 
 
 OF_DATA = {name: defense for name, (defense, _) in DEFENSES.items() if defense.examples or defense.data}
