@@ -8,6 +8,7 @@ and BPKI) and ``figures_4_5.png`` (private layers over the rounds) into the fold
 
 import argparse
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -61,7 +62,10 @@ def kept_figures(row: Row) -> dict[str, Any]:
 
 def over_runs(found: Mapping[str, Any]) -> dict[str, Any]:
     """Statistics over the runs of an attack, which differ in their starts."""
-    measured = {metric.replace(" ", "_"): aggregate(found.get(f"{metric}_of_runs", ())) for metric in LABELS}
+    measured = {
+        metric.replace(" ", "_"): aggregate(found.get(f"{metric}_of_runs", ()), within=(0, math.inf))
+        for metric in LABELS
+    }
     return {metric: asdict(statistic) for metric, statistic in measured.items() if statistic}
 
 

@@ -66,7 +66,7 @@ def test_without_its_rows_a_table_is_not_run(results: ModuleType, rows: Path) ->
 def test_another_number_in_a_row_is_another_number_on_the_page(results: ModuleType, rows: Path) -> None:
     path = rows / "refiner_rows" / "rows.jsonl"
     told = [json.loads(line) for line in path.read_text().splitlines()]
-    changed = [row for row in told if row["settings"].get("defense.alpha") == 0.9]
+    changed = [row for row in told if row["settings"].get("defense.alpha") == 0.9 and row["attack"] != "none"]
     assert len(changed) == 1
     changed[0]["psnr"] |= {"mean": 3.25, "ci95": [3.125, 3.375], "n": 77}
     path.write_text("".join(json.dumps(row) + "\n" for row in told))
