@@ -5,6 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from fl_privacy import checks
+from fl_privacy.errors import UserError
 from fl_privacy.models.initialization import initialize
 from fl_privacy.models.layers import activation as new_activation
 from fl_privacy.models.layers import input_normalization, norm_2d, require_pixels, require_positive
@@ -26,11 +28,13 @@ class BlockNetwork(nn.Module):
         activation: after each convolution and the first linear layer, one of ``layers.ACTIVATIONS``.
         pooling: ``max`` as published, or ``avg``.
         norm: before each activation of a convolution: ``batch``, ``group`` or ``none``.
+        last_scale: what the scale of the last normalization starts at. Below 1 it takes steps at which the thousands of
+            positive inputs of the first linear layer would make the training diverge.
         mean, std: normalization of the inputs, one value or one a channel; none if ``None``.
         init: weight initialization, one of ``initialization.INITIALIZERS``.
 
     Raises:
-        UserError: the images are too small, or a number is not positive.
+        UserError: the images are too small, a number is not positive, or ``last_scale`` has no normalization to scale.
     """
 
     blocks: ClassVar[tuple[Block, ...]]
@@ -46,12 +50,14 @@ class BlockNetwork(nn.Module):
         activation: str = "relu",
         pooling: str = "max",
         norm: str = "none",
+        last_scale: float = 1.0,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         init: str = "default",
     ) -> None:
         super().__init__()
         require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes, width=width)
+        checks.number("model.last_scale", last_scale, above=0, example=0.1)
         least = 2 ** sum(pooled for *_, pooled in self.blocks)
         require_pixels(type(self).__name__, image_size, least=least)
         side = image_size // least
@@ -68,6 +74,8 @@ class BlockNetwork(nn.Module):
         self.features = nn.Sequential(*layers)
         self.classifier = _head(inner * side * side, hidden, num_classes, activation)
         initialize(self, init)
+        if last_scale != 1:
+            _scale_last_norm(self.features, last_scale)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(B, C, H, W) in [0, 1] -> logits (B, K)."""
@@ -80,6 +88,13 @@ def _head(features: int, hidden: int | None, num_classes: int, activation: str) 
         return nn.Linear(features, num_classes)
     require_positive(hidden=hidden)
     return nn.Sequential(nn.Linear(features, hidden), new_activation(activation), nn.Linear(hidden, num_classes))
+
+
+def _scale_last_norm(features: nn.Sequential, scale: float) -> None:
+    scales = [module.weight for module in features if isinstance(module, nn.GroupNorm | nn.BatchNorm2d)]
+    if not scales:
+        raise UserError(f"model.last_scale={scale} is expected with model.norm=group or batch, but got norm=none.")
+    nn.init.constant_(scales[-1], scale)
 
 
 class AlexNet(BlockNetwork):

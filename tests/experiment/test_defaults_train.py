@@ -3,7 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
+from hydra.utils import instantiate
 
+from fl_privacy.config import compose_run
+from fl_privacy.data import load_data
 from tests.experiment.runs import run
 
 DEFAULTS = [
@@ -32,3 +37,16 @@ def test_many_steps_in_a_round_do_not_shake_the_model(tmp_path: Path) -> None:
     colored = ("data.image_size=32", "data.channels=3", "federation.plan.epochs=2")
     trained = run("run", *settings, *colored, "attack=none", out=tmp_path)
     assert trained.json("summary.json")["final_accuracy"] > 0.88
+
+
+def test_vgg16_keeps_its_loss_at_the_default_rate() -> None:
+    """With the published start of its last normalization the loss is above forty after two steps."""
+    settings = compose_run(["model=vgg16", "federation=fedsgd"])
+    batch = load_data("mnist_mini", image_size=32).train.batch(torch.arange(0, 4000, 400))
+    torch.manual_seed(0)
+    model = instantiate(settings.model, in_channels=1, image_size=32, num_classes=10)
+    for _ in range(3):
+        loss = F.cross_entropy(model(batch.inputs), batch.labels)
+        assert loss < 10
+        for value, slope in zip(model.parameters(), torch.autograd.grad(loss, [*model.parameters()]), strict=True):
+            value.data -= settings.federation.server_lr * slope

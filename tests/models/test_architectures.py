@@ -70,6 +70,16 @@ def test_alexnet_and_vgg16_have_the_shapes_of_spn():
     assert sum(isinstance(m, torch.nn.GroupNorm) for m in vgg.modules()) == 13
 
 
+def test_the_last_scale_starts_the_last_normalization_alone():
+    torch.manual_seed(0)
+    plain = VGG16(in_channels=3, image_size=16, num_classes=10, width=8, norm="group").state_dict()
+    torch.manual_seed(0)
+    scaled = VGG16(in_channels=3, image_size=16, num_classes=10, width=8, norm="group", last_scale=0.1).state_dict()
+    (name,) = [key for key in plain if not torch.equal(plain[key], scaled[key])]
+    assert torch.equal(scaled[name], torch.full((64,), 0.1))
+    assert name == [key for key in plain if key.startswith("features") and plain[key].dim() == 1][-2]
+
+
 def weight_shapes(model):
     """Of convolutions and linear layers, in order."""
     return [tuple(p.shape) for p in model.parameters() if p.dim() > 1]
@@ -161,6 +171,8 @@ def test_lenet_is_a_plain_stack():
         (ConvNet, {"image_size": 8}, "9x9"),
         (AlexNet, {"image_size": 7}, "8x8"),
         (VGG16, {"hidden": 0}, "hidden"),
+        (VGG16, {"norm": "group", "last_scale": 0}, "last_scale"),
+        (VGG16, {"last_scale": 0.1}, "norm=none"),
         (MLP, {"widths": 64}, "widths"),
         (MLP, {"widths": [64, 0]}, "widths"),
         (ResNet10, {"width": -1}, "width"),
