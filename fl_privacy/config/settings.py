@@ -224,7 +224,7 @@ class RunSettings:
     )
     split: Literal["train", "test"] = setting(ATTACK, "`attack` takes its victims from this split of the data")
     weights: str | None = setting(
-        TRAINING, "`attack` takes these weights (`model.safetensors` of a run) instead of fresh ones"
+        TRAINING, "the model starts at these (`model.safetensors` of a run, or its folder) instead of fresh values"
     )
     captured: str | None = setting(ATTACK, "`attack` takes what the run in this folder captured")
     truth: str | None = setting(

@@ -231,7 +231,7 @@ def captured_updates(config: RunSettings) -> tuple[Experiment, Sequence[Observat
     Raises:
         UserError: there is nothing, or something that is not of that run.
     """
-    federation = build_federation(config)
+    federation = build_federation(config.changed({"weights": None}))
     colluder = config.threat_model.colluder
     inside = None if colluder is None else federation.clients[colluder].architecture()
     observations = stored_observations(captures_of(str(config.captured)), federation.model, inside=inside)

@@ -46,7 +46,11 @@ def run_experiment(
     Raises:
         UserError: a setting is wrong, parts do not fit, or all clients of a round failed.
     """
-    _expect_unset(weights=config.weights, captured=config.captured)
+    if config.captured is not None:
+        raise UserError(
+            f"captured is expected with `fl-privacy attack`, but got {config.captured!r} with run, which captures its"
+            " own updates; set captured=null."
+        )
     config = calibrated(config)
     place = Destination("run", config)
     if (done := place.finished_before(monitor)) is not None:
@@ -115,15 +119,6 @@ def _undefended_accuracy(place: Destination) -> float | None:
     return baseline.accuracy if baseline else None
 
 
-def _expect_unset(**of_attacks: str | None) -> None:
-    for key, value in of_attacks.items():
-        if value is not None:
-            raise UserError(
-                f"{key} is expected with `fl-privacy attack`, but got {value!r} with run, which trains from fresh"
-                f" values; set {key}=null."
-            )
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Run:
     """A training that is intercepted and attacked as it goes on, or after it."""
@@ -166,9 +161,10 @@ class _Run:
     def describe(self, prior: Sequence[str]) -> None:
         """Record what is run, before it is; ``prior`` has sentences on the attack's generator."""
         config, train = self.experiment.config, self.federation.dataset.train
+        start = ["The training starts at weights trained elsewhere."] if config.weights else []
         self.folder.write_environment(seed=config.seed)
         self.folder.write_threat_model(
-            [*self.experiment.threat_model(), *prior, who_draws(self.clients), self.privacy.statement]
+            [*self.experiment.threat_model(), *start, *prior, who_draws(self.clients), self.privacy.statement]
         )
         self.folder.write_defense(self.experiment.defense.parts)
         self.folder.add_privacy(

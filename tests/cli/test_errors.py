@@ -87,7 +87,7 @@ WRONG = {
     "negative seed": (["run", "seed=-1"], "at least 0"),
     "negative seed of a search": (["search-policies", "seed=-1"], "at least 0"),
     "name in other letters": (["run", "name=ünï"], "'name=\"ünï\"'"),
-    "weights for a training": (["run", "weights=/etc/passwd"], "fl-privacy attack"),
+    "weights that are none": (["run", "weights=/etc/passwd"], "safetensors"),
     "captures for a training": (["run", "captured=/nowhere/run"], "fl-privacy attack"),
     "threshold that is no number": (["trade-off", "tiny", "--psnr-below", "nan"], "finite"),
 }

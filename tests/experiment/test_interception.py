@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fl_privacy.data import Examples
 from fl_privacy.errors import UserError
@@ -73,6 +74,16 @@ def test_the_model_of_a_run_can_be_attacked(undefended: Run, tmp_path) -> None:
     assert fresh.scores() != trained.scores()
     assert named.scores() == trained.scores()
     assert "The model is as trained elsewhere." in trained.json("threat_model.json")
+
+
+def test_a_training_goes_on_from_the_model_of_a_run(undefended: Run, tmp_path) -> None:
+    settings = (*TINY, "federation.server_lr=1e-12", "intercept.save=true", f"weights={undefended.path}")
+    further = run("run", *settings, out=tmp_path)
+    expected, found = (load_file(made.path / "model.safetensors") for made in (undefended, further))
+    assert all(torch.allclose(found[name], value, atol=1e-9) for name, value in expected.items())
+    assert "The training starts at weights trained elsewhere." in further.json("threat_model.json")
+    later = run("attack", f"captured={further.path}", *ATTACK, out=tmp_path)
+    assert_same_scores(later, further)
 
 
 @pytest.mark.parametrize("command", ["run", "attack"])
