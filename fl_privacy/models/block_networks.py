@@ -93,7 +93,10 @@ def _head(features: int, hidden: int | None, num_classes: int, activation: str) 
 def _scale_last_norm(features: nn.Sequential, scale: float) -> None:
     scales = [module.weight for module in features if isinstance(module, nn.GroupNorm | nn.BatchNorm2d)]
     if not scales:
-        raise UserError(f"model.last_scale={scale} is expected with model.norm=group or batch, but got norm=none.")
+        raise UserError(
+            f"model.last_scale={scale} is expected with model.norm=group or batch, but got norm=none; set"
+            " model.last_scale=1."
+        )
     nn.init.constant_(scales[-1], scale)
 
 
