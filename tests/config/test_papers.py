@@ -29,6 +29,14 @@ def test_pixels_are_not_normalized(overrides: list[str]) -> None:
     assert config.model.mean is None and config.model.std is None
 
 
+def test_ats_normalizes_by_the_values_of_cifar_10_and_of_whatever_else_is_said() -> None:
+    other = ("data=fashion_mnist", "model.mean=[0.1307]", "model.std=[0.3081]")
+    colored, grey = compose_run(["experiment=ats_paper"]).model, compose_run(["experiment=ats_paper", *other]).model
+    assert list(colored.mean) == pytest.approx([0.4915, 0.4823, 0.4468], abs=1e-4)
+    assert list(colored.std) == pytest.approx([0.2470, 0.2435, 0.2616], abs=1e-4)
+    assert (list(grey.mean), list(grey.std)) == ([0.1307], [0.3081])
+
+
 def test_passports_are_tied_by_the_penalty_that_the_paper_minimizes() -> None:
     (part,) = build_defense(compose_run(["experiment=fdl_pp_paper"]).defense).parts
     assert part.settings["form"] == "penalized"
