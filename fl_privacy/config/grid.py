@@ -32,7 +32,7 @@ class GridPoint:
 
     Attributes:
         family: points of one family make a curve.
-        strength: ``rate 0.9``; empty for the undefended point.
+        strength: ``rate 0.9``; empty where there is only one, and for the undefended point.
         overrides: of the defense.
     """
 

@@ -105,7 +105,7 @@ def _measured_row(row: DefenseRow, overrides: Sequence[str], asked: set[str]) ->
         return None
     heard: dict[Threat, list[Reading]] = {"honest": [r for r in row.readings if r.attacker is Attacker.PLAIN]}
     adaptive = {versus.attack for versus in row.leakage if versus.attacker is Attacker.ADAPTIVE}
-    if not row.outcome.strength or adaptive == set(row.outcome.attacks):
+    if row.outcome.undefended or adaptive == set(row.outcome.attacks):
         heard["adaptive"] = list(row.readings)
     found: dict[Threat, Candidate] = {}
     for threat, read in heard.items():

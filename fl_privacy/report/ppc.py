@@ -81,7 +81,7 @@ def samples_of_rows(rows: Sequence[DefenseRow]) -> list[Sample]:
                 update_distortion=row.attacks[versus.attack].update_distortion,
                 training=row.outcome.training.as_posix(),
             )
-            found += [sample] if sample and row.outcome.strength else []
+            found += [sample] if sample and not row.outcome.undefended else []
     return with_worst(found)
 
 

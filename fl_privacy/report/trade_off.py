@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fl_privacy.config.grid import UNDEFENDED
 from fl_privacy.metrics import Statistic, pmm
 from fl_privacy.report.attacked import uploads_of
 from fl_privacy.report.cost import Cost
@@ -18,8 +19,8 @@ class Outcome:
     """Where the results of a defense at one strength are; of jobs that did not finish there are none.
 
     Attributes:
-        family: of the defense; outcomes of one family make a curve. The one without ``strength`` is undefended.
-        strength: in words.
+        family: of the defense; outcomes of one family make a curve. ``UNDEFENDED`` names the one without a defense.
+        strength: in words; empty for a defense that the grid has at one strength.
         training: folder of its run.
         attacks: folders of the attacks on it by the attack's name.
     """
@@ -28,6 +29,11 @@ class Outcome:
     strength: str
     training: Path
     attacks: Mapping[str, Path]
+
+    @property
+    def undefended(self) -> bool:
+        """Whether the clients had no defense."""
+        return self.family == UNDEFENDED
 
 
 @dataclass(frozen=True)
@@ -109,14 +115,14 @@ class DefenseRow:
             pmm=self.pmm,
             findings=self.findings,
             asked=asked,
-            undefended=not self.outcome.strength,
+            undefended=self.outcome.undefended,
         )
 
 
 def read_rows(outcomes: Sequence[Outcome]) -> list[DefenseRow]:
     """A row for each outcome, in order."""
     trained = {outcome.training: read_summary(outcome.training) for outcome in outcomes}
-    summaries = [trained[outcome.training] for outcome in outcomes if not outcome.strength]
+    summaries = [trained[outcome.training] for outcome in outcomes if outcome.undefended]
     undefended = next((s.final_accuracy for s in summaries if s), None)
     return [_row(outcome, trained[outcome.training], undefended) for outcome in outcomes]
 
@@ -158,7 +164,7 @@ def _row(outcome: Outcome, training: Summary | None, undefended: float | None) -
         readings=[
             reading
             for name, found in attacks.items()
-            for reading in readings_of(found, name, undefended=not outcome.strength)
+            for reading in readings_of(found, name, undefended=outcome.undefended)
         ],
         update_distortion=next((found.update_distortion for found in attacks.values() if found.update_distortion), {}),
         attacks=attacks,

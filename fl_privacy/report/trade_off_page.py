@@ -92,7 +92,7 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
 
 def _series(rows: Sequence[DefenseRow]) -> dict[str, int]:
     """Family -> number of its color."""
-    families = dict.fromkeys(row.outcome.family for row in rows if row.outcome.strength)
+    families = dict.fromkeys(row.outcome.family for row in rows if not row.outcome.undefended)
     return {family: number for number, family in enumerate(families)}
 
 

@@ -71,7 +71,7 @@ def test_pages_of_many_runs_say_it_too(tmp_path):
     assert f"A{said}" in write_report([single.path, trained(tmp_path, plan=FEDSGD, seed=1).path]).read_text()
     text = write_report([single.path, batch.path]).read_text()
     assert f"A: a{said}" in text and "B: attacked were uploads computed from 4 images each" in text
-    outcome = Outcome(family="plain", strength="", training=single.path, attacks={"DLG": single.path})
+    outcome = Outcome(family="Undefended", strength="", training=single.path, attacks={"DLG": single.path})
     assert f"A{said}" in write_trade_off([outcome], tmp_path / "trade_off.html").read_text()
     assert said_together([("a", "It is."), ("b", "It is."), ("c", "")]) == "It is."
 

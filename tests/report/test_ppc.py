@@ -79,6 +79,11 @@ def test_cap_is_the_mean_of_accuracy_times_distance():
     assert found["DP", "label", ADAPTIVE].points == 2 and found["SPN", "label", PLAIN].points == 2
 
 
+def test_a_defense_at_one_strength_is_a_mechanism_and_what_is_undefended_none():
+    rows = [ROWS[0], row("ATS", "", 0.6, 0.9, {PLAIN: leakage(0.5, 1.0, None)})]
+    assert [(s.mechanism, s.strength) for s in samples_of_rows(rows)] == [("ATS", "")]
+
+
 def test_the_adaptive_attacker_meets_the_same_perturbation():
     ratios = {(s.strength, s.versus.attacker): s.ratio for s in samples_of_rows(ROWS) if s.mechanism == "DP"}
     assert ratios["scale 1", "adaptive"] == ratios["scale 1", "plain"] == 0.3

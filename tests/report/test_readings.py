@@ -11,9 +11,10 @@ from fl_privacy.metrics import Statistic
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.brief import write_brief
 from fl_privacy.report.headline import verdict
+from fl_privacy.report.measured_tables import measured_rows
 from fl_privacy.report.readings import few, most_recognized, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.recommendation import answer, candidate_of
-from fl_privacy.report.trade_off import Outcome
+from fl_privacy.report.trade_off import Outcome, read_rows
 from fl_privacy.results import Attacker, Recognized, RunFolder, read_run
 from tests.results.runs import config, defended, record, round_report, score
 
@@ -87,7 +88,7 @@ def test_what_another_metric_calls_recognizable_is_not_private(tmp_path, silent)
     assert "6 of 6 by MSE" in compared and "By MSE, 6 of 6 of its images are recognizable all the same." in compared
     outcomes = [
         Outcome(family=name, strength=strength, training=path, attacks={"DLG": path})
-        for name, strength, path in (("plain", "", plain), ("blur", "1", blurred))
+        for name, strength, path in (("Undefended", "", plain), ("blur", "1", blurred))
     ]
     traded = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "though by another metric some are recognizable<" in traded and 'class="chosen few"' in traded
@@ -115,11 +116,25 @@ def test_nothing_is_green_where_the_undefended_was_not_read(silent, tmp_path):
     assert re.findall(r'<span class="tag (\w+)">0 of 6</span>', text) == ["open", "open"]
     assert "below 15.0 dB is not told: none was read undefended either" in text
     outcomes = [
-        Outcome(family="plain", strength="", training=deaf, attacks={"DLG": deaf}),
+        Outcome(family="Undefended", strength="", training=deaf, attacks={"DLG": deaf}),
         Outcome(family="noise", strength="1", training=silent, attacks={"DLG": silent}),
     ]
     traded = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "The attacks read nothing undefended either" in traded and 'class="chosen"' not in traded
+
+
+def test_a_defense_at_one_strength_is_none_the_less_a_defense(silent, tmp_path):
+    plain = record(tmp_path, label="plain", noise=0.02, undefended=True)
+    outcomes = [
+        Outcome(family=name, strength="", training=path, attacks={"DLG": path})
+        for name, path in (("ATS", silent), ("Undefended", plain))
+    ]
+    text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
+    assert "trade-off of 1 family of defenses" in text and "ATS keeps every attacked image below" in text
+    defense, undefended = read_rows(outcomes)
+    assert undefended.pmm == 100 and defense.pmm == 100 * defense.accuracy / undefended.accuracy
+    (other, known), _ = measured_rows([undefended, defense], [["defense=none"], ["defense=ats"]])
+    assert set(known.by_threat) == {"honest"} and set(other.by_threat) == {"honest", "adaptive"}
 
 
 def test_the_trade_off_judges_likewise(adaptive, silent, tmp_path):
