@@ -92,6 +92,11 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
             raise UserError(
                 f"{key} in the grid {name} is expected to be {in_words(annotation)}, but got {raw.get(key)!r}."
             )
+    if UNDEFENDED in raw["defenses"]:
+        raise UserError(
+            f"defenses in the grid {name} are expected to have names of their own, but got {UNDEFENDED}, which each"
+            " sweep has beside them; call it otherwise, or leave it out."
+        )
     for own in (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values()):
         expect_plain(own, trust, where=f"The grid {name}")
     to_attacks = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("attack.")]

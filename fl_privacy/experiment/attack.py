@@ -34,11 +34,10 @@ from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.experiment.run_folder import Destination
 from fl_privacy.experiment.server_reading import build_server_attack
 from fl_privacy.experiment.threat_model import expect_readable_updates
-from fl_privacy.experiment.weights import load_weights
+from fl_privacy.experiment.weights import starting_values
 from fl_privacy.federation import Audit, Client, Probe, public_state
 from fl_privacy.inference import About, Inference
 from fl_privacy.interception import only, stored_observations
-from fl_privacy.malicious.imprint_block import BLOCK
 from fl_privacy.results import RunFolder
 from fl_privacy.types import ModelState, Observation
 
@@ -222,7 +221,7 @@ def untrained_clients(config: RunSettings) -> tuple[Experiment, ModelState]:
         unattacked=unattacked,
         server_attack=build_server_attack(config.server, unattacked, attacked),
     )
-    return experiment, load_weights(Path(config.weights), initial, fresh=BLOCK) if config.weights else initial
+    return experiment, starting_values(config.weights, initial)
 
 
 def captured_updates(config: RunSettings) -> tuple[Experiment, Sequence[Observation]]:

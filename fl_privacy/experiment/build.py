@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +26,7 @@ from fl_privacy.experiment.audited import audit_of
 from fl_privacy.experiment.network import build_network
 from fl_privacy.experiment.partitions import defenders_examples, expect_parts, held_out
 from fl_privacy.experiment.server_reading import build_server_attack
-from fl_privacy.experiment.weights import load_weights
+from fl_privacy.experiment.weights import starting_values
 from fl_privacy.federation import (
     Audit,
     Client,
@@ -38,7 +37,6 @@ from fl_privacy.federation import (
 )
 from fl_privacy.inspection import ModelGuard
 from fl_privacy.malicious import ServerAttack
-from fl_privacy.malicious.imprint_block import BLOCK
 from fl_privacy.metrics import MetricFunction, bayesian_privacy_loss, noise_ratio
 from fl_privacy.models import ADAPTED, TextModel
 from fl_privacy.parallel.sharded import ShardedAttack
@@ -86,9 +84,8 @@ def build_federation(config: RunSettings) -> Federation:
     dataset, clients = _clients(to_yaml(config))
     section, rounds, every = config.federation, config.federation.rounds, config.evaluate_every
     model, plan, defense = clients[0].model, clients[0].plan, clients[0].defense
-    initial = public_state(model, defense)
     server = Server(
-        state=load_weights(Path(config.weights), initial, fresh=BLOCK) if config.weights else initial,
+        state=starting_values(config.weights, public_state(model, defense)),
         local_plan=plan,
         plan=ServerPlan(
             aggregation=section.aggregation,

@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
+from fl_privacy.malicious.imprint_block import BLOCK
 from fl_privacy.types import ModelState
 
 MODEL = "model.safetensors"
@@ -17,6 +18,11 @@ def write_weights(path: Path, state: ModelState) -> None:
     """Write ``state`` as safetensors, whole or not at all."""
     values = {**state.parameters, **state.buffers}
     write_whole(path, save({name: t.detach().cpu().contiguous() for name, t in values.items()}))
+
+
+def starting_values(weights: str | None, initial: ModelState) -> ModelState:
+    """``initial``, or what ``weights`` names, with ``initial``'s block where a malicious server put one in front."""
+    return load_weights(Path(weights), initial, fresh=BLOCK) if weights else initial
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:

@@ -61,6 +61,7 @@ def test_the_users_overrides_win(tmp_path):
         (SECTIONS.replace("weights: initial", "weights: last"), "initial or final"),
         (SECTIONS.replace("train: [evaluate_every=3]", ""), "train"),
         (SECTIONS.replace("[defense=pruning,", "[defense=pruning, 'seed=0,1',"), "One key"),
+        (SECTIONS.replace("{P: ", "{Undefended: "), "names of their own"),
         ("[1, 2]", "list"),
         ("a: [", "YAML"),
     ],
