@@ -30,6 +30,7 @@ class AttackerKnowledge:
         labels: of the client's loss, mixed where the defense mixed them; ``None`` where they are not told.
         public: images of the same domain with their classes.
         defense: public description, for the adaptive attacker; ``None`` where there is none.
+        defenses: by client, the description of those that have one of their own, or none.
         lengths: of texts; ``None`` where they are not told.
         remembers: whether what was made of the same examples in an earlier round is told (attack.start=previous).
     """
@@ -38,6 +39,7 @@ class AttackerKnowledge:
     labels: Callable[[Observation], Tensor] | None = None
     public: Batch | None = None
     defense: Description | None = None
+    defenses: Mapping[int, Description] = field(default_factory=dict)
     remembers: bool = False
     lengths: Callable[[Observation], Tensor] | None = None
     _earlier: dict[str, list[Observation]] = field(default_factory=dict, init=False)
@@ -54,7 +56,8 @@ class AttackerKnowledge:
 
     def of_adaptive(self, plain: Observation) -> Observation:
         """What the plain attacker knows, the defense, and which updates come from the same examples."""
-        return plain.told(defense=self.defense, same_data=self.same_data(plain.id))
+        own = self.defenses.get(plain.id.client, self.defense)
+        return plain.told(defense=own or None, same_data=self.same_data(plain.id))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
         """Updates of earlier rounds from the same examples as ``observations``, which are remembered for later ones."""

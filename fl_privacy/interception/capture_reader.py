@@ -15,6 +15,7 @@ from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import MOST_EXAMPLES
+from fl_privacy.foreign_files import expect_regular_files
 from fl_privacy.interception import capture_files as layout
 from fl_privacy.interception.capture_files import CaptureFile, without_prefix
 from fl_privacy.interception.lazy_observations import LazyObservations
@@ -45,6 +46,8 @@ def stored_observations(folder: Path, model: nn.Module, *, inside: nn.Module | N
     Raises:
         UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
     """
+    if folder.is_dir():
+        expect_regular_files(folder)
     paths = list(folder.rglob("*.json"))
     if not paths:
         raise UserError(f"Captured updates are expected in {folder}, but there are none; run with intercept.save=true.")
