@@ -1,7 +1,8 @@
-"""Folders that somebody else may have sent: what in them may be read at all."""
+"""Files and folders that somebody names, or sent: what may be read, and written, at all."""
 
 import os
 import stat
+import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,29 @@ from fl_privacy.errors import UserError
 
 LARGEST_FILE = 1 << 32
 """Bytes of a file within a run's folder."""
+
+
+def expect_file_name(out: Path) -> None:
+    """Raise ``UserError`` unless ``out`` names a file that can be written: it has a name and is no folder."""
+    if not out.name or out.is_dir():
+        what = f"the folder {out}" if out.name else f"{str(out)!r}, which names none"
+        raise UserError(f"--out is expected to be a file, but got {what}; write --out page.html, or leave it out.")
+
+
+def expect_writable(file: Path) -> None:
+    """Refuse a place where no file can be made, before the work that ends in it begins; makes its folder.
+
+    Raises:
+        UserError: it can't be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"out is expected to be a file that can be written, but {file} can't ({error.strerror}); set out=FILE."
+        ) from error
 
 
 def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:

@@ -53,7 +53,7 @@ ShowConfig = Annotated[bool, typer.Option("--cfg", help="Print the resolved conf
 
 
 def _decibels(value: float) -> float:
-    return number("--psnr-below", value, example=15)
+    return number("--psnr-below", value, at_least=0, example=15)
 
 
 PsnrBelow = Annotated[

@@ -104,7 +104,11 @@ def side_information_of(
     """What help from inside the attacker gets of ``clients``, whose probes are of ``batch_size`` examples.
 
     ``None`` where no layer is private and nothing is shown.
+
+    Raises:
+        UserError: ``features_at`` is no module of the clients' model, or nobody is shown what enters it.
     """
+    _expect_module(threats, clients)
     if not threats.knows_features and not any(client.keeps_private() for client in clients.values()):
         return None
     return SimulatedSideInformation(
@@ -115,6 +119,23 @@ def side_information_of(
         batch_size=batch_size,
         seed=seed,
     )
+
+
+def _expect_module(threats: ThreatModelSettings, clients: Mapping[int, Client]) -> None:
+    at = threats.features_at
+    if at is None:
+        return
+    if not threats.knows_features:
+        raise UserError(
+            f"threat_model.features_at={at} is expected with threat_model.knows_features=true; set it, or leave"
+            " features_at out."
+        )
+    names = [name for name, _ in next(iter(clients.values())).model.named_modules() if name]
+    if at not in names:
+        raise UserError(
+            f"threat_model.features_at is expected to be a module of the model, such as {', '.join(names[:4])}, but got"
+            f" {at!r}."
+        )
 
 
 def public_examples(count: int, unattacked: LabelledExamples) -> Batch | None:

@@ -39,6 +39,7 @@ PATIENCE = 600.0
 _POLL = 0.5
 
 
+@streams_put_back()
 def audit(
     strategy: Strategy,
     *,
@@ -78,29 +79,14 @@ def audit(
     Raises:
         UserError: something does not fit; what can be checked is checked at once.
     """
-    with streams_put_back():
-        return _audit(strategy, model, (data, input_shape, transform), plan, Path(out), rounds, victims, attack)
-
-
-def _audit(  # noqa: PLR0917
-    strategy: Strategy,
-    model: nn.Module | Callable[[], nn.Module],
-    images: tuple[object, Sequence[int] | None, object],
-    plan: Told,
-    out: Path,
-    rounds: str | int | Sequence[int],
-    victims: int,
-    attack: Any,
-) -> "AuditedStrategy":
-    """See ``audit``; ``images`` are its data, input_shape and transform."""
     expect_strategy(strategy)
     if isinstance(strategy, AuditedStrategy):
         raise UserError("A strategy is expected to be audited once, but got one that is audited; take one audit off.")
     expect_rounds(rounds)
-    found = read_model(model, *images)
+    found = read_model(model, data, input_shape, transform)
     read_plan(plan, {})
     report = AuditReport(
-        out=out,
+        out=Path(out),
         attack=attack,
         strategy=type(strategy).__name__,
         model=found,

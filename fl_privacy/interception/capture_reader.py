@@ -163,6 +163,8 @@ class _Reader:
 
     def _upload(self, raw: Mapping[str, Any]) -> Upload:
         update, buffers = self._split(self.file.digest(raw, "upload"), layout.UPDATE, layout.BUFFERS)
+        if not update:
+            self.file.refuse("was answered with no parameter at all")
         return Upload(
             tensors=self._parameters(update),
             buffers=self._buffers(buffers),
@@ -178,15 +180,13 @@ class _Reader:
 
     def _knowledge(self, raw: Mapping[str, Any]) -> Knowledge:
         tensors = self._tensors(self.file.digest(raw, "knowledge"))
-        labels, images, previous = (
-            tensors.get(layout.LABELS),
-            tensors.get(layout.PUBLIC_IMAGES),
-            tensors.get(layout.PREVIOUS),
-        )
+        labels, images, previous = map(tensors.get, (layout.LABELS, layout.PUBLIC_IMAGES, layout.PREVIOUS))
         classes = tensors.get(layout.PUBLIC_LABELS)
         self._expect_images(images, "public images", raw)
         self._expect_images(previous, "a previous reconstruction", raw)
         self._expect_classes(labels, "labels", raw)
+        if labels is not None and len(labels) != self._count(raw, "num_examples"):
+            self.file.refuse(f"has {len(labels)} labels of {raw['num_examples']} examples")
         self._expect_classes(classes, "classes of public images", raw)
         if classes is not None and (images is None or classes.shape != images.shape[:1]):
             self.file.refuse(f"has classes of public images of shape {tuple(classes.shape)}")
