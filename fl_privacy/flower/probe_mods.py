@@ -143,7 +143,8 @@ class _Examples:
             data = data(self.context) if is_function else data  # type: ignore[operator]
             if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
                 data = data[0]
-            self.normalization = find_normalization(data) if self.given is None else self.given
+            with own_streams_put_back(data):
+                self.normalization = find_normalization(data) if self.given is None else self.given
             if isinstance(data, DataLoader):
                 self.collate, data = data.collate_fn, data.dataset
             self._data = data
