@@ -12,7 +12,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from fl_privacy.data.own_examples import as_sample, find_normalization, fingerprint, probe_seed
+from fl_privacy.data.own_examples import as_image, find_normalization, fingerprint, probe_seed
 from fl_privacy.data.own_streams import own_streams_put_back
 from fl_privacy.errors import UserError
 from fl_privacy.flower.audit_records import (
@@ -103,7 +103,7 @@ def _answer(  # noqa: PLR0917
             METRICS: MetricRecord({NUM_EXAMPLES: len(batch)}),
         }
     )
-    images = [as_sample(example)[0] for example in batch]
+    images = [as_image(example) for example in batch]
     plain = images if examples.normalization is None else [examples.normalization.undo(image) for image in images]
     tell_images(reply, ProbedImages(fingerprints=[fingerprint(i) for i in plain], normalization=examples.normalization))
     introduce(reply, context)
