@@ -29,8 +29,8 @@ from fl_privacy.interception import at_typical_rates, ids_of
 from fl_privacy.normalization import Normalization
 from fl_privacy.report import write_report
 from fl_privacy.report.app_audit import REHEARSED
-from fl_privacy.report.headline import verdict
-from fl_privacy.report.readings import readings_of, worst_by
+from fl_privacy.report.headline import headline_of
+from fl_privacy.results.readings import readings_of, worst_by
 from fl_privacy.results import RunFolder, Summary
 from fl_privacy.types import Observation, VictimId
 
@@ -191,15 +191,15 @@ def report_app(
     )
     plan = AttackPlan(attack=attack or _nothing, seed=seed, threads=threads or torch.get_num_threads())
     attack_captured(captured, plan, folder, monitor or Monitor())
-    summary = folder.finish()
-    page = write_report([folder.path])
+    folder.finish()
+    page, run = write_report([folder.path]), read_run(folder.path)
     return " ".join(
         [
             f"audit: captured {_what(app.observations)};",
             f"attacked {len(captured.observations)} by {name} in {time.perf_counter() - started:.0f} s."
             if captured.observations
-            else "attacked none, which says nothing about privacy.",
-            f"{verdict(summary).text}{_mean_psnr(summary)}.".replace("?.", "?"),
+            else "attacked none, which says nothing of what uploads give away.",
+            f"{headline_of(verdict_of(run)).text}{_mean_psnr(run.summary)}.".replace("?.", "?"),
             f"Page: {page}",
         ]
     )

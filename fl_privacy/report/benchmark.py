@@ -9,7 +9,7 @@ from pathlib import Path
 from fl_privacy.config.track import AttackCell, Track
 from fl_privacy.report.advice import ROUNDING
 from fl_privacy.report.measured_tables import THREATS, MeasuredDefense, Threat
-from fl_privacy.report.readings import Reading, readings_of
+from fl_privacy.results.readings import Reading, readings_of
 from fl_privacy.report.recommendation import Candidate, candidate_of
 from fl_privacy.results import Attacker, Summary, read_summary
 

@@ -9,7 +9,7 @@ from fl_privacy.metrics import Statistic
 from fl_privacy.report.benchmark import Board, DefenseStanding, Measured
 from fl_privacy.report.benchmark_page import why_incomplete
 from fl_privacy.report.measured_tables import THREATS
-from fl_privacy.report.readings import Reading
+from fl_privacy.results.readings import Reading
 from fl_privacy.report.recommendation import Candidate
 
 FORMAT = 1

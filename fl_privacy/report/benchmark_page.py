@@ -15,7 +15,7 @@ from fl_privacy.report.charts import INK, SERIES, draw_svg
 from fl_privacy.report.measured_tables import THREATS, Threat
 from fl_privacy.report.numbers import metric, seconds
 from fl_privacy.report.page import render
-from fl_privacy.report.readings import Reading, Tone, most_recognized, tone_of
+from fl_privacy.results.readings import Reading, Tone, most_recognized, tone_of
 from fl_privacy.report.recommendation import RECOGNIZABLE, Candidate
 
 if TYPE_CHECKING:

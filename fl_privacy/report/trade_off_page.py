@@ -20,7 +20,7 @@ from fl_privacy.report.numbers import metric, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view_of
-from fl_privacy.report.readings import COMPARED, main_of, worst_by
+from fl_privacy.results.readings import COMPARED, main_of, worst_by
 from fl_privacy.report.recommendation import answer, asked_of, best_below, bound_as_goal, unread
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import DefenseRow, Versus

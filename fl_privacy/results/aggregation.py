@@ -7,6 +7,7 @@ from typing import Any
 
 from fl_privacy.metrics import METRICS, NOT_METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
+from fl_privacy.results.counts import counts_of
 from fl_privacy.results.findings import finding_of
 from fl_privacy.results.records import records_of
 from fl_privacy.results.summary import AttackedRound, Leakage, Recognized, Seconds, Spent, Summary, TestedRound, Traced
@@ -96,6 +97,9 @@ def _spent(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, A
         delta=stated["delta"],
         accountant=stated["accountant"],
         missing=stated["missing"],
+        unit=stated.get("unit"),
+        covered=stated.get("covered") is True,
+        rounds=len(rounds),
     )
 
 
@@ -121,6 +125,7 @@ def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, 
     sources = Counter(v["label_source"] for v in images if v.get("label_source") and not v["failure"])
     return Leakage(
         metrics=_statistics(images, group=lambda image: image["id"]),
+        counts=counts_of(images),
         thresholds=tuple(
             Recognized(
                 metric=name,
