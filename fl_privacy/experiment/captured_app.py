@@ -30,8 +30,8 @@ from fl_privacy.normalization import Normalization
 from fl_privacy.report import write_report
 from fl_privacy.report.app_audit import REHEARSED
 from fl_privacy.report.headline import headline_of
+from fl_privacy.results import RunFolder, Summary, read_run, verdict_of
 from fl_privacy.results.readings import readings_of, worst_by
-from fl_privacy.results import RunFolder, Summary
 from fl_privacy.types import Observation, VictimId
 
 NOTE = "audit.json"

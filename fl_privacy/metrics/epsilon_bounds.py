@@ -41,8 +41,8 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
     """The largest probability with which (epsilon, delta) lets an attacker name the one example that is in the data.
 
     Whoever sees nothing names it with the prior 1 / (candidates + 1); who sees all that was released does with at most
-    e^epsilon times that plus delta, whatever else it knows: the trade-off of tests between any two data sets (Kairouz et
-    al. 2015) at a false positive rate of the prior. It bounds reconstruction up to any event of that prior (Balle,
+    e^epsilon times that plus delta, whatever else it knows: the trade-off of tests between any two data sets (Kairouz
+    et al. 2015) at a false positive rate of the prior. It bounds reconstruction up to any event of that prior (Balle,
     Cherubin and Hayes 2022, "Reconstructing Training Data with Informed Adversaries", Thm. 2; Hayes, Mahloujifar and
     Balle 2023, "Bounding Training Data Reconstruction in DP-SGD", Thm. 2).
 

@@ -1,4 +1,4 @@
-"""Which measured defense to take: the cheapest that costs little accuracy and behind which no attacker read anything."""
+"""Which measured defense to take: the cheapest that costs little accuracy and behind which nothing was read."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,9 @@ LITTLE_TIME = 0.01
 """Seconds; less is nothing beside a client's training, and differs from one measurement to the next."""
 
 
-def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, psnr_below: float | None = None) -> list[str]:
+def advice_from(
+    table: MeasuredTable, *, accuracy_loss: float, threat: Threat, psnr_below: float | None = None
+) -> list[str]:
     """Sentences: the cheapest defense within both bounds, or that there is none and what comes nearest; and what it
     does not protect from.
 
@@ -50,7 +52,7 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
     if safe:
-        best = min(safe, key=lambda d: (*_cost(d), *_leak(d, threat)))
+        best = min(safe, key=lambda d: (_cost(d), _leak(d, threat)))
         lines.append(
             f"Take {best.name} ({' '.join(best.overrides)}), the cheapest: {_figures(best, undefended, threat)}."
         )
@@ -97,8 +99,8 @@ def _figures(defense: MeasuredDefense, undefended: MeasuredDefense, threat: Thre
     took = seconds(defense.seconds) if math.isfinite(defense.seconds) else "unknown time"
     sent = size(defense.upload_bytes) if math.isfinite(defense.upload_bytes) else "unknown bytes"
     return (
-        f"accuracy {percent(defense.accuracy)} ({0.0 - loss:+.1f} points), {leakage_in_words(defense.by_threat[threat])}; {took}"
-        f" and {sent} an upload"
+        f"accuracy {percent(defense.accuracy)} ({0.0 - loss:+.1f} points),"
+        f" {leakage_in_words(defense.by_threat[threat])}; {took} and {sent} an upload"
     )
 
 

@@ -6,6 +6,7 @@ from fl_privacy.report.settings import chosen
 from fl_privacy.results import Run
 from fl_privacy.results.attack_facts import REHEARSED
 
+
 def is_audit(run: Run) -> bool:
     """Whether ``run`` attacked clients that this package did not write."""
     choices = run.identity.config.get("choices")

@@ -21,7 +21,6 @@ from fl_privacy.results.readings import worst_by
 from fl_privacy.results.sentences import SENTENCE_FILES
 from fl_privacy.results.summary import Spent
 from fl_privacy.results.verdict import Ground
-from fl_privacy.victim_ids import Certainty
 
 NOT_TESTED = ("Not tested:", "Captured but not attacked:")
 """How sentences of a threat model begin that say so."""
@@ -107,8 +106,8 @@ def _meaning(verdict: Verdict, kind: str) -> str:
     care = f"Such uploads deserve the care that the {kind}s themselves get."
     if verdict.ground is Ground.NO_TRUTH and verdict.proven:
         return (
-            f"{kind.capitalize()}s were reconstructed, and the attacker can prove of {verdict.proven} that they are what"
-            f" the model was given, though the originals are not known here. {care}"
+            f"{kind.capitalize()}s were reconstructed, and the attacker can prove of {verdict.proven} that they are"
+            f" what the model was given, though the originals are not known here. {care}"
         )
     return {
         Ground.READ: f"Whoever runs the server can make out {kind}s of clients by what they"
@@ -119,13 +118,13 @@ def _meaning(verdict: Verdict, kind: str) -> str:
         Ground.NOTHING: "Nothing was attacked. That says nothing about what the uploads give away.",
         Ground.UNTOLD: "What was asked could not be told from chance here. A stronger attack may tell it; this is no"
         " clearance.",
-        Ground.OLDER: "An older version judged this run by a measure that empty pictures pass and readable ones fail. Run"
-        " it again before you rely on it.",
+        Ground.OLDER: "An older version judged this run by a measure that empty pictures pass and readable ones fail."
+        " Run it again before you rely on it.",
         Ground.NO_TRUTH: f"{kind.capitalize()}s were reconstructed, but most originals are not known here, so that"
         " nothing says how near they are. Whoever has the originals decides by the pictures of the run's own page.",
         Ground.FAILED: "The attack came to no result. That says nothing about what another one reads: no clearance.",
-        Ground.BY_CHANCE: f"As few {kind}s were picked out of many as guessing would. That tells of this attack, not of a"
-        " protection: a stronger one may read them.",
+        Ground.BY_CHANCE: f"As few {kind}s were picked out of many as guessing would. That tells of this attack, not of"
+        " a protection: a stronger one may read them.",
         Ground.UNREAD: f"This attack read no {kind}. That tells of this attack, not of a protection: a stronger one may"
         " read them, and no guarantee bounds it.",
     }[verdict.ground]
@@ -146,7 +145,9 @@ def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
         named = "Labels found" if name == "label_correct" else f"Mean {title(name)}"
         facts.append(Fact(named, metric(statistic.mean, name), note))
     if verdict.proven:
-        facts.append(Fact("Proven exact", str(verdict.proven), f"{kind}s that the attacker is sure of, without the truth"))
+        facts.append(
+            Fact("Proven exact", str(verdict.proven), f"{kind}s that the attacker is sure of, without the truth")
+        )
     for about in TOLD:
         if (told := strongest(summary.inferred, about)) is not None:
             shown, (finding, measure) = MEASURES[HEADLINE[about]], told
@@ -200,7 +201,9 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
     """What may still happen where the page is believed, with the figures that bound it."""
     lines, found = [basis] if basis else [], verdict.readings
     if verdict.most is not None:
-        lines.append(f"Of all such {kind}s, up to {100 * verdict.counts.interval[1]:.0f} % may be read (95 % confidence).")
+        lines.append(
+            f"Of all such {kind}s, up to {100 * verdict.counts.interval[1]:.0f} % may be read (95 % confidence)."
+        )
     for name in dict.fromkeys(reading.main for reading in found):
         if measured := [s.max for reading in found if (s := reading.statistic(name)) is not None]:
             lines.append(f"The {kind} that was read best came to {title(name)} {metric(max(measured), name)}.")

@@ -12,11 +12,11 @@ from fl_privacy.metrics import METRICS, Statistic, aggregate
 from fl_privacy.report.attacked import said_together, uploads_of
 from fl_privacy.report.charts import ChartPoint, Curve, line_chart, scatter_chart
 from fl_privacy.report.cost import figures_of
+from fl_privacy.report.headline import read_in_words
 from fl_privacy.report.inferred import AXES
 from fl_privacy.report.numbers import metric, papers_bound, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc_view import PpcView
-from fl_privacy.report.headline import read_in_words
 from fl_privacy.report.recommendation import answer
 from fl_privacy.report.run_row import RunRow, pmm_of
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
@@ -25,6 +25,7 @@ from fl_privacy.results.candidates import asked_of, candidate_of
 from fl_privacy.results.identity import attacked_hash
 from fl_privacy.results.inferred import strongest
 from fl_privacy.results.readings import COMPARED, main_of, readings_of
+from fl_privacy.results.verdict import BOUNDED, LEAK
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | None, ppc: PpcView | None = None) -> str:
@@ -165,11 +166,11 @@ def _headline(rows: Sequence[RunRow]) -> str:
     if not tones:
         return f"{len(rows)} runs, none of them attacked"
     number = tones.total()
-    said = f"Clients' data were read in {tones["leak"]} of {number} attacked runs"
-    if tones["bounded"]:
-        said += f"; a guarantee bounds what can be read in {tones["bounded"]}"
-    left = number - tones["leak"] - tones["bounded"]
-    if left and (tones["leak"] or tones["bounded"]):
+    said = f"Clients' data were read in {tones['leak']} of {number} attacked runs"
+    if tones[BOUNDED]:
+        said += f"; a guarantee bounds what can be read in {tones['bounded']}"
+    left = number - tones[LEAK] - tones[BOUNDED]
+    if left and (tones[LEAK] or tones[BOUNDED]):
         said += f"; in the other {left}, by the attacks that were tried, not"
     elif left:
         said = f"By the attacks that were tried, clients' data were read in none of {number} attacked runs"

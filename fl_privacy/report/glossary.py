@@ -32,13 +32,13 @@ TERMS = {
     "Proven exact": (r"[Pp]roven", "the attacker itself can show that no other example fits the upload"),
     "PSNR": (
         r"PSNR",
-        "likeness of two images in decibels: about 8 for unlike ones, beyond 30 hardly told apart; a flat gray picture can"
-        " come to 16, so that it alone says little",
+        "likeness of two images in decibels: about 8 for unlike ones, beyond 30 hardly told apart; a flat gray picture"
+        " can come to 16, so that it alone says little",
     ),
     "Read": (
         r"\b[Rr]ead\b",
-        "reconstructed exactly, or so near that the example is picked out of many others, or beyond a published bound and"
-        " beyond what a guess without the update shows",
+        "reconstructed exactly, or so near that the example is picked out of many others, or beyond a published bound"
+        " and beyond what a guess without the update shows",
     ),
     "Secure aggregation": (r"SecAgg|secure aggregation|CKKS", "the server learns the sum of all uploads and no single"),
     "SSIM": (r"SSIM", "likeness of two images by their structure, 1 for equal ones"),

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from fl_privacy.metrics import FEW
 from fl_privacy.report.numbers import metric, percent, ratio, title
 from fl_privacy.results import Counts, Reading, Recognized, Verdict
-from fl_privacy.results.attack_facts import AttackFacts, AttackedUploads
+from fl_privacy.results.attack_facts import AttackedUploads, AttackFacts
 from fl_privacy.results.inferred import TOLD
 from fl_privacy.results.readings import in_round
 from fl_privacy.results.verdict import Ground, Tone
 
 UNDEFENDED_UNREAD = (
-    "Clients did not defend themselves: that nothing was read tells of this attack, not of a protection. A stronger one,"
-    " of more iterations or by attack=auto, may read more."
+    "Clients did not defend themselves: that nothing was read tells of this attack, not of a protection. A stronger"
+    " one, of more iterations or by attack=auto, may read more."
 )
 
 _PLURAL = {True: "was", False: "were"}
@@ -42,20 +42,17 @@ def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
 
 def _text(verdict: Verdict, kind: str) -> str:
     known = f"the server can tell {' and '.join(TOLD.get(about, about) for about in verdict.told)}" * bool(verdict.told)
-    match verdict.ground:
-        case Ground.NOTHING:
-            return f"No {kind} was attacked: nothing is known"
-        case Ground.UNTOLD:
-            return f"No {kind} was attacked; what was asked beside was not told from chance"
-        case Ground.OLDER:
-            return "Judged by an older version: run again to know what was read"
-        case Ground.TOLD if not verdict.readings:
-            return f"{known[0].upper()}{known[1:]}"
-        case Ground.TOLD:
-            return f"{_of_examples(verdict, kind)}, but {known}"
-        case Ground.READ if known:
-            return f"{_of_examples(verdict, kind)}; {known}"
-    return _of_examples(verdict, kind)
+    fixed = {
+        Ground.NOTHING: f"No {kind} was attacked: nothing is known",
+        Ground.UNTOLD: f"No {kind} was attacked; what was asked beside was not told from chance",
+        Ground.OLDER: "Judged by an older version: run again to know what was read",
+    }
+    if verdict.ground in fixed:
+        return fixed[verdict.ground]
+    if not verdict.readings:
+        return f"{known[0].upper()}{known[1:]}"
+    joint = "; " if verdict.ground is Ground.READ else ", but "
+    return f"{_of_examples(verdict, kind)}{joint}{known}" if known else _of_examples(verdict, kind)
 
 
 def _of_examples(verdict: Verdict, kind: str) -> str:
@@ -65,10 +62,10 @@ def _of_examples(verdict: Verdict, kind: str) -> str:
     if verdict.ground is Ground.BOUNDED:
         return f"{_bounded(verdict, kind)}; {_few_words(counts)} {_verb(counts)} read by {who}"
     if not counts.read:
-        text = f"{_subject(counts, kind)} read {uploads_in_words(verdict.facts, kind)} by {who}"
+        text = f"{_subject(counts, kind)} read by {who}, {uploads_in_words(verdict.facts, kind)}"
         return f"{text}{_exposed(verdict, kind)}; {_at_most(counts, kind)}"
-    chance = ", no more than chance allows" if verdict.ground is Ground.BY_CHANCE else ""
-    text = f"{_subject(counts, kind)} read {uploads_in_words(verdict.facts, kind)} by {who}{chance}"
+    chance = " (no more than chance allows)" if verdict.ground is Ground.BY_CHANCE else ""
+    text = f"{_subject(counts, kind)} read by {who}{chance}, {uploads_in_words(verdict.facts, kind)}"
     return f"{text}{_other_rounds(verdict)}"
 
 
@@ -76,7 +73,7 @@ def _subject(counts: Counts, kind: str) -> str:
     """For example ``2 of 6 attacked images were``."""
     known = " whose original is known" if counts.unknown else ""
     if counts.judged == 1:
-        return f"The {'only image' if known and kind == 'image' else f'attacked {kind}'}{known} was{'' if counts.read else ' not'}"
+        return f"The attacked {kind}{known} was{'' if counts.read else ' not'}"
     if not counts.read:
         return f"None of {counts.judged} attacked {kind}s{known} was"
     return f"{counts.read} of {counts.judged} attacked {kind}s{known} {_verb(counts)}"
@@ -123,7 +120,7 @@ def _who(verdict: Verdict) -> str:
         return name
     if any(rival.counts.share == most.counts.share for rival in rivals):
         return name
-    return f"{name}, {'knowing' if most.attacker == 'adaptive' else 'not knowing'} the defense"
+    return f"{name} ({'which knew' if most.attacker == 'adaptive' else 'which did not know'} the defense)"
 
 
 def _other_rounds(verdict: Verdict) -> str:
@@ -162,7 +159,9 @@ def _without_verdict(verdict: Verdict, kind: str) -> str:
     attacked = [reading.counts for reading in verdict.readings]
     if verdict.ground is Ground.FAILED:
         number = max(counts.images for counts in attacked)
-        return f"The attack failed on {f'the only {kind}' if number == 1 else f'all {number} {kind}s'}: nothing is known"
+        return (
+            f"The attack failed on {f'the only {kind}' if number == 1 else f'all {number} {kind}s'}: nothing is known"
+        )
     counts = max(attacked, key=lambda c: c.judged)
     if counts.judged:
         return (
@@ -171,7 +170,7 @@ def _without_verdict(verdict: Verdict, kind: str) -> str:
         )
     made = sum(c.images - c.failures for c in attacked)
     done = f"{made} {kind}{' was' if made == 1 else 's were'} reconstructed"
-    return f"{done} {uploads_in_words(verdict.facts, kind)} by {_who(verdict)}: are these yours?"
+    return f"{done} by {_who(verdict)}, {uploads_in_words(verdict.facts, kind)}: are these yours?"
 
 
 def _basis(verdict: Verdict, kind: str) -> list[str]:
@@ -200,8 +199,8 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
         sentences.append(f"Of {unknown} more nobody here has the originals, so that they count as neither.")
     if verdict.exposed:
         sentences.append(
-            f"Those that the defense put in their place count by {bound_in_words(verdict.exposed)}; what they show of the"
-            " originals no figure says: look at the pictures."
+            f"Those that the defense put in their place count by {bound_in_words(verdict.exposed)}; what they show of"
+            " the originals no figure says: look at the pictures."
         )
     return [*sentences, *_open_ends(verdict, kind)]
 
@@ -210,12 +209,14 @@ def _ways(counts: Counts, kind: str) -> str:
     ways = [
         f"{counts.exact} exactly" if counts.exact else "",
         f"{counts.identified} identified among {counts.candidates:,} other {kind}s" if counts.identified else "",
-        f"{counts.recognizable} recognizable beyond what a guess without the update shows" if counts.recognizable else "",
+        f"{counts.recognizable} recognizable beyond what a guess without the update shows"
+        if counts.recognizable
+        else "",
     ]
     low, high = counts.interval
     return (
-        f"Read: {', '.join(filter(None, ways))}. Of such {kind}s, {100 * low:.0f} to {100 * high:.0f} % can be read like"
-        " this (95 % confidence)."
+        f"Read: {', '.join(filter(None, ways))}. Of such {kind}s, {100 * low:.0f} to {100 * high:.0f} % can be read"
+        " like this (95 % confidence)."
     )
 
 
@@ -226,8 +227,12 @@ def tried_in_words(verdict: Verdict, kind: str) -> str:
     name = facts.attack or "the server's own reading"
     budget = f" ({facts.budget})" if facts.budget else ""
     adaptive = any(reading.attacker == "adaptive" for reading in verdict.readings)
-    knows = "" if facts.undefended else ", with and without knowledge of the defense" if adaptive else (
-        ", without knowledge of the defense"
+    knows = (
+        ""
+        if facts.undefended or not facts.defenses
+        else ", with and without knowledge of the defense"
+        if adaptive
+        else (", without knowledge of the defense")
     )
     uploads = f"{facts.uploads} uploads of the same {kind}" if facts.uploads > 1 else f"one upload of each {kind}"
     prior = f"{facts.prior} as its prior" if facts.prior else f"no prior of how {kind}s look"
@@ -261,8 +266,8 @@ def _open_ends(verdict: Verdict, kind: str) -> list[str]:
         sentences.append(UNDEFENDED_UNREAD)
     if verdict.bound is not None and verdict.ground is not Ground.BOUNDED:
         sentences.append(
-            f"Epsilon {ratio(verdict.bound.epsilon)} is no bound for this: it lets whoever attacks name the right {kind}"
-            f" among {verdict.bound.candidates + 1:,} up to {percent(verdict.bound.at_most)} of the time."
+            f"Epsilon {ratio(verdict.bound.epsilon)} is no bound for this: it lets whoever attacks name the right"
+            f" {kind} among {verdict.bound.candidates + 1:,} up to {percent(verdict.bound.at_most)} of the time."
         )
     adaptive = any(reading.attacker == "adaptive" for reading in verdict.readings)
     untried = [] if adaptive or verdict.facts.undefended else ["an attacker that knows the defense"]

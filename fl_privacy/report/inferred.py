@@ -81,6 +81,7 @@ HEADINGS = {
 AXES = {"membership": "Membership, TPR at 1 % FPR", "attribute": "Attribute, ASR"}
 """What stands beside PSNR where defenses are compared."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """A measure in a table: value, interval, what guessing gives, and the bound of differential privacy."""

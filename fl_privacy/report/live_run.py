@@ -15,7 +15,7 @@ from fl_privacy.report.sentences import Piece, uncolored
 from fl_privacy.results import Run, verdict_of
 from fl_privacy.results.occupancy import IDENTITY, METRICS, SUMMARY
 from fl_privacy.results.ongoing import PROGRESS, read_guesses, read_ongoing, read_texts
-from fl_privacy.results.verdict import UNKNOWN
+from fl_privacy.results.verdict import OPEN
 
 LAST_ROUNDS = 5
 """By which the time left of a training is told."""
@@ -68,7 +68,7 @@ class LiveRun:
                 share=None,
                 left=None,
                 silent=0.0,
-                verdict=Headline("Not known", "", UNKNOWN),
+                verdict=Headline("Not known", "", OPEN),
             )
         doing, share, left = _doing(path, told)
         hidden = told.finished or told.shared

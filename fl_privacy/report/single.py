@@ -135,10 +135,7 @@ def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any
     """How many each attacker read in the last attacked round, and in the round in which most leaks."""
     most = verdict.most
     shown = [*last, *([r for r in verdict.readings if most and r.round == most.round and r not in last])]
-    return [
-        {"round": r.round, "attacker": r.attacker, "counts": r.counts, "tone": tone_of([r])}
-        for r in shown
-    ]
+    return [{"round": r.round, "attacker": r.attacker, "counts": r.counts, "tone": tone_of([r])} for r in shown]
 
 
 def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:

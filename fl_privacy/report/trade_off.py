@@ -9,9 +9,9 @@ from fl_privacy.config.grid import UNDEFENDED
 from fl_privacy.metrics import Statistic, pmm
 from fl_privacy.report.attacked import uploads_of
 from fl_privacy.report.cost import Cost
-from fl_privacy.results.readings import Reading, readings_of
 from fl_privacy.results import Attacker, Finding, Leakage, Summary, is_finished, read_run, read_summary
 from fl_privacy.results.candidates import Candidate, candidate_of
+from fl_privacy.results.readings import Reading, readings_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from fl_privacy.metrics import METRICS, NOT_METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
+from fl_privacy.metrics.outcome import OUTCOME_COLUMNS
 from fl_privacy.results.counts import counts_of
 from fl_privacy.results.findings import finding_of
 from fl_privacy.results.records import records_of
@@ -167,7 +168,8 @@ def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mappi
     for record in records:
         if record.get("failure") is None:
             for name, value in record.items():
-                if name not in NOT_METRICS and isinstance(value, int | float):
+                unnamed = name in OUTCOME_COLUMNS and name not in METRICS
+                if name not in NOT_METRICS and not unnamed and isinstance(value, int | float):
                     columns.setdefault(name, []).append((record, float(value)))
     return columns
 

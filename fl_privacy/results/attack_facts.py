@@ -79,9 +79,7 @@ class AttackFacts:
 
 def facts_of(run: Run) -> AttackFacts:
     """What the attackers of ``run`` tried."""
-    return described_facts(
-        run.identity, run.records, threats=run.threat_model, defenses=run.defenses
-    )
+    return described_facts(run.identity, run.records, threats=run.threat_model, defenses=run.defenses)
 
 
 def described_facts(

@@ -1,6 +1,5 @@
 """Ways to train, and which of them may be chosen: those behind which no attack that was tried read anything."""
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 

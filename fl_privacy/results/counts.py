@@ -88,7 +88,7 @@ class Counts:
 
 def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
     """Count the ``image`` records of one attacker and round."""
-    found = {outcome: 0 for outcome in Outcome}
+    found = dict.fromkeys(Outcome, 0)
     failures = unknown = older = 0
     groups, candidates = set[str](), list[int]()
     for record in records:

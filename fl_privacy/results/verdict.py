@@ -4,27 +4,32 @@ Red takes something that was read beyond chance. Green takes a guarantee of diff
 shown. Everything else is gray: that an attack read nothing tells of the attack.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fl_privacy.metrics.epsilon_bounds import identification_bound
-from fl_privacy.results.attack_facts import AttackFacts, AttackedUploads, facts_of
+from fl_privacy.results.attack_facts import AttackFacts, facts_of
 from fl_privacy.results.counts import LEVEL, Counts
 from fl_privacy.results.findings import Finding
 from fl_privacy.results.inferred import disproves, told_apart
-from fl_privacy.results.read import Run
 from fl_privacy.results.readings import Reading, in_round, kind_of, leaks_most, most_exposed, readings_of
 from fl_privacy.results.summary import Recognized, Spent, Summary
 from fl_privacy.victim_ids import Certainty
 
+if TYPE_CHECKING:
+    from fl_privacy.results.read import Run
+
 Tone = Literal["leak", "bounded", "open"]
 """Red, green, gray."""
 
-UNKNOWN: Tone = "open"
-"""Of what can't be read."""
+LEAK: Tone = "leak"
+BOUNDED: Tone = "bounded"
+OPEN: Tone = "open"
 
 BOUNDED_AT_MOST = 0.1
 """Largest probability of naming the right example that a guarantee may leave to be called a bound: nine of ten attempts
@@ -150,7 +155,7 @@ def judged(summary: Summary, facts: AttackFacts) -> Verdict:
     ground = _ground(found, summary.inferred, told=bool(told), bound=bound)
     rounds = sorted({reading.round for reading in found})
     return Verdict(
-        tone=_TONES.get(ground, "open"),
+        tone=_TONES.get(ground, OPEN),
         ground=ground,
         kind=kind_of(found),
         facts=facts,
@@ -164,15 +169,15 @@ def judged(summary: Summary, facts: AttackFacts) -> Verdict:
     )
 
 
-CHANCE_TONES: Mapping[bool, Tone] = {True: "leak", False: "open"}
+CHANCE_TONES: Mapping[bool, Tone] = {True: LEAK, False: OPEN}
 """Whether an answer beside examples is better than chance -> its tone."""
 
-_TONES: Mapping[Ground, Tone] = {Ground.READ: "leak", Ground.TOLD: "leak", Ground.BOUNDED: "bounded"}
+_TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BOUNDED: BOUNDED}
 
 
 def tone_of(found: Sequence[Reading]) -> Tone:
     """Red where any of ``found`` read something beyond chance, else gray: no reading makes anything green."""
-    return "leak" if is_read(found) else "open"
+    return LEAK if is_read(found) else OPEN
 
 
 def is_read(found: Sequence[Reading]) -> bool:

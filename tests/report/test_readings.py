@@ -14,7 +14,7 @@ from fl_privacy.report.headline import verdict
 from fl_privacy.report.measured_tables import measured_rows
 from fl_privacy.results.readings import few, most_recognized, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.recommendation import answer, candidate_of
-from fl_privacy.report.trade_off import Outcome, read_rows
+from fl_privacy.report.trade_off import SweepEntry, read_rows
 from fl_privacy.results import Attacker, Recognized, RunFolder, read_run
 from tests.results.runs import config, defended, record, round_report, score
 
@@ -87,7 +87,7 @@ def test_what_another_metric_calls_recognizable_is_not_private(tmp_path, silent)
     assert re.findall(r'<span class="tag (\w+)">0 of 6</span>', compared) == ["open"]
     assert "6 of 6 by MSE" in compared and "By MSE, 6 of 6 of its images are recognizable all the same." in compared
     outcomes = [
-        Outcome(family=name, strength=strength, training=path, attacks={"DLG": path})
+        SweepEntry(family=name, strength=strength, training=path, attacks={"DLG": path})
         for name, strength, path in (("Undefended", "", plain), ("blur", "1", blurred))
     ]
     traded = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
@@ -116,8 +116,8 @@ def test_nothing_is_green_where_the_undefended_was_not_read(silent, tmp_path):
     assert re.findall(r'<span class="tag (\w+)">0 of 6</span>', text) == ["open", "open"]
     assert "below 15.0 dB is not told: none was read undefended either" in text
     outcomes = [
-        Outcome(family="Undefended", strength="", training=deaf, attacks={"DLG": deaf}),
-        Outcome(family="noise", strength="1", training=silent, attacks={"DLG": silent}),
+        SweepEntry(family="Undefended", strength="", training=deaf, attacks={"DLG": deaf}),
+        SweepEntry(family="noise", strength="1", training=silent, attacks={"DLG": silent}),
     ]
     traded = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "The attacks read nothing undefended either" in traded and 'class="chosen"' not in traded
@@ -126,7 +126,7 @@ def test_nothing_is_green_where_the_undefended_was_not_read(silent, tmp_path):
 def test_a_defense_at_one_strength_is_none_the_less_a_defense(silent, tmp_path):
     plain = record(tmp_path, label="plain", noise=0.02, undefended=True)
     outcomes = [
-        Outcome(family=name, strength="", training=path, attacks={"DLG": path})
+        SweepEntry(family=name, strength="", training=path, attacks={"DLG": path})
         for name, path in (("ATS", silent), ("Undefended", plain))
     ]
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
@@ -139,14 +139,14 @@ def test_a_defense_at_one_strength_is_none_the_less_a_defense(silent, tmp_path):
 
 def test_the_trade_off_judges_likewise(adaptive, silent, tmp_path):
     outcomes = [
-        Outcome(family=name, strength="1", training=path, attacks={"DLG": path})
+        SweepEntry(family=name, strength="1", training=path, attacks={"DLG": path})
         for name, path in (("read", adaptive), ("silent", silent))
     ]
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "silent (1) keeps every attacked image below 15.0 dB at the highest accuracy" in text
     assert 'class="chosen"' in text
     few = record(tmp_path, label="few", changes=defended(scale=0.9), noise=0.9, victims=3)
-    outcomes[1] = Outcome(family="few", strength="1", training=few, attacks={"DLG": few})
+    outcomes[1] = SweepEntry(family="few", strength="1", training=few, attacks={"DLG": few})
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "at the highest accuracy, as far as so few tell<" in text and 'class="chosen few"' in text
     alone = write_trade_off(outcomes[:1], tmp_path / "trade_off.html").read_text()

@@ -8,7 +8,7 @@ import pytest
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.cost import FIGURES, figures_of
 from fl_privacy.report.recommendation import Candidate, answer, best_below
-from fl_privacy.report.trade_off import Outcome
+from fl_privacy.report.trade_off import SweepEntry
 from fl_privacy.results.aggregation import summarize
 from tests.report.kinds import texts
 from tests.results import runs
@@ -143,8 +143,8 @@ def test_texts_are_ranked_by_what_is_said_of_texts(tmp_path):
     assert "Least leaks from B (mean Token F1 " in lede and "keeps every attacked text below 50 % F1" in lede
     assert "Token F1 beside accuracy" in page and "ROUGE-L beside accuracy" in page and "PSNR" not in lede
     outcomes = [
-        Outcome(family="Undefended", strength="", training=open_, attacks={"dager": open_}),
-        Outcome(family="Pruning", strength="rate 0.9", training=guarded, attacks={"dager": guarded}),
+        SweepEntry(family="Undefended", strength="", training=open_, attacks={"dager": open_}),
+        SweepEntry(family="Pruning", strength="rate 0.9", training=guarded, attacks={"dager": guarded}),
     ]
     page = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "Pruning (rate 0.9) keeps every attacked text below 50 % F1" in page
