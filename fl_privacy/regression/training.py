@@ -19,6 +19,7 @@ from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.attack_by_name import attack_called
 from fl_privacy.interception.recognition import recognize_training
 from fl_privacy.metrics import METRICS, VictimScore, evaluate_all
+from fl_privacy.metrics.outcome import Outcome, outcome_of
 from fl_privacy.models import normalized
 from fl_privacy.regression.measurement import Measurement, expect_metric, measured
 from fl_privacy.rng import derive_seed
@@ -81,12 +82,14 @@ def measure_training(
     if made is None:
         raise UserError("attack is expected to be one, but got none; nothing would be measured.")
     knowing = [[o.told(defense=guard.parts) for o in observations]] if guard.parts else []
-    read = [_read(evaluate_all(made(_at_one_rate(o), seed=seed), truths), metric) for o in (observations, *knowing)]
+    scores = [evaluate_all(made(_at_one_rate(o), seed=seed), truths) for o in (observations, *knowing)]
+    read = [_read(of_attacker, metric) for of_attacker in scores]
     return measured(
         metric=metric,
         attack=name,
         values=[_worst(metric, values) for values in zip(*read, strict=True)],
         uploads=[o.id for o in observations for _ in range(batch_size)],
+        outcomes=[most_of(found) for found in zip(*map(_outcomes, scores), strict=True)],
         victims=[fingerprint(image) for image in pixels],
     )
 
@@ -100,6 +103,20 @@ def _at_one_rate(observations: Sequence[Observation]) -> list[Observation]:
 def _read(scores: Sequence[VictimScore], metric: str) -> list[float]:
     """Of each image, NaN after a failure."""
     return [image.values.get(metric, math.nan) for score in scores for image in score.images]
+
+
+def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
+    """What was read of each image."""
+    return [
+        outcome_of({**image.values, "certainty": image.certainty, "failure": image.failure})
+        for score in scores
+        for image in score.images
+    ]
+
+
+def most_of(found: Sequence[Outcome | None]) -> Outcome | None:
+    """The most that any attacker read of an image; ``None`` where that cannot be said of one of them."""
+    return None if None in found else min(filter(None, found), key=list(Outcome).index)
 
 
 def _worst(metric: str, values: Sequence[float]) -> float:

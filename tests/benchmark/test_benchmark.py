@@ -23,8 +23,8 @@ from fl_privacy.metrics import aggregate
 from fl_privacy.report.benchmark import DefenseStanding, Tried
 from fl_privacy.report.benchmark_json import SCHEMA
 from fl_privacy.report.measured_tables import Threat
-from fl_privacy.results.readings import Reading
 from fl_privacy.results import Attacker, Leakage, is_finished
+from fl_privacy.results.readings import Reading
 from tests.benchmark.tracks import OWN, write_defense, write_track
 from tests.experiment.runs import run, stamps, wait_until
 from tests.report.browser import Browser, find_chromium

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from fl_privacy.report.inferred import sentence, views_of
-from fl_privacy.results.inferred import strongest, told_apart
 from fl_privacy.report.recommendation import answer
 from fl_privacy.results import Candidate, Finding, Measure
 from fl_privacy.results.candidates import asked_of, best_unread
 from fl_privacy.results.findings import finding_of
+from fl_privacy.results.inferred import strongest, told_apart
 
 
 def finding(

@@ -12,10 +12,10 @@ from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.brief import write_brief
 from fl_privacy.report.headline import verdict
 from fl_privacy.report.measured_tables import measured_rows
-from fl_privacy.results.readings import few, most_recognized, readings_of, tone, tone_of, worst_by
 from fl_privacy.report.recommendation import answer, candidate_of
 from fl_privacy.report.trade_off import SweepEntry, read_rows
 from fl_privacy.results import Attacker, Recognized, RunFolder, read_run
+from fl_privacy.results.readings import few, most_recognized, readings_of, tone, tone_of, worst_by
 from tests.results.runs import config, defended, record, round_report, score
 
 BOUND = Recognized(metric="psnr", value=15.0, leaks="above", source="Refiner", recognizable=0, n=8)

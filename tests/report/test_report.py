@@ -14,8 +14,8 @@ from fl_privacy.metrics import Statistic
 from fl_privacy.report import grid_picture, single, write_report
 from fl_privacy.report.brief import write_brief
 from fl_privacy.report.charts import line_chart
-from fl_privacy.results.readings import Reading
 from fl_privacy.results import Leakage, RunFolder
+from fl_privacy.results.readings import Reading
 from tests.results import runs
 from tests.results.runs import config, defended, pictures, record, round_report, score
 
