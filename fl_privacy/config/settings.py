@@ -237,6 +237,13 @@ class RunSettings:
         "what a captured configuration may name beside what is registered: import paths of models and defenses, modules"
         " that define them, names of data sets; naming code means running it",
     )
+    candidates: int = setting(
+        ATTACK,
+        "so many public images, of the split that is not attacked, among which the original is looked for by each"
+        " reconstruction: what is nearest to its own original is identified; 0 leaves that out, fewer than 100 identify"
+        " nothing",
+        within=(0, 100_000),
+    )
     evaluator: str | None = setting(
         ATTACK, "also measure the noise ratio of reconstructions, by this file of `train-evaluator`"
     )

@@ -48,12 +48,15 @@ class Candidates:
             return None
         return self.images[self.labels == label].mean(0)
 
+    @cached_property
+    def _bytes(self) -> Tensor:
+        return _as_bytes(self.images)
+
     def equal(self, originals: Tensor) -> Tensor:
         """(N,) whether a candidate is one of ``originals`` (B, C, H, W) to the rounding of pixels."""
-        own, theirs = ((255 * images).round().flatten(1) for images in (originals, self.images))
-        found = torch.zeros(len(theirs), dtype=torch.bool)
-        for original in own:
-            found |= (theirs == original).all(1)
+        found = torch.zeros(len(self.images), dtype=torch.bool)
+        for original in _as_bytes(originals):
+            found |= (self._bytes == original).all(1)
         return found
 
 
@@ -102,7 +105,7 @@ def identify(
     looks = standing(originals, coarse=coarse)
     keep = None if others is None else ~others.equal(originals)
     likeness, strength, rivals = [], [], []
-    for guess in guesses.split(1):
+    for guess in torch.split(guesses, 1):
         seen = moved(guess, coarse=coarse)
         raw = torch.stack(list(correlations(seen, looks)))
         if others is not None and keep is not None:
@@ -139,6 +142,10 @@ def _relative(own: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
     every = torch.cat([z_own, z_rest], dim=1)
     mean, spread = every.mean(1, keepdim=True), every.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
     return (z_own - mean) / spread, (z_rest - mean) / spread
+
+
+def _as_bytes(images: Tensor) -> Tensor:
+    return (255 * images.clamp(0, 1)).round().to(torch.uint8).flatten(1)
 
 
 def _expect_alike(candidates: Candidates | None, originals: Tensor) -> Candidates | None:

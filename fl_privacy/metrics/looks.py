@@ -1,8 +1,8 @@
 """Images made comparable up to harmless changes: small, without brightness and contrast, in windows, and moved.
 
 What is compared is the normalized correlation of two images of at most 32 pixels a side, as they are and without their
-coarse brightness. Its absolute value is the same for negatives and for any change of brightness and contrast. One of the
-two images is taken mirrored, shifted by up to a tenth of its width, and on request scaled and rotated.
+coarse brightness. Its absolute value is the same for negatives and for any change of brightness and contrast. One of
+the two images is taken mirrored, shifted by up to a tenth of its width, and on request scaled and rotated.
 """
 
 from collections.abc import Iterator
@@ -154,7 +154,8 @@ def _unit(looks: Tensor) -> Tensor:
     looks = looks - looks.mean((-2, -1), keepdim=True)
     size = looks.shape[-1] * looks.shape[-2]
     length = torch.linalg.vector_norm(looks, dim=(-2, -1), keepdim=True)
-    return (looks / (length + _LEAST_CONTRAST * size**0.5)).flatten(-3) / 2**0.5
+    rows: Tensor = looks / (length + _LEAST_CONTRAST * size**0.5)
+    return rows.flatten(-3) / 2**0.5
 
 
 _AGREE = 0.95

@@ -14,6 +14,9 @@ from fl_privacy.victim_ids import Certainty
 LIKENESS = 0.5
 """Least likeness of a guess to the original that it is nearest to; nearest by chance is not identified."""
 
+LEAD = 0.3
+"""Standard deviations of the candidates by which the original is nearer than the nearest of them, at least."""
+
 LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
 
@@ -53,6 +56,7 @@ OUTCOME_COLUMNS = (
     "exact",
     "likeness",
     "rank",
+    "lead",
     "candidates",
     "aligned_psnr",
     "aligned_ssim",
@@ -95,8 +99,9 @@ def _of_text(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def _is_identified(record: Mapping[str, Any]) -> bool:
-    enough = (record.get("candidates") or 0) >= LEAST_CANDIDATES
-    return enough and record.get("rank") == 1 and (_number(record, "likeness") or 0.0) >= LIKENESS
+    enough = (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES
+    ahead = (_number(record, "lead") or 0.0) >= LEAD and (_number(record, "likeness") or 0.0) >= LIKENESS
+    return enough and record.get("rank") == 1 and ahead
 
 
 def _is_recognizable(record: Mapping[str, Any]) -> bool:

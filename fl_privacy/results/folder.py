@@ -168,6 +168,7 @@ class RunFolder:
                 client=id.client,
                 image=image.image,
                 **image.values,
+                **image.compared,
                 label_source=score.label_source,
                 certainty=image.certainty,
                 member=score.member,
@@ -202,6 +203,7 @@ class RunFolder:
         batch_norm: str | None = None,
         attacker: Attacker = Attacker.PLAIN,
         countermeasures: Sequence[str] = (),
+        candidates_from: str | None = None,
     ) -> None:
         """One call of the attack took ``seconds`` for ``victims`` observations.
 
@@ -212,7 +214,9 @@ class RunFolder:
             batch_norm: mode in which the clients ran it, ``train`` or ``eval``; ``None`` for a model without.
             attacker: who attacked.
             countermeasures: what it did against the defense, a sentence each.
+            candidates_from: what the images are that originals are told apart from; ``None`` where there are none.
         """
+        notes = {"countermeasures": list(countermeasures), "candidates_from": candidates_from}
         self._append(
             kind="attack",
             attacker=attacker,
@@ -220,7 +224,7 @@ class RunFolder:
             victims=victims,
             seconds=seconds,
             batch_norm=batch_norm,
-            countermeasures=list(countermeasures),
+            **notes,
         )
 
     def add_finding(self, finding: Finding) -> None:
