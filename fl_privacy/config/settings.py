@@ -239,10 +239,8 @@ class RunSettings:
     )
     candidates: int = setting(
         ATTACK,
-        "so many public images, of the split that is not attacked, among which the original is looked for by each"
-        " reconstruction: what is nearest to its own original is identified; 0 leaves that out, fewer than 100 identify"
-        " nothing",
-        within=(0, 100_000),
+        "public images that each original is told apart from; below 100 nothing is identified",
+        within=(0, 10**5),
     )
     evaluator: str | None = setting(
         ATTACK, "also measure the noise ratio of reconstructions, by this file of `train-evaluator`"

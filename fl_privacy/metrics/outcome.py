@@ -20,10 +20,14 @@ LEAD = 0.3
 LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
 
-MARGIN_PSNR = 2.0
+NEAREST_SHARE = 0.01
+"""Share of the candidates that may be nearer to a guess than its original for the guess to be recognizable; a guess that
+shows as much of other images shows their kind."""
+
+MARGIN_PSNR = 3.0
 """Decibel above what a control that never saw the update reaches."""
 
-MARGIN_SSIM = 0.1
+MARGIN_SSIM = 0.15
 """Structural similarity above the control's."""
 
 MARGIN_F1 = 0.2
@@ -105,6 +109,9 @@ def _is_identified(record: Mapping[str, Any]) -> bool:
 
 
 def _is_recognizable(record: Mapping[str, Any]) -> bool:
+    candidates, rank = _number(record, "candidates") or 0.0, _number(record, "rank")
+    if rank is not None and candidates >= LEAST_CANDIDATES and rank > 1 + NEAREST_SHARE * candidates:
+        return False
     beats = {name: _beats(record, name, margin) for name, margin in (("psnr", MARGIN_PSNR), ("ssim", MARGIN_SSIM))}
     lpips = _number(record, "lpips")
     perceived = lpips is not None and METRICS["lpips"].is_leak(lpips)

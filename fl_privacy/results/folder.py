@@ -214,18 +214,10 @@ class RunFolder:
             batch_norm: mode in which the clients ran it, ``train`` or ``eval``; ``None`` for a model without.
             attacker: who attacked.
             countermeasures: what it did against the defense, a sentence each.
-            candidates_from: what the images are that originals are told apart from; ``None`` where there are none.
+            candidates_from: what images originals are told apart from, if any.
         """
-        notes = {"countermeasures": list(countermeasures), "candidates_from": candidates_from}
-        self._append(
-            kind="attack",
-            attacker=attacker,
-            round=round,
-            victims=victims,
-            seconds=seconds,
-            batch_norm=batch_norm,
-            **notes,
-        )
+        figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
+        self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)
 
     def add_finding(self, finding: Finding) -> None:
         """What an inference attack found out."""
