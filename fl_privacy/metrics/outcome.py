@@ -14,13 +14,20 @@ from fl_privacy.victim_ids import Certainty
 LIKENESS = 0.5
 """Least likeness of a guess to the original that it is nearest to; nearest by chance is not identified."""
 
+LEAD = 0.3
+"""Standard deviations of the candidates by which the original is nearer than the nearest of them, at least."""
+
 LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
 
-MARGIN_PSNR = 2.0
+NEAREST_SHARE = 0.01
+"""Share of the candidates that may be nearer to a guess than its original for the guess to be recognizable; a guess that
+shows as much of other images shows their kind."""
+
+MARGIN_PSNR = 3.0
 """Decibel above what a control that never saw the update reaches."""
 
-MARGIN_SSIM = 0.1
+MARGIN_SSIM = 0.15
 """Structural similarity above the control's."""
 
 MARGIN_F1 = 0.2
@@ -53,6 +60,7 @@ OUTCOME_COLUMNS = (
     "exact",
     "likeness",
     "rank",
+    "lead",
     "candidates",
     "aligned_psnr",
     "aligned_ssim",
@@ -95,11 +103,15 @@ def _of_text(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def _is_identified(record: Mapping[str, Any]) -> bool:
-    enough = (record.get("candidates") or 0) >= LEAST_CANDIDATES
-    return enough and record.get("rank") == 1 and (_number(record, "likeness") or 0.0) >= LIKENESS
+    enough = (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES
+    ahead = (_number(record, "lead") or 0.0) >= LEAD and (_number(record, "likeness") or 0.0) >= LIKENESS
+    return enough and record.get("rank") == 1 and ahead
 
 
 def _is_recognizable(record: Mapping[str, Any]) -> bool:
+    candidates, rank = _number(record, "candidates") or 0.0, _number(record, "rank")
+    if rank is not None and candidates >= LEAST_CANDIDATES and rank > 1 + NEAREST_SHARE * candidates:
+        return False
     beats = {name: _beats(record, name, margin) for name, margin in (("psnr", MARGIN_PSNR), ("ssim", MARGIN_SSIM))}
     lpips = _number(record, "lpips")
     perceived = lpips is not None and METRICS["lpips"].is_leak(lpips)
