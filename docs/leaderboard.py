@@ -62,8 +62,8 @@ def leaderboard(track: str, kept: Path = KEPT) -> str:
     path = kept / f"{track}.json"
     if not path.is_file():
         return (
-            f"Withdrawn until it is measured again, since the rule by which it counted images was wrong in both directions:"
-            f" `fl-privacy benchmark {track} --jobs 2`"
+            "Withdrawn until it is measured again, since the rule by which it counted images was wrong in both"
+            f" directions: `fl-privacy benchmark {track} --jobs 2`"
         )
     told = json.loads(path.read_text())
     planned, finished = told["jobs"]["planned"], told["jobs"]["finished"]

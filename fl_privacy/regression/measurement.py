@@ -102,7 +102,7 @@ def measured(
     if unknown or not known:
         raise UserError(
             f"{metric} is expected to be known of every attacked image, but is not of {unknown or 'any'} of"
-            f" {len(known)}: the attack failed, or the metric can't be computed, which says nothing of what uploads give away."
+            f" {len(known)}: the attack failed, or the metric can't be computed, which says nothing of the uploads."
         )
     digest = hashlib.sha256("\n".join(victims).encode()).hexdigest()
     versions = {package: version(package) for package in ("fl-privacy", "torch")}

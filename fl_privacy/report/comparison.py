@@ -166,9 +166,9 @@ def _headline(rows: Sequence[RunRow]) -> str:
     if not tones:
         return f"{len(rows)} runs, none of them attacked"
     number = tones.total()
-    said = f"Clients' data were read in {tones['leak']} of {number} attacked runs"
+    said = f"Clients' data were read in {tones[LEAK]} of {number} attacked runs"
     if tones[BOUNDED]:
-        said += f"; a guarantee bounds what can be read in {tones['bounded']}"
+        said += f"; a guarantee bounds what can be read in {tones[BOUNDED]}"
     left = number - tones[LEAK] - tones[BOUNDED]
     if left and (tones[LEAK] or tones[BOUNDED]):
         said += f"; in the other {left}, by the attacks that were tried, not"

@@ -78,6 +78,11 @@ class Candidate:
         ]
 
     @property
+    def unknown(self) -> int:
+        """Examples of which nobody can say whether they were read."""
+        return max(self.unjudged, self.failures)
+
+    @property
     def at_most(self) -> float:
         """Upper end of the 95 % interval of the share read."""
         return wilson_interval(self.read, self.images, groups=self.groups or None)[1] if self.images else 1.0
@@ -85,9 +90,9 @@ class Candidate:
     @property
     def extent(self) -> Extent:
         """How much it leaks; what nobody could judge counts as read."""
-        number = self.images + self.unjudged
+        number = self.images + self.unknown
         return Extent(
-            read=(self.read + self.unjudged) / number if number else 1.0,
+            read=(self.read + self.unknown) / number if number else 1.0,
             exact=self.exact / number if number else 1.0,
             told=len(self.tells),
             exposed=self.exposed / self.images if self.images else 0.0,
@@ -103,7 +108,7 @@ class Candidate:
         """
         return (
             self.images > 0
-            and not (self.undefended or self.read or self.unjudged or self.exposed or self.tells)
+            and not (self.undefended or self.read or self.unknown or self.exposed or self.tells)
             and (psnr_below is None or max(self.largest, self.upper) < psnr_below)
         )
 
