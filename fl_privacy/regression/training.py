@@ -83,13 +83,12 @@ def measure_training(
         raise UserError("attack is expected to be one, but got none; nothing would be measured.")
     knowing = [[o.told(defense=guard.parts) for o in observations]] if guard.parts else []
     scores = [evaluate_all(made(_at_one_rate(o), seed=seed), truths) for o in (observations, *knowing)]
-    read = [_read(of_attacker, metric) for of_attacker in scores]
     return measured(
         metric=metric,
         attack=name,
-        values=[_worst(metric, values) for values in zip(*read, strict=True)],
+        values=[_worst(metric, values) for values in zip(*(_read(found, metric) for found in scores), strict=True)],
         uploads=[o.id for o in observations for _ in range(batch_size)],
-        outcomes=[most_of(found) for found in zip(*map(_outcomes, scores), strict=True)],
+        outcomes=[_most_of(found) for found in zip(*map(_outcomes, scores), strict=True)],
         victims=[fingerprint(image) for image in pixels],
     )
 
@@ -114,7 +113,7 @@ def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
     ]
 
 
-def most_of(found: Sequence[Outcome | None]) -> Outcome | None:
+def _most_of(found: Sequence[Outcome | None]) -> Outcome | None:
     """The most that any attacker read of an image; ``None`` where that cannot be said of one of them."""
     return None if None in found else min(filter(None, found), key=list(Outcome).index)
 

@@ -133,23 +133,9 @@ class RunFolder:
         write_whole(self.path / "partition.json", dump_json(content))
 
     def add_privacy(
-        self,
-        *,
-        delta: float,
-        accountant: str,
-        missing: str | None,
-        unit: str | None = None,
-        covered: bool = False,
+        self, *, delta: float, accountant: str, missing: str | None, unit: str | None = None, covered: bool = False
     ) -> None:
-        """What the epsilons of the rounds refer to, or why they are ``missing``.
-
-        Args:
-            delta: of all epsilons.
-            accountant: that computed them.
-            missing: why there are none.
-            unit: what is protected, ``example`` or ``client``.
-            covered: whether the accountant's assumptions hold for how clients draw their batches.
-        """
+        """What the epsilons of the rounds refer to, see ``summary.Spent``, or why they are ``missing``."""
         self._append(kind="privacy", delta=delta, accountant=accountant, missing=missing, unit=unit, covered=covered)
 
     def add_round(
