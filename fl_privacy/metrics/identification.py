@@ -15,6 +15,9 @@ CLASS_IMAGES = 8
 _CEILING = 0.9995
 """Correlations beyond are the same, to rounding of pixels."""
 
+_TIE = 1e-3
+"""Difference in spreads of the candidates that is rounding."""
+
 _LEAST_SPREAD = 0.01
 """Of candidates, so that a guess in which there is nothing to see is near to none of them."""
 
@@ -74,7 +77,9 @@ def lead_of_class(
     if mean is None or candidates.labels is None:
         return None
     own = candidates.images[candidates.labels == label][:most]
-    found = [identify(guess[None], original[None], candidates, coarse=coarse, left_out=own) for guess in (mean, *own)]
+    found = [
+        identify(guess[None], original[None], candidates, coarse=coarse, left_out=guess[None]) for guess in (mean, *own)
+    ]
     return max(float(each.lead) for each in found if each.lead is not None)
 
 
@@ -156,7 +161,7 @@ def _ranked(raw: Tensor, own: Tensor, rest: Tensor) -> Identified:
     return Identified(
         guess=place // ways,
         likeness=likeness.clamp(0, 1),
-        rank=1 + (rest[None] >= best[:, None]).sum(1),
+        rank=1 + (rest[None] >= best[:, None] - _TIE).sum(1),
         lead=best - rest.max() if len(rest) else torch.zeros_like(best),
         candidates=len(rest),
     )

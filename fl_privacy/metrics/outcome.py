@@ -21,8 +21,9 @@ LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
 
 DOUBTFUL_RANK, DOUBTFUL_LEAD = 2, 3.0
-"""Up to this rank and below this lead, the original's own class has to be ruled out: another picture of the same person
-leads, too. Beyond this rank nothing is recognizable: a guess that is nearer to others shows what they have in common."""
+"""Up to this rank and below this lead, the original's own class has to be ruled out: another picture of the same
+person may lead, too. Beyond this rank nothing is recognizable: what is nearer to others shows what these have in common.
+"""
 
 MARGIN_LEAD = 0.5
 """By which a guess that is in doubt has to lead further than public images of its class."""
@@ -119,8 +120,8 @@ def _is_of_its_class_alone(record: Mapping[str, Any]) -> bool:
 
 def _is_recognizable(record: Mapping[str, Any]) -> bool:
     candidates, rank = _number(record, "candidates") or 0.0, _number(record, "rank")
-    enough = rank is not None and candidates >= LEAST_CANDIDATES
-    if enough and (rank > DOUBTFUL_RANK or _is_of_its_class_alone(record)):
+    far = rank is not None and rank > DOUBTFUL_RANK
+    if candidates >= LEAST_CANDIDATES and (far or _is_of_its_class_alone(record)):
         return False
     beats = {name: _beats(record, name, margin) for name, margin in (("psnr", MARGIN_PSNR), ("ssim", MARGIN_SSIM))}
     lpips = _number(record, "lpips")
