@@ -22,7 +22,7 @@ LEAST_CANDIDATES = 100
 
 DOUBTFUL_RANK, DOUBTFUL_LEAD = 2, 3.0
 """Up to this rank and below this lead, the original's own class has to be ruled out: another picture of the same
-person may lead, too. Beyond this rank nothing is recognizable: what is nearer to others shows what these have in common.
+person may lead, too. Beyond this rank nothing is recognizable: what is nearer to others shows what they have in common.
 """
 
 MARGIN_LEAD = 0.5
