@@ -18,7 +18,7 @@ from verdict_kinds import EMPTY, HELD_EMPTY, HELD_READ, READ, Make, Subjects
 
 from fl_privacy.data import Examples, load_data
 from fl_privacy.metrics.beyond import Others
-from fl_privacy.metrics.identification import Candidates
+from fl_privacy.metrics.identification import PublicImages
 from fl_privacy.metrics.outcome import READ as LEAKS
 from fl_privacy.metrics.outcome import Outcome, outcome_of
 from fl_privacy.metrics.scores import evaluate_all
@@ -32,9 +32,10 @@ KINDS: Mapping[str, Mapping[str, Make]] = {
     "not to be read, held back": HELD_EMPTY,
 }
 CANDIDATES, SPARE = 1000, 400
+QUANTILES = torch.tensor([0.05, 0.5, 0.95, 1.0])
 
 
-def subjects(name: str, split: str, images: int) -> tuple[Subjects, Candidates]:
+def subjects(name: str, split: str, images: int) -> tuple[Subjects, PublicImages]:
     """Originals of a split; candidates and spare images of the training split, none of them an original."""
     data = load_data(name)
     train, test = data.train, data.test
@@ -47,7 +48,7 @@ def subjects(name: str, split: str, images: int) -> tuple[Subjects, Candidates]:
     spare = min(SPARE, len(order) // 3)
     public = train.subset(order[spare : spare + CANDIDATES])
     every = public.batch(torch.arange(len(public)))
-    return Subjects.of(originals, train.subset(order[:spare])), Candidates(images=every.inputs, labels=every.labels)
+    return Subjects.of(originals, train.subset(order[:spare])), PublicImages(images=every.inputs, labels=every.labels)
 
 
 def judged(guesses: Tensor, s: Subjects, others: Others) -> list[Row]:
@@ -71,6 +72,9 @@ def figures_of(records: list[Row]) -> Row:
         "read": sum(outcome in LEAKS for outcome in outcomes) / number,
         "identified": sum(outcome in (Outcome.EXACT, Outcome.IDENTIFIED) for outcome in outcomes) / number,
         "first": sum(record["rank"] == 1 for record in records) / number,
+        "lead": [
+            round(x, 2) for x in torch.tensor([r.get("lead", 99.0) for r in records]).quantile(QUANTILES).tolist()
+        ],
         "old": sum(record["psnr"] >= 15 for record in records) / number,
     }
 
@@ -100,7 +104,8 @@ def main() -> None:
                     )
                 print(
                     f"{name:14} {group:26} {kind:30} read {row['read']:.2f} identified {row['identified']:.2f}"
-                    f" first {row['first']:.2f} | PSNR >= 15: {row['old']:.2f} | {row['pairs']} pairs/s",
+                    f" first {row['first']:.2f} | PSNR >= 15: {row['old']:.2f} | {row['pairs']} pairs/s"
+                    f" | lead {row['lead']}",
                     flush=True,
                 )
 

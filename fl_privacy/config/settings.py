@@ -238,9 +238,7 @@ class RunSettings:
         " that define them, names of data sets; naming code means running it",
     )
     candidates: int = setting(
-        ATTACK,
-        "public images that each original is told apart from; below 100 nothing is identified",
-        within=(0, 10**5),
+        ATTACK, "public images to tell each original from; below 100 none is identified", within=(0, 100_000)
     )
     evaluator: str | None = setting(
         ATTACK, "also measure the noise ratio of reconstructions, by this file of `train-evaluator`"

@@ -10,13 +10,13 @@ from torch.nn import functional
 from fl_privacy.data import Examples, LabelledExamples, TextExamples, load_data
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.beyond import Others
-from fl_privacy.metrics.identification import Candidates
+from fl_privacy.metrics.identification import PublicImages
 from fl_privacy.rng import derive_generator
 
 logger = logging.getLogger(__name__)
 
 MOST = 1000
-"""Candidates, unless a run says otherwise."""
+"""PublicImages, unless a run says otherwise."""
 
 _MOST_VALUES = 1 << 26
 """Pixels of all candidates; more of them are not taken, whatever their number."""
@@ -45,7 +45,7 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
     if not len(chosen):
         return Others(moved=moved)
     batch = examples.batch(chosen)
-    candidates = Candidates(images=batch.inputs, labels=batch.labels, name=f"public images of {name}")
+    candidates = PublicImages(images=batch.inputs, labels=batch.labels, name=f"public images of {name}")
     return Others(candidates=candidates, moved=moved)
 
 
@@ -68,7 +68,7 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
     if not len(images := torch.cat([digits, cuts])):
         return Others()
     kinds = ["cuts of photographs"] * bool(len(cuts)) + ["handwritten digits"] * bool(len(digits))
-    return Others(candidates=Candidates(images=images, name=f"{' and '.join(kinds)} that packages ship"))
+    return Others(candidates=PublicImages(images=images, name=f"{' and '.join(kinds)} that packages ship"))
 
 
 def _at_most(number: int, shape: tuple[int, ...]) -> int:

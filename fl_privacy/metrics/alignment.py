@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fl_privacy.metrics.identification import Candidates
+from fl_privacy.metrics.identification import PublicImages
 from fl_privacy.metrics.images import psnr, ssim
-from fl_privacy.metrics.looks import margin, moved, small, standing
+from fl_privacy.metrics.looks import moved, shift_reach, small, standing
 
 
 def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
@@ -31,7 +31,7 @@ def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
 
 
 def control(
-    original: Tensor, label: int | None, candidates: Candidates | None, extra: Sequence[Tensor] = ()
+    original: Tensor, label: int | None, candidates: PublicImages | None, extra: Sequence[Tensor] = ()
 ) -> tuple[float, float]:
     """Largest PSNR in decibel and SSIM that something reaches that never saw the update, under the same changes.
 
@@ -48,7 +48,7 @@ def control(
     return best_psnr, best_ssim
 
 
-def _public(label: int | None, candidates: Candidates | None) -> Iterator[Tensor]:
+def _public(label: int | None, candidates: PublicImages | None) -> Iterator[Tensor]:
     if candidates is None:
         return
     yield candidates.mean
@@ -61,7 +61,7 @@ def _best_place(guess: Tensor, original: Tensor) -> Tensor:
     """``guess`` (C, H, W) mirrored or not, and shifted such that it correlates best with ``original``."""
     places, still = moved(guess[None]).rows[0, 0][0], standing(original[None]).rows[0, 0][0, 0]
     height, width = small(original[None]).shape[-2:]
-    edge_y, edge_x = margin(height), margin(width)
+    edge_y, edge_x = shift_reach(height), shift_reach(width)
     across, down = 2 * edge_x + 1, 2 * edge_y + 1
     best = int((places @ still).abs().argmax()) % (2 * down * across)
     mirrored, place = divmod(best, down * across)

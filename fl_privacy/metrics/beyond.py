@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fl_privacy.metrics.alignment import aligned, control
-from fl_privacy.metrics.identification import Candidates, Identified, identify
+from fl_privacy.metrics.identification import Identified, PublicImages, identify, lead_of_class
 from fl_privacy.metrics.matching import Match
-from fl_privacy.metrics.outcome import ROUNDING
+from fl_privacy.metrics.outcome import DOUBTFUL_LEAD, DOUBTFUL_RANK, ROUNDING
 from fl_privacy.metrics.texts import Language, most_frequent, token_f1, widened, without
 from fl_privacy.types import VictimId
 
@@ -32,7 +32,7 @@ class Others:
             with the same prior makes of another client's.
     """
 
-    candidates: Candidates | None = None
+    candidates: PublicImages | None = None
     texts: Tensor | None = None
     moved: bool = False
     controls: Mapping[VictimId, Tensor] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
         seen = identify(guesses[rest], originals[rest], others.candidates, coarse=others.moved)
         nearest[rest] = rest[seen.guess]
         for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
-            figures[place] |= own
+            figures[place] |= own | _of_class(own, originals[place], int(match.labels[found][place]), others)
     for place in exact.nonzero().flatten().tolist():
         figures[place] |= _of_exact(originals, others.candidates)
     for place, truth in enumerate(originals):
@@ -100,7 +100,16 @@ def _of_each(seen: Identified) -> list[Figures]:
     return figures
 
 
-def _of_exact(originals: Tensor, candidates: Candidates | None) -> Figures:
+def _of_class(own: Figures, original: Tensor, label: int, others: Others) -> Figures:
+    """How far public images of its class lead, where a guess is the nearest, or almost, but does not lead by much."""
+    doubtful = own.get("rank", DOUBTFUL_RANK + 1) <= DOUBTFUL_RANK and own.get("lead", 0.0) < DOUBTFUL_LEAD
+    if not doubtful or others.candidates is None:
+        return {}
+    lead = lead_of_class(original, label, others.candidates, coarse=others.moved)
+    return {} if lead is None else _rounded(control_lead=lead)
+
+
+def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:
     """Nothing can be nearer than the original itself."""
     if candidates is None:
         return {"likeness": 1.0, "candidates": 0}

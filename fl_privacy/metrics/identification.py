@@ -9,15 +9,21 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.looks import Looks, correlations, moved, standing
 
+CLASS_IMAGES = 8
+"""Public images of the original's class whose lead is looked at."""
+
 _CEILING = 0.9995
 """Correlations beyond are the same, to rounding of pixels."""
+
+_TIE = 1e-3
+"""Difference in spreads of the candidates that is rounding."""
 
 _LEAST_SPREAD = 0.01
 """Of candidates, so that a guess in which there is nothing to see is near to none of them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Candidates:
+class PublicImages:
     """Images that an original has to be told apart from, none of them attacked.
 
     Attributes:
@@ -60,6 +66,23 @@ class Candidates:
         return found
 
 
+def lead_of_class(
+    original: Tensor, label: int, candidates: PublicImages, *, coarse: bool = False, most: int = CLASS_IMAGES
+) -> float | None:
+    """Largest lead that public images of a class have as guesses at an original (C, H, W) that they do not show.
+
+    Tried are the mean of the class and its first images, at most ``most``. ``None`` where there are none.
+    """
+    mean = candidates.class_mean(label)
+    if mean is None or candidates.labels is None:
+        return None
+    own = candidates.images[candidates.labels == label][:most]
+    found = [
+        identify(guess[None], original[None], candidates, coarse=coarse, left_out=guess[None]) for guess in (mean, *own)
+    ]
+    return max(float(each.lead) for each in found if each.lead is not None)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identified:
     """How each original of a batch of B compares with the guesses at the batch.
@@ -82,7 +105,12 @@ class Identified:
 
 
 def identify(
-    guesses: Tensor, originals: Tensor, candidates: Candidates | None = None, *, coarse: bool = False
+    guesses: Tensor,
+    originals: Tensor,
+    candidates: PublicImages | None = None,
+    *,
+    coarse: bool = False,
+    left_out: Tensor | None = None,
 ) -> Identified:
     """Compare the guesses at a batch with its originals and with ``candidates``, up to harmless changes.
 
@@ -97,13 +125,16 @@ def identify(
         originals: (B, C, H, W) in [0, 1].
         candidates: what else a guess could be of; those that are one of ``originals`` are left out.
         coarse: also scale and rotate, where the model may have seen another cut of the originals.
+        left_out: (M, C, H, W) further images that are no candidates.
 
     Raises:
         UserError: candidates have another shape.
     """
     others = _expect_alike(candidates, originals)
     looks = standing(originals, coarse=coarse)
-    keep = None if others is None else ~others.equal(originals)
+    keep = (
+        None if others is None else ~others.equal(originals if left_out is None else torch.cat([originals, left_out]))
+    )
     likeness, strength, rivals = [], [], []
     for guess in torch.split(guesses, 1):
         seen = moved(guess, coarse=coarse)
@@ -130,7 +161,7 @@ def _ranked(raw: Tensor, own: Tensor, rest: Tensor) -> Identified:
     return Identified(
         guess=place // ways,
         likeness=likeness.clamp(0, 1),
-        rank=1 + (rest[None] >= best[:, None]).sum(1),
+        rank=1 + (rest[None] >= best[:, None] - _TIE).sum(1),
         lead=best - rest.max() if len(rest) else torch.zeros_like(best),
         candidates=len(rest),
     )
@@ -148,7 +179,7 @@ def _as_bytes(images: Tensor) -> Tensor:
     return (255 * images.clamp(0, 1)).round().to(torch.uint8).flatten(1)
 
 
-def _expect_alike(candidates: Candidates | None, originals: Tensor) -> Candidates | None:
+def _expect_alike(candidates: PublicImages | None, originals: Tensor) -> PublicImages | None:
     if candidates is None or not len(candidates.images):
         return None
     if candidates.images.shape[1:] != originals.shape[1:]:

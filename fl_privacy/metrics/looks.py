@@ -22,7 +22,10 @@ COARSE_SIDE = 16
 BLURS = (0.0, 1.0, 2.0)
 """Standard deviations in pixels by which the image that stands still is blurred."""
 
-PAIRS = ((0, 0), (0, 1), (0, 2), (1, 1))
+MOSAIC = len(BLURS)
+"""Index of the image of half the resolution, beside those that are blurred."""
+
+PAIRS = ((0, 0), (0, 1), (0, 2), (0, MOSAIC), (1, 1))
 """Which blur of the moved image is compared with which blur of the other: reconstructions are blurred, or noisy."""
 
 SCALES = (0.8, 0.9, 1.0, 1.12, 1.25)
@@ -60,7 +63,7 @@ def small(images: Tensor, side: int = SIDE) -> Tensor:
     return images if size == (height, width) else functional.adaptive_avg_pool2d(images, size)
 
 
-def margin(width: int) -> int:
+def shift_reach(width: int) -> int:
     """Pixels by which an image of ``width`` pixels may be shifted, and that its window is short of its edge."""
     return max(1, round(width / 10)) if width > 2 else 0
 
@@ -68,10 +71,10 @@ def margin(width: int) -> int:
 def standing(images: Tensor, *, coarse: bool = False) -> Looks:
     """Originals or candidates (N, C, H, W) in [0, 1], in one place each."""
     gray = small(images.float()).mean(1, keepdim=True)
-    edge_y, edge_x = margin(gray.shape[-2]), margin(gray.shape[-1])
+    edge_y, edge_x = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
     rows = {}
-    for blur, sigma in enumerate(BLURS):
-        inner = _inner(_with_detail(blurred(gray, sigma)), edge_y, edge_x)
+    for blur, unsharp in enumerate([*(blurred(gray, sigma) for sigma in BLURS), _mosaic(gray)]):
+        inner = _inner(_with_detail(unsharp), edge_y, edge_x)
         for window, cut in enumerate(_windows(*inner.shape[-2:])):
             rows[blur, window] = _unit(inner[..., cut[0], cut[1]])[:, None]
     return Looks(rows=rows, coarse=_standing_coarse(images) if coarse else {})
@@ -82,10 +85,12 @@ def moved(image: Tensor, *, coarse: bool = False) -> Looks:
     shown = small(image.float())
     grays = _grays(shown)
     rows = {}
+    between = torch.cat([grays, *_between(image)])
     for blur in sorted({of for of, _ in PAIRS}):
-        places = _shifted(_with_detail(blurred(grays, BLURS[blur])))
+        places = _shifted(_with_detail(blurred(between, BLURS[blur])))
         for window, cut in enumerate(_windows(*places.shape[-2:])):
-            rows[blur, window] = _unit(places[..., cut[0], cut[1]]).flatten(0, 1)[None]
+            used = places if window == 0 else places[: len(grays)]
+            rows[blur, window] = _unit(used[..., cut[0], cut[1]]).flatten(0, 1)[None]
     return Looks(rows=rows, coarse=_moved_coarse(grays) if coarse else {})
 
 
@@ -116,6 +121,24 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
     return found.reshape(images.shape)
 
 
+def _mosaic(gray: Tensor) -> Tensor:
+    """(N, 1, H, W) as squares of 2 x 2 pixels."""
+    height, width = gray.shape[-2:]
+    halved = functional.avg_pool2d(gray, 2, ceil_mode=True, count_include_pad=False)
+    return functional.interpolate(halved, scale_factor=2)[..., :height, :width]
+
+
+def _between(image: Tensor) -> Iterator[Tensor]:
+    """An image (1, C, H, W) that is averaged down, shifted by half a pixel of what that makes; else nothing."""
+    height, width = image.shape[-2:]
+    half = round(max(height, width) / SIDE / 2)
+    if not half:
+        return
+    padded = functional.pad(image.float().mean(1, keepdim=True), (half, 0, half, 0), "replicate")
+    for top, left in ((0, 0), (0, half), (half, 0)):
+        yield small(padded[..., top : top + height, left : left + width])
+
+
 def _with_detail(gray: Tensor) -> Tensor:
     """(N, 1, H, W) -> (N, 2, H, W): as it is, and without its coarse brightness."""
     return torch.cat([gray, gray - blurred(gray, _DETAIL)], dim=1)
@@ -143,7 +166,7 @@ def _windows(height: int, width: int) -> tuple[tuple[slice, slice], ...]:
 def _shifted(images: Tensor) -> Tensor:
     """(N, 2, H, W) -> (N, V, 2, H', W'): mirrored or not, the inner window at each shift."""
     height, width = images.shape[-2:]
-    size = height - 2 * margin(height), width - 2 * margin(width)
+    size = height - 2 * shift_reach(height), width - 2 * shift_reach(width)
     both = torch.stack([images, images.flip(-1)], dim=1)
     places = both.unfold(-2, size[0], 1).unfold(-2, size[1], 1)
     return places.permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)
@@ -185,7 +208,7 @@ def _grays(image: Tensor) -> Tensor:
 
 def _standing_coarse(images: Tensor) -> dict[int, Tensor]:
     gray = small(images.float(), COARSE_SIDE).mean(1, keepdim=True)
-    edges = margin(gray.shape[-2]), margin(gray.shape[-1])
+    edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
     return {blur: _unit(_inner(_with_detail(blurred(gray, BLURS[blur])), *edges))[:, None] for blur in (0, 1)}
 
 

@@ -20,9 +20,13 @@ LEAD = 0.3
 LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
 
-NEAREST_SHARE = 0.01
-"""Share of the candidates that may be nearer to a guess than its original for the guess to be recognizable; a guess that
-shows as much of other images shows their kind."""
+DOUBTFUL_RANK, DOUBTFUL_LEAD = 2, 3.0
+"""Up to this rank and below this lead, the original's own class has to be ruled out: another picture of the same
+person may lead, too. Beyond this rank nothing is recognizable: what is nearer to others shows what they have in common.
+"""
+
+MARGIN_LEAD = 0.5
+"""By which a guess that is in doubt has to lead further than public images of its class."""
 
 MARGIN_PSNR = 3.0
 """Decibel above what a control that never saw the update reaches."""
@@ -66,6 +70,7 @@ OUTCOME_COLUMNS = (
     "aligned_ssim",
     "control_psnr",
     "control_ssim",
+    "control_lead",
     "control_f1",
 )
 """Figures of a record that only this rule needs."""
@@ -105,12 +110,18 @@ def _of_text(record: Mapping[str, Any]) -> Outcome | None:
 def _is_identified(record: Mapping[str, Any]) -> bool:
     enough = (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES
     ahead = (_number(record, "lead") or 0.0) >= LEAD and (_number(record, "likeness") or 0.0) >= LIKENESS
-    return enough and record.get("rank") == 1 and ahead
+    return enough and record.get("rank") == 1 and ahead and not _is_of_its_class_alone(record)
+
+
+def _is_of_its_class_alone(record: Mapping[str, Any]) -> bool:
+    lead, control = _number(record, "lead"), _number(record, "control_lead")
+    return lead is not None and control is not None and lead < control + MARGIN_LEAD
 
 
 def _is_recognizable(record: Mapping[str, Any]) -> bool:
     candidates, rank = _number(record, "candidates") or 0.0, _number(record, "rank")
-    if rank is not None and candidates >= LEAST_CANDIDATES and rank > 1 + NEAREST_SHARE * candidates:
+    far = rank is not None and rank > DOUBTFUL_RANK
+    if candidates >= LEAST_CANDIDATES and (far or _is_of_its_class_alone(record)):
         return False
     beats = {name: _beats(record, name, margin) for name, margin in (("psnr", MARGIN_PSNR), ("ssim", MARGIN_SSIM))}
     lpips = _number(record, "lpips")

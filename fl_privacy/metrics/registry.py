@@ -265,7 +265,7 @@ NOT_METRICS = frozenset(
     {
         *("kind", "attacker", "id", "round", "client", "image", "failure"),
         *("label", "label_source", "certainty", "member", "attack_loss"),
-        *("exact", "rank", "lead", "candidates", "control_psnr", "control_ssim", "control_f1"),
+        *("exact", "rank", "lead", "candidates", "control_psnr", "control_ssim", "control_lead", "control_f1"),
     }
 )
 """What else is recorded of an image; no metric goes by one of these names."""
