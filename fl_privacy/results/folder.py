@@ -267,9 +267,8 @@ class RunFolder:
             total_seconds=time.monotonic() - self._started,
         )
         self.teller.clear()
-        facts = described_facts(self.identity, records, threats=self._threats)
-        content = {"verdict": judged(summary, facts).as_plain(), **summary.as_json()}
-        write_whole(self.path / SUMMARY, dump_json(content, indent=1))
+        verdict = judged(summary, described_facts(self.identity, records, threats=self._threats))
+        write_whole(self.path / SUMMARY, dump_json({"verdict": verdict.as_plain(), **summary.as_json()}, indent=1))
         self.finished = True
         self.close()  # only now: whoever gets the lock next finds a finished run
         return summary

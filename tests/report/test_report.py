@@ -219,8 +219,7 @@ def test_both_attackers_are_shown_side_by_side(tmp_path):
     assert headline in page.text and "; in round 12, 6 of 6</h1>" in page.text
     assert "By the plain attacker: none of 6 (up to 39 %) in round 12, none of 6 (up to 39 %) in round 1." in page.text
     assert "It looks twice." in page.text and "adaptive attacker; 95 % CI" in page.text
-    assert ">Private</span>" not in page.text and 'class="tag private"' not in page.text, "what one of them read is not"
-    assert ">Private</span>" in without.text
+    assert "tag bounded" not in page.text and "tag leak" in page.text and "tag leak" not in without.text
     assert len(page.all("img")) == 3 * (12 + 3) and len(without.all("img")) == 2 * (12 + 3)
     assert "adaptive" not in re.sub(r"<style>.*</style>", "", without.text, flags=re.DOTALL)
     assert (
