@@ -127,7 +127,7 @@ def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
 def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
     """What was read of each image."""
     return [
-        outcome_of({**image.values, "certainty": image.certainty, "failure": image.failure})
+        outcome_of({**image.values, **image.compared, "certainty": image.certainty, "failure": image.failure})
         for score in scores
         for image in score.images
     ]

@@ -166,15 +166,13 @@ def _headline(rows: Sequence[RunRow]) -> str:
     if not tones:
         return f"{len(rows)} runs, none of them attacked"
     number = tones.total()
-    said = f"Clients' data were read in {tones[LEAK]} of {number} attacked runs"
-    if tones[BOUNDED]:
-        said += f"; a guarantee bounds what can be read in {tones[BOUNDED]}"
     left = number - tones[LEAK] - tones[BOUNDED]
-    if left and (tones[LEAK] or tones[BOUNDED]):
-        said += f"; in the other {left}, by the attacks that were tried, not"
-    elif left:
-        said = f"By the attacks that were tried, clients' data were read in none of {number} attacked runs"
-    return said
+    if left == number:
+        return f"The attacks that were tried read nothing in {number} attacked runs"
+    said = [f"Clients' data were read in {tones[LEAK]} of {number} attacked runs"]
+    said += [f"a guarantee bounds what can be read in {tones[BOUNDED]}"] * bool(tones[BOUNDED])
+    said += [f"in {left} the attacks that were tried read nothing"] * bool(left)
+    return "; ".join(said)
 
 
 def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:

@@ -139,7 +139,7 @@ def _bounded(verdict: Verdict, kind: str) -> str:
     protected = "one example" if bound.unit == "example" else "all that a client sends"
     rounds = f"{bound.rounds} round{'' if bound.rounds == 1 else 's'}"
     return (
-        f"Bounded: whoever attacks names the right {kind} among {bound.candidates + 1:,} at most"
+        f"Bounded: no attacker picks the right {kind} out of {bound.candidates + 1:,} more than"
         f" {percent(bound.at_most)} of the time (epsilon {ratio(bound.epsilon)} at delta {ratio(bound.delta)} for"
         f" {protected}, over {rounds})"
     )
