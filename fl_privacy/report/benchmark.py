@@ -129,7 +129,7 @@ class DefenseStanding:
             if (
                 (threat == "malicious" or not cell.server)
                 and not any(
-                    cell.server or (r.statistic("psnr") and not r.counts.failures) for r in self.readings.get(cell, ())
+                    cell.server or (r.statistic("psnr") and not r.leakage.failures) for r in self.readings.get(cell, ())
                 )
             )
             or not (threat == "honest" or cell.server or self._who_knows_was_heard(cell))
