@@ -58,7 +58,7 @@ def test_the_original_itself_is_exact_and_nothing_is_nearer(digits, public):
 
 
 def test_ties_count_against_the_original(digits):
-    twins = PublicImages(images=digits[0].inputs.flip(-1).repeat(50, 1, 1, 1))
+    twins = PublicImages(images=(1 - digits[0].inputs).repeat(50, 1, 1, 1))
     assert identify(digits[0].inputs[:1] * 0.5, digits[0].inputs[:1], twins).rank.tolist() == [51]
 
 
