@@ -1,6 +1,7 @@
 """What results depend on beside their inputs: random streams, named by what they are for, and CPU threads."""
 
 import hashlib
+import random
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -116,6 +117,27 @@ def global_stream(rng: torch.Generator) -> Iterator[None]:
         else:
             torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=rng, device=rng.device)))
         yield
+
+
+@contextmanager
+def streams_put_back(seed: int | None = None) -> Iterator[None]:
+    """Put PyTorch's, NumPy's and Python's global streams back to where they were before the context.
+
+    Args:
+        seed: from which all of them start within; ``None`` lets them go on from where they are.
+    """
+    ours, numpys = random.getstate(), np.random.get_state()
+    gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            if seed is not None:
+                torch.manual_seed(seed)
+                np.random.seed(seed % 2**32)
+                random.seed(seed)
+            yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(numpys)
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def _asked(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _number(key: str, value: str) -> float:
     try:
-        return number(key, float(value), example=float(_EXAMPLES[key]))
+        return number(key, float(value), at_least=0, example=float(_EXAMPLES[key]))
     except ValueError as error:
         raise UserError(f"{key} is expected to be a number, but got {value!r}; try {key}={_EXAMPLES[key]}.") from error
 

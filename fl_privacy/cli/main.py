@@ -53,7 +53,7 @@ ShowConfig = Annotated[bool, typer.Option("--cfg", help="Print the resolved conf
 
 
 def _decibels(value: float | None) -> float | None:
-    return None if value is None else number("--psnr-below", value, example=12)
+    return None if value is None else number("--psnr-below", value, at_least=0, example=12)
 
 
 PsnrBelow = Annotated[

@@ -1,6 +1,7 @@
 """From captured updates of a Flower app to a page: during an audit, or later from its folder."""
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -49,30 +50,45 @@ class Note:
     Attributes:
         model: import path of the clients' model, as it was; nothing is imported by it.
         normalization: of their images.
-        defense: that they tell of.
+        normalizations: by client, of those that say theirs.
+        defense: that most of them tell of.
+        defenses: by client, what each tells of.
         fingerprints: of the images behind each probe, by its id.
         rates_estimated: the learning rate of each update was told by that update alone.
     """
 
     model: str = ""
     normalization: Normalization | None = None
+    normalizations: Mapping[int, Normalization | None] = field(default_factory=dict)
     defense: Description = ()
+    defenses: Mapping[int, Description] = field(default_factory=dict)
     fingerprints: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rates_estimated: bool = False
 
 
 def write_note(folder: Path, note: Note) -> None:
     """Write ``note`` into the folder of an audit, for its owner alone."""
-    normalization = note.normalization
     content = {
         "model": note.model,
-        "mean": None if normalization is None else list(normalization.mean),
-        "std": None if normalization is None else list(normalization.std),
+        **_plainly(note.normalization),
+        "normalizations": {str(client): _plainly(one) for client, one in note.normalizations.items()},
         "defense": to_plain(note.defense),
+        "defenses": {str(client): to_plain(parts) for client, parts in note.defenses.items()},
         "fingerprints": {key: list(value) for key, value in note.fingerprints.items()},
         "rates_estimated": note.rates_estimated,
     }
     write_private(folder / NOTE, json.dumps(content, indent=1))
+
+
+def _plainly(normalization: Normalization | None) -> dict[str, list[float] | None]:
+    if normalization is None:
+        return {"mean": None, "std": None}
+    return {"mean": list(normalization.mean), "std": list(normalization.std)}
+
+
+def _normalization(plain: Mapping[str, Any]) -> Normalization | None:
+    mean, std = plain.get("mean"), plain.get("std")
+    return None if mean is None or std is None else Normalization(mean, std)
 
 
 def read_note(folder: Path) -> Note | None:
@@ -97,16 +113,21 @@ def read_note(folder: Path) -> Note | None:
         "std": list[float] | None,
         "fingerprints": Mapping[str, list[str]],
         "rates_estimated": bool,
+        "normalizations": Mapping[str, Mapping[str, list[float] | None]],
+        "defenses": Mapping[str, list[Any]],
     }
     if isinstance(raw, dict):
-        raw.setdefault("rates_estimated", False)
+        raw = {"rates_estimated": False, "normalizations": {}, "defenses": {}, **raw}
     if not isinstance(raw, dict) or any(key not in raw or not fits(raw[key], kinds[key]) for key in kinds):
         raise wrong
-    mean, std = raw["mean"], raw["std"]
+    if not all(re.fullmatch(r"[0-9]{1,9}", client) for client in (*raw["normalizations"], *raw["defenses"])):
+        raise wrong
     return Note(
         model=raw["model"],
-        normalization=None if mean is None or std is None else Normalization(mean, std),
+        normalization=_normalization(raw),
+        normalizations={int(client): _normalization(plain) for client, plain in raw["normalizations"].items()},
         defense=from_plain(raw.get("defense", [])),
+        defenses={int(client): from_plain(plain) for client, plain in raw["defenses"].items()},
         fingerprints=raw["fingerprints"],
         rates_estimated=raw["rates_estimated"],
     )
@@ -120,7 +141,9 @@ class AppReport:
         observations: of training updates and probes.
         source: of the true images.
         fingerprints: of the images behind each probe.
-        defense: that clients tell of.
+        defense: that most clients tell of.
+        defenses: by client, what each tells of.
+        partitions: by client, the partition whose data are its.
         found: sentences on single updates, and on how many each is true of.
         said: sentences on the app.
         victims: images of the server's own, where no client answers probes.
@@ -135,6 +158,8 @@ class AppReport:
     source: NamedImages
     fingerprints: Mapping[VictimId, Sequence[str]]
     defense: Description = ()
+    defenses: Mapping[int, Description] = field(default_factory=dict)
+    partitions: Mapping[int, int] = field(default_factory=dict)
     found: Counter[str] = field(default_factory=Counter)
     said: Sequence[str] = ()
     victims: int = 8
@@ -151,6 +176,7 @@ class AppReport:
             of_client=self.source.of_client,
             normalization=self.source.normalization,
             fingerprints=self.fingerprints,
+            partitions=self.partitions,
             numbers={o.id: o.upload.num_examples for o in self.observations if o.id.client in self.identified},
         )
 
@@ -190,8 +216,14 @@ def report_app(
         observations=chosen if attack else (),
         truth=truth,
         defense=app.defense,
-        adaptive=app.adaptive and bool(app.defense),
-        sentences=[*describe_app(app.observations, app.defense, app.found), *app.said, *said, *_told(app.problems)],
+        defenses=app.defenses,
+        adaptive=app.adaptive and (bool(app.defense) or any(app.defenses.values())),
+        sentences=[
+            *describe_app(app.observations, app.defense, app.found, app.defenses),
+            *app.said,
+            *said,
+            *_told(app.problems),
+        ],
     )
     plan = AttackPlan(
         attack=attack or _nothing,

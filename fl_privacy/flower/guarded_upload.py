@@ -11,6 +11,7 @@ from fl_privacy import checks
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects.kinds import ClippedExamples, Noise, PrivateRelease
 from fl_privacy.errors import UserError
+from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Tensors
 
 BufferPolicy = Literal["kept", "withheld", "defended"]
@@ -126,7 +127,8 @@ def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Mo
     if not callable(model):
         raise UserError(f"model is expected to be a torch.nn.Module or its class, but got {type(model).__name__}.")
     try:
-        made = model(**(options or {}))
+        with streams_put_back():
+            made = model(**(options or {}))
     except TypeError as error:
         raise UserError(
             f"model={name} is expected to be made without arguments, but: {error}; give an instance, model={name}(...)."

@@ -15,6 +15,7 @@ from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import MOST_EXAMPLES
+from fl_privacy.foreign_files import expect_regular_files
 from fl_privacy.interception import capture_files as layout
 from fl_privacy.interception.capture_files import CaptureFile, without_prefix
 from fl_privacy.interception.lazy_observations import LazyObservations
@@ -45,6 +46,8 @@ def stored_observations(folder: Path, model: nn.Module, *, inside: nn.Module | N
     Raises:
         UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
     """
+    if folder.is_dir():
+        expect_regular_files(folder)
     paths = list(folder.rglob("*.json"))
     if not paths:
         raise UserError(f"Captured updates are expected in {folder}, but there are none; run with intercept.save=true.")
@@ -160,6 +163,8 @@ class _Reader:
 
     def _upload(self, raw: Mapping[str, Any]) -> Upload:
         update, buffers = self._split(self.file.digest(raw, "upload"), layout.UPDATE, layout.BUFFERS)
+        if not update:
+            self.file.refuse("was answered with no parameter at all")
         return Upload(
             tensors=self._parameters(update),
             buffers=self._buffers(buffers),
@@ -175,15 +180,13 @@ class _Reader:
 
     def _knowledge(self, raw: Mapping[str, Any]) -> Knowledge:
         tensors = self._tensors(self.file.digest(raw, "knowledge"))
-        labels, images, previous = (
-            tensors.get(layout.LABELS),
-            tensors.get(layout.PUBLIC_IMAGES),
-            tensors.get(layout.PREVIOUS),
-        )
+        labels, images, previous = map(tensors.get, (layout.LABELS, layout.PUBLIC_IMAGES, layout.PREVIOUS))
         classes = tensors.get(layout.PUBLIC_LABELS)
         self._expect_images(images, "public images", raw)
         self._expect_images(previous, "a previous reconstruction", raw)
         self._expect_classes(labels, "labels", raw)
+        if labels is not None and len(labels) != self._count(raw, "num_examples"):
+            self.file.refuse(f"has {len(labels)} labels of {raw['num_examples']} examples")
         self._expect_classes(classes, "classes of public images", raw)
         if classes is not None and (images is None or classes.shape != images.shape[:1]):
             self.file.refuse(f"has classes of public images of shape {tuple(classes.shape)}")

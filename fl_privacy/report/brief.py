@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
+from fl_privacy.foreign_files import expect_file_name
 from fl_privacy.metrics.epsilon_bounds import balanced_accuracy_bound
 from fl_privacy.report.attacked import what_was_done
 from fl_privacy.report.glossary import glossary_of
@@ -53,6 +54,8 @@ def write_brief(run_dir: Path, out: Path | None = None) -> Path:
     Raises:
         UserError: the folder is not that of a run, or the page can't be written.
     """
+    if out is not None:
+        expect_file_name(out)
     run = read_run(run_dir)
     page = out or run.path / "brief.html"
     try:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_private, write_whole
+from fl_privacy.foreign_files import expect_file_name
 from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report import ppc
 from fl_privacy.report.comparison import render_comparison
@@ -55,6 +56,8 @@ def write_report(
             "CAP is expected to be of runs that defended, trained and were attacked, but none of these did all three;"
             " name runs with defense=... and attack=... that `fl-privacy run` wrote."
         )
+    if out is not None:
+        expect_file_name(out)
     page = out or (single.path / "report.html" if single else runs[0].path.parent / "comparison.html")
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
