@@ -237,6 +237,9 @@ class RunSettings:
         "what a captured configuration may name beside what is registered: import paths of models and defenses, modules"
         " that define them, names of data sets; naming code means running it",
     )
+    candidates: int = setting(
+        ATTACK, "public images to tell each original from; below 100 none is identified", within=(0, 100_000)
+    )
     evaluator: str | None = setting(
         ATTACK, "also measure the noise ratio of reconstructions, by this file of `train-evaluator`"
     )

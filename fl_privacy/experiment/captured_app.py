@@ -14,6 +14,7 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain, to_plain
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.candidates import MOST, shipped_others
 from fl_privacy.experiment.foreign import (
     AttackPlan,
     Captured,
@@ -26,6 +27,7 @@ from fl_privacy.experiment.known_images import KnownImages, NamedImages
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.files import write_private
 from fl_privacy.interception import at_typical_rates, ids_of
+from fl_privacy.metrics.beyond import Others
 from fl_privacy.normalization import Normalization
 from fl_privacy.report import write_report
 from fl_privacy.report.app_audit import REHEARSED
@@ -162,6 +164,7 @@ def report_app(
     monitor: Monitor | None = None,
     seed: int = 0,
     threads: int | None = None,
+    candidates: int = MOST,
 ) -> str:
     """Attack what of ``app`` is worth it, write the page into ``folder``, finish it, and say in a line what came of it.
 
@@ -173,6 +176,7 @@ def report_app(
         monitor: told of the progress.
         seed: of the attack.
         threads: CPU threads of the attack; ``None`` takes PyTorch's.
+        candidates: images that each original is told apart from, at most.
     """
     truth, started = app.truth(), time.perf_counter()
     chosen, said = worth_attacking(app.observations, every=app.every)
@@ -189,7 +193,12 @@ def report_app(
         adaptive=app.adaptive and bool(app.defense),
         sentences=[*describe_app(app.observations, app.defense, app.found), *app.said, *said, *_told(app.problems)],
     )
-    plan = AttackPlan(attack=attack or _nothing, seed=seed, threads=threads or torch.get_num_threads())
+    plan = AttackPlan(
+        attack=attack or _nothing,
+        seed=seed,
+        threads=threads or torch.get_num_threads(),
+        others=shipped_others(chosen[0].input_shape, candidates, seed=seed) if attack and chosen else Others(),
+    )
     attack_captured(captured, plan, folder, monitor or Monitor())
     summary = folder.finish()
     page = write_report([folder.path])

@@ -188,6 +188,29 @@ METRICS: dict[str, Metric] = {
         title="rMSE",
         description="Error relative to the image, ||guess - x|| / ||x||.",
     ),
+    "likeness": Metric(
+        function=None,
+        leaks="high",
+        range=(0.0, 1.0),
+        title="Likeness",
+        description="Correlation of guess and original after the best harmless change: negative, brightness and"
+        " contrast, mirror image, shift, blur, one half alone.",
+    ),
+    "aligned_psnr": Metric(
+        function=None,
+        leaks="high",
+        title="Aligned PSNR",
+        unit="dB",
+        digits=decibel,
+        description="Peak signal-to-noise ratio after the best harmless change.",
+    ),
+    "aligned_ssim": Metric(
+        function=None,
+        leaks="high",
+        range=(-1.0, 1.0),
+        title="Aligned SSIM",
+        description="Structural similarity after the best harmless change.",
+    ),
     "noise_ratio": Metric(
         function=None,
         leaks="low",
@@ -242,6 +265,7 @@ NOT_METRICS = frozenset(
     {
         *("kind", "attacker", "id", "round", "client", "image", "failure"),
         *("label", "label_source", "certainty", "member", "attack_loss"),
+        *("exact", "rank", "lead", "candidates", "control_psnr", "control_ssim", "control_lead", "control_f1"),
     }
 )
 """What else is recorded of an image; no metric goes by one of these names."""

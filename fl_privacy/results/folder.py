@@ -168,6 +168,7 @@ class RunFolder:
                 client=id.client,
                 image=image.image,
                 **image.values,
+                **image.compared,
                 label_source=score.label_source,
                 certainty=image.certainty,
                 member=score.member,
@@ -202,6 +203,7 @@ class RunFolder:
         batch_norm: str | None = None,
         attacker: Attacker = Attacker.PLAIN,
         countermeasures: Sequence[str] = (),
+        candidates_from: str | None = None,
     ) -> None:
         """One call of the attack took ``seconds`` for ``victims`` observations.
 
@@ -212,16 +214,10 @@ class RunFolder:
             batch_norm: mode in which the clients ran it, ``train`` or ``eval``; ``None`` for a model without.
             attacker: who attacked.
             countermeasures: what it did against the defense, a sentence each.
+            candidates_from: what images originals are told apart from, if any.
         """
-        self._append(
-            kind="attack",
-            attacker=attacker,
-            round=round,
-            victims=victims,
-            seconds=seconds,
-            batch_norm=batch_norm,
-            countermeasures=list(countermeasures),
-        )
+        figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
+        self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)
 
     def add_finding(self, finding: Finding) -> None:
         """What an inference attack found out."""
