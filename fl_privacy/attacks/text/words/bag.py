@@ -12,7 +12,7 @@ from fl_privacy.attacks.text.words.counts import repeated
 from fl_privacy.attacks.text.words.evidence import Found, found_words, is_exact, likely
 from fl_privacy.attacks.text.words.expected import Expected, simulated
 from fl_privacy.attacks.text.words.order import placed
-from fl_privacy.attacks.text.words.rows import WordRows, Where, where_words_are, word_rows
+from fl_privacy.attacks.text.words.rows import WordRows, where_words_are, word_rows
 from fl_privacy.effects import Noise
 from fl_privacy.models import TextModel
 from fl_privacy.types import Observation

@@ -35,7 +35,9 @@ def _paired(words: Tensor, positions: Tensor) -> Tensor:
     if len(free):
         taken = found >= 0
         rest = words.index_add(0, found[taken], -positions[taken])
-        found[free] = (_apart(rest, positions[free]) - _apart(rest, torch.zeros_like(positions[free]), positions[free])).argmin(0)
+        found[free] = (
+            _apart(rest, positions[free]) - _apart(rest, torch.zeros_like(positions[free]), positions[free])
+        ).argmin(0)
     return found
 
 
