@@ -1,11 +1,9 @@
 """How much of the words of an upload's texts was read, in no order, beside what their frequency alone tells."""
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from fl_privacy.metrics.beyond import Others
+from fl_privacy.metrics.beyond import Figures, Others
 from fl_privacy.metrics.texts import Language, token_f1, token_precision, token_recall, widened, without
 from fl_privacy.types import Batch, Reconstruction
 
@@ -14,12 +12,12 @@ _DIGITS = 6
 
 def bag_figures(
     reconstruction: Reconstruction, truth: Batch, others: Others | None, language: Language | None
-) -> tuple[Mapping[str, float], Mapping[str, float]]:
+) -> tuple[dict[str, float], Figures]:
     """Metrics by name, and figures beside them, of the words read of all texts of one victim together.
 
     Special tokens, which every text has, count as none. Beside the metrics: ``words_there`` different words of the
-    texts, of which ``words_read`` were read, ``words_false`` that were read and are in none, ``words_of`` how many texts
-    they are of, and ``word_control_f1`` of as many of the most frequent public words as the texts have.
+    texts, of which ``words_read`` were read, ``words_false`` read and in none of them, ``words_of`` how many texts they
+    are of, and ``word_control_f1`` of as many of the most frequent public words as the texts have.
 
     Returns:
         Two empty ones where nobody looked for words.
@@ -38,7 +36,7 @@ def bag_figures(
         "word_recall": float(token_recall(guesses, truths)),
         "count_f1": float(token_f1(*widened([read, there]))),
     }
-    figures: dict[str, float] = {
+    figures: Figures = {
         "words_there": total, "words_read": common, "words_false": number - common, "words_of": len(truth)
     }  # fmt: skip
     if others is not None and others.texts is not None:
@@ -49,7 +47,8 @@ def bag_figures(
 
 def _different(tokens: Tensor) -> Tensor:
     """(1, k) the different ones of (1, n), which may have -1 for none."""
-    return tokens[tokens >= 0].unique()[None]
+    different: Tensor = torch.unique(tokens[tokens >= 0])
+    return different[None]
 
 
 def _frequent_kinds(public: Tensor, number: int) -> Tensor:

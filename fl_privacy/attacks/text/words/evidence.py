@@ -96,7 +96,7 @@ def _gain(values: Tensor, expected: Expected, odds: Tensor, variance: float, *, 
 def _unit(values: Tensor, expected: Expected, variance: float) -> float:
     """Factor from what was simulated to the strongest row."""
     strongest = float(values.square().sum(1).max())
-    return (max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5
+    return float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5)
 
 
 def _ratios(values: Tensor, model: WordModel, unit: float, variance: float) -> Tensor:

@@ -85,7 +85,8 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
     if model.next_token:
         return torch.zeros(1, dtype=torch.long)
     if labels is not None and labels.dim() == 1:
-        return labels.unique().cpu()
+        known: Tensor = torch.unique(labels)
+        return known.cpu()
     return torch.arange(min(_MOST_CLASSES, model(torch.zeros(1, 1, dtype=torch.long)).shape[1]))
 
 
@@ -108,7 +109,8 @@ def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
         loss = loss * len(tokens)
     else:
         loss = F.cross_entropy(logits, classes.to(logits.device), reduction="sum")
-    return torch.autograd.grad(loss, embedded)[0].detach()
+    slopes: Tensor = torch.autograd.grad(loss, embedded)[0]
+    return slopes.detach()
 
 
 def _fitted(rows: Tensor) -> WordModel:
