@@ -285,6 +285,9 @@ class Reconstruction:
         certainties: (B,) of each of its images, where they differ; empty where all are alike.
         member: of the attacks that were tried, the one whose guess this is; empty where there was a single one.
         film: how its first image or text came about, where that was asked for and the attack goes step by step.
+        words: (n,) tokens that were read of all its texts together, in no order, each as often as it was found;
+            ``None`` where nobody looked for them.
+        words_exact: whether no token of another text can have left such traces.
     """
 
     id: VictimId
@@ -298,3 +301,5 @@ class Reconstruction:
     certainties: tuple[Certainty, ...] = ()
     member: str = ""
     film: tuple[Snapshot, ...] = ()
+    words: Tensor | None = None
+    words_exact: bool = False

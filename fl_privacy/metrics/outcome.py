@@ -34,6 +34,8 @@ MARGIN_PSNR = 3.0
 MARGIN_SSIM = 0.15
 """Structural similarity above the control's."""
 
+WORDS_METRIC = "word_f1"
+
 MARGIN_F1 = 0.2
 """Token F1 above what the frequency of words alone reaches."""
 
@@ -72,6 +74,11 @@ OUTCOME_COLUMNS = (
     "control_ssim",
     "control_lead",
     "control_f1",
+    "words_read",
+    "words_there",
+    "words_false",
+    "words_of",
+    "word_control_f1",
 )
 """Figures of a record that only this rule needs."""
 
@@ -99,12 +106,21 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
 def _of_text(record: Mapping[str, Any]) -> Outcome | None:
     if record.get("exact_match") == 1:
         return Outcome.EXACT
+    if words_are_read(record):
+        return Outcome.RECOGNIZABLE
     control = _number(record, "control_f1")
     if control is None:
         return None
     found = _number(record, TEXT_METRIC)
     read = found is not None and METRICS[TEXT_METRIC].is_leak(found) and found >= control + MARGIN_F1
     return Outcome.RECOGNIZABLE if read else Outcome.NOTHING
+
+
+def words_are_read(record: Mapping[str, Any]) -> bool:
+    """Whether the words read in no order, of all texts of an upload, are more than their frequency alone tells."""
+    found, control = _number(record, WORDS_METRIC), _number(record, "word_control_f1")
+    passes = found is not None and METRICS[WORDS_METRIC].is_leak(found)
+    return passes and found is not None and control is not None and found >= control + MARGIN_F1
 
 
 def _is_identified(record: Mapping[str, Any]) -> bool:

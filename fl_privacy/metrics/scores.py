@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
+from fl_privacy.metrics.bags import bag_figures
 from fl_privacy.metrics.beyond import Figures, Others, compare_images, compare_texts
 from fl_privacy.metrics.images import MetricFunction
 from fl_privacy.metrics.matching import Match, hard_labels, match
@@ -119,7 +120,9 @@ def evaluate_all(
     if truths and is_text(truths[0].inputs):
         matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
         compared = None if others is None else [compare_texts(m, others, language) for m in matches]
-        return _scored(reconstructions, matches, _measure_texts(matches, language), compared)
+        scored = _scored(reconstructions, matches, _measure_texts(matches, language), compared)
+        bags = [bag_figures(r, t, others, language) for r, t in zip(reconstructions, truths, strict=True)]
+        return [_with_words(score, *bag) for score, bag in zip(scored, bags, strict=True)]
     if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
         raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
     matches = [match(r, t) for r, t in zip(reconstructions, truths, strict=True)]
@@ -162,6 +165,17 @@ def _scored(
         )
         for reconstruction, m in zip(reconstructions, matches, strict=True)
     ]
+
+
+def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figures) -> VictimScore:
+    """``score`` with what was read of the words of all its texts together, for each of them that has a guess."""
+    images = tuple(
+        replace(image, values={**image.values, **values}, compared={**image.compared, **figures})
+        if image.failure is None
+        else image
+        for image in score.images
+    )
+    return replace(score, images=images)
 
 
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
