@@ -18,6 +18,7 @@ from fl_privacy.federation.replies import MOST_EXAMPLES
 from fl_privacy.interception import capture_files as layout
 from fl_privacy.interception.capture_files import CaptureFile, without_prefix
 from fl_privacy.interception.lazy_observations import LazyObservations
+from fl_privacy.tied_weights import once_each
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
 K = TypeVar("K")
@@ -266,7 +267,8 @@ class _Reader:
         return value
 
     def _parameters(self, tensors: Tensors) -> Tensors:
-        return self._fit(tensors, dict(self.model.named_parameters()), "parameter")
+        known = dict(self.model.named_parameters(remove_duplicate=False))
+        return once_each(self.model, self._fit(tensors, known, "parameter"))
 
     def _buffers(self, tensors: Tensors) -> Tensors:
         return self._fit(tensors, dict(self.model.named_buffers()), "buffer")
