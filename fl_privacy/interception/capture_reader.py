@@ -251,7 +251,7 @@ class _Reader:
         for key, value in raw.items():
             if key not in types or not fits(value, types[key]):
                 self.file.refuse(f"has {key}={value!r} in its plan")
-        if missing := [f.name for f in fields(LocalPlan) if f.name not in raw]:
+        if missing := [f.name for f in fields(LocalPlan) if f.name not in {*raw, "mode"}]:
             self.file.refuse(f"has no {missing[0]} in its plan")
         return LocalPlan(**raw)
 
