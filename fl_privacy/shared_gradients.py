@@ -1,12 +1,13 @@
 """What a gradient that a user hands over is of: its model, its names, how many examples, which loss."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fl_privacy.errors import UserError
 from fl_privacy.losses import Loss, LossLike, loss_of
@@ -139,29 +140,33 @@ def _named(model: nn.Module, gradients: Mapping[str, Tensor] | Sequence[Tensor])
     return once_each(inner, renamed) if plain == {name: name for name in plain} else renamed
 
 
+class _LinearCalls(TorchFunctionMode):
+    """The inputs' shape of every linear operation within the context, by the weight that it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: dict[int, list[torch.Size]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.linear and len(args) > 1:
+            self.shapes.setdefault(id(args[1]), []).append(args[0].shape)
+        return func(*args, **(kwargs or {}))
+
+
 @torch.no_grad()
 def _watched(model: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, frozenset[str]]:
     """The outputs (2, K) of two black images, and the linear layers that one vector of each enters, once."""
-    copied, seen = detached_copy(model).eval(), list[tuple[str, torch.Size]]()
+    copied = detached_copy(model).eval()
     like = next(copied.parameters())
-    with _watching(copied, seen):
+    with _LinearCalls() as calls:
         outputs: Tensor = copied(torch.zeros(2, *shape, dtype=like.dtype, device=like.device))
-    names = [name for name, _ in seen]
-    return outputs, frozenset(name for name, size in seen if len(size) == 2 and size[0] == 2 and names.count(name) == 1)
-
-
-@contextmanager
-def _watching(model: nn.Module, seen: list[tuple[str, torch.Size]]) -> Iterator[None]:
-    def hook(name: str) -> Any:
-        return lambda module, given: seen.append((name, given[0].shape)) if given else None
-
-    linear = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    handles = [module.register_forward_pre_hook(hook(name)) for name, module in linear]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    layers = {name: module for name, module in copied.named_modules() if isinstance(module, nn.Linear)}
+    shapes = {
+        name: calls.shapes.get(id(dict(module.named_parameters()).get("weight")), []) for name, module in layers.items()
+    }
+    return outputs, frozenset(name for name, own in shapes.items() if len(own) == 1 and len(own[0]) == 2)
 
 
 def _sketched(values: Tensor) -> Tensor:

@@ -28,12 +28,14 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """What parameters and images may be of."""
 
 
-def load_observations(folder: Path, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
+def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
     """All of ``stored_observations`` in memory; see there."""
     return list(stored_observations(folder, model, inside=inside))
 
 
-def stored_observations(folder: Path, model: nn.Module, *, inside: nn.Module | None = None) -> "StoredObservations":
+def stored_observations(
+    folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None
+) -> "StoredObservations":
     """The observations below ``folder``, in the order of their ids (``client-2`` before ``client-10``).
 
     Each is read when it is asked for, and checked then.
@@ -46,6 +48,7 @@ def stored_observations(folder: Path, model: nn.Module, *, inside: nn.Module | N
     Raises:
         UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
     """
+    folder = Path(folder)
     paths = list(folder.rglob("*.json"))
     if not paths:
         raise UserError(f"Captured updates are expected in {folder}, but there are none; run with intercept.save=true.")
