@@ -14,10 +14,13 @@ from fl_privacy.losses import Loss, LossLike, loss_of
 from fl_privacy.plain_models import detached_copy, plain_model, plain_names, unwrapped
 from fl_privacy.tied_weights import once_each
 
-_ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-5}
+_ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-6}
 """Singular values below this share of the largest are rounding, by the type of the gradient."""
 
-_GAP = 10.0
+_APART = 10.0
+"""Times rounding, the singular value from which a second example shows."""
+
+_GAP = 100.0
 """By which the last singular value that counts is above the first that does not."""
 
 _MOST, _SPARE = 256, 8
@@ -68,8 +71,7 @@ def read_gradients(
     inner, names = unwrapped(model), plain_names(unwrapped(model))
     parameters = {names[name]: p.detach().clone() for name, p in inner.named_parameters()}
     buffers = {names[name]: b.detach().clone() for name, b in inner.named_buffers()}
-    outputs, vectors = _watched(plain, shape)
-    num_classes = outputs.shape[1]
+    num_classes, vectors = _watched(plain, shape, parameters)
     evidence = _Evidence(parameters, named, num_classes, vectors)
     found = batch_size
     notes: tuple[str, ...] = ()
@@ -130,13 +132,11 @@ def _named(model: nn.Module, gradients: Mapping[str, Tensor] | Sequence[Tensor])
         wrapped = {name: outer.get(name, wrapped[name]) for name in gradients}
     for name, gradient in gradients.items():
         known, got = own.get(wrapped[name]), getattr(gradient, "shape", None)
-        if gradient is None:
-            continue
         if known is None or got != known.shape:
             wanted = "of a parameter of the model" if known is None else f"a tensor {tuple(known.shape)}"
             what = type(gradient).__name__ if got is None else tuple(got)
             raise UserError(f"The gradient {name} is expected to be {wanted}, but is {what}; name those there are.")
-    renamed = {wrapped[name]: g.detach() for name, g in gradients.items() if g is not None}
+    renamed = {wrapped[name]: g.detach() for name, g in gradients.items()}
     return once_each(inner, renamed) if plain == {name: name for name in plain} else renamed
 
 
@@ -155,22 +155,46 @@ class _LinearCalls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@torch.no_grad()
-def _watched(model: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, frozenset[str]]:
-    """The outputs (2, K) of two black images, and the linear layers that one vector of each enters, once."""
-    copied = detached_copy(model).eval()
-    like = next(copied.parameters())
-    with _LinearCalls() as calls:
-        outputs: Tensor = copied(torch.zeros(2, *shape, dtype=like.dtype, device=like.device))
-    layers = {name: module for name, module in copied.named_modules() if isinstance(module, nn.Linear)}
-    shapes = {
-        name: calls.shapes.get(id(dict(module.named_parameters()).get("weight")), []) for name, module in layers.items()
-    }
-    return outputs, frozenset(name for name, own in shapes.items() if len(own) == 1 and len(own[0]) == 2)
+def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
+    """K, and the linear layers that one vector of each example enters, once, and whose gradients tell examples apart.
+
+    Where features hardly differ from image to image, the gradient of two of one class is that of one to all digits.
+    """
+    copied = detached_copy(model).eval().requires_grad_(True)
+    own = dict(copied.named_parameters())
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(parameters[name])
+    like = next(iter(own.values()))
+    images = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(like)
+    images[1] *= 0.5
+    with _LinearCalls() as calls, torch.enable_grad():
+        outputs: Tensor = copied(images)
+        slope = (outputs.logsumexp(1) - outputs[:, 0]).sum() + outputs.square().sum() * (outputs.shape[1] == 1)
+    vectors = {}
+    for path, module in copied.named_modules():
+        weight = dict(module.named_parameters(recurse=False)).get("weight") if isinstance(module, nn.Linear) else None
+        shapes = calls.shapes.get(id(weight), [])
+        if weight is not None and len(shapes) == 1 and len(shapes[0]) == 2:
+            vectors[path] = weight
+    found = torch.autograd.grad(slope, list(vectors.values()), allow_unused=True) if vectors else ()
+    telling = (path for path, gradient in zip(vectors, found, strict=True) if gradient is not None and _tells(gradient))
+    return outputs.shape[1], frozenset(telling)
+
+
+def _tells(gradient: Tensor) -> bool:
+    """Whether two examples of one class are seen in the gradient (M, N) of both."""
+    values = torch.linalg.svdvals(_sketched(_sketched(gradient.detach()).T).cpu().double())
+    return len(values) > 1 and float(values[1]) > _APART * _rounding(gradient) * float(values[0])
+
+
+def _rounding(gradient: Tensor) -> float:
+    return _ROUNDING.get(gradient.dtype, 0.03)
 
 
 def _sketched(values: Tensor) -> Tensor:
     """Of the columns (M, N) a few random combinations, of the same rank where that is small (Halko et al. 2011)."""
+    values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values
     rng = torch.Generator().manual_seed(0)
@@ -194,8 +218,8 @@ class _Evidence:
     vectors: frozenset[str]
 
     def batch_size(self) -> int | None:
-        """The largest rank of a layer's gradient that has room for more; ``None`` where none has, or values were left
-        out or drawn.
+        """The largest rank of a layer's gradient that has room for as many more; ``None`` where none has, or values
+        were left out or drawn.
 
         A layer's gradient is a sum of one product of two vectors for each example. That of the output layer's columns
         adds up to 0 under cross entropy, which takes one from its rank.
@@ -205,7 +229,7 @@ class _Evidence:
             if told and self._size(name) > _LARGE:
                 break
             rank, room = self._rank(name)
-            if 0 < rank < room:
+            if 0 < rank <= max(1, room // 2) and rank < room:
                 told.append(rank)
             elif rank:
                 full = max(full, rank)
@@ -231,10 +255,9 @@ class _Evidence:
         room = min(int(joined.any(1).sum()), int(joined.any(0).sum()))
         if weight.shape[0] == self.num_classes:
             room = min(room, self.num_classes - 1)
-        values = torch.linalg.svdvals(_sketched(_sketched(joined).T).cpu())
+        values = torch.linalg.svdvals(_sketched(_sketched(joined).T).cpu().double())
         values, room = values / values[0], min(room, _MOST)
-        tolerance = _ROUNDING.get(weight.dtype, 0.03)
-        rank = int((values > tolerance).sum())
+        rank = int((values > _rounding(weight)).sum())
         if rank < len(values) and float(values[rank]) * _GAP > float(values[rank - 1]):
             return 0, 0
         return rank, room

@@ -18,6 +18,9 @@ OutputNames = tuple[str, str | None]
 _FITS = 1e-3
 """Share of the output layer's gradient that labels may leave unexplained."""
 
+_PROBABILITY = 3e-4
+"""Added to the length of slopes: that of a probability near 0 or 1 is known to no more than its rounding."""
+
 _WHOLE = 1e-3
 """By which a probability may be off 0 or 1 to be one of them."""
 
@@ -66,8 +69,8 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
         if found[0][1] < _FITS or loss.takes == "indices":
             return found[0]
     rows = _rows(head, loss, slopes)
-    length = slopes.norm().clamp_min(torch.finfo(slopes.dtype).tiny)
-    found.append((rows, float((head.slopes(loss, rows) - slopes).norm() / length)))
+    length = float(slopes.norm()) + _PROBABILITY
+    found.append((rows, float((head.slopes(loss, rows) - slopes).norm()) / length))
     return min(found, key=lambda one: one[1])
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
-from fl_privacy.attacks.gradient_inversion.clients_loss import found_loss
+from fl_privacy.attacks.gradient_inversion.clients_loss import ASSUMED, found_loss
 from fl_privacy.gradients import frozen_copy
+from fl_privacy.losses import CROSS_ENTROPY
 from fl_privacy.models import TextModel, normalized
 from fl_privacy.normalization import Normalization
 from fl_privacy.plain_models import detached_copy
@@ -195,7 +196,12 @@ def _with_loss(observation: Observation) -> Observation:
     model = frozen_copy(
         observation.model, observation.assumed(), observation.plan, device=values.device, dtype=torch.float64
     )
-    loss, sentence = found_loss(observation, model)
+    try:
+        loss, sentence = found_loss(observation, model)
+    except NotAttackableError:
+        if _DRAWS not in observation.notes:
+            raise
+        loss, sentence = CROSS_ENTROPY, ASSUMED  # what was drawn is in the gradient, too
     return replace(observation, loss=loss, notes=(*observation.notes, *((sentence,) if sentence else ())))
 
 
