@@ -113,9 +113,9 @@ class Knowledge:
         private: values that stand in for those of the victim that are not sent: of a colluding client, or of the
             attacker's own draw.
         colluder: the client that ``private`` was taken from, if any.
-        features: (B, ...) what the victim's private layers make of its examples, where the attacker is assumed to see
-            it: the input of the first public layer.
-        features_at: the module that ``features`` enter, where it is another one.
+        features: (B, ...) what the victim's private layers make of its examples, where the attacker sees it.
+        features_at: the module that ``features`` enter, where it is not the first public layer.
+        front: of the colluding client's model after its local training, where ``features`` are of the victim's so.
         lengths: (B,) tokens of each text.
     """
 
@@ -129,6 +129,7 @@ class Knowledge:
     colluder: int | None = None
     features: Tensor | None = None
     features_at: str | None = None
+    front: ModelState | None = None
     lengths: Tensor | None = None
 
     def describe(self) -> list[str]:
@@ -151,9 +152,8 @@ class Knowledge:
         elif self.private is not None:
             lines.append("For private layers, which it does not see, the attacker takes values of its own draw.")
         if self.features is not None:
-            lines.append(
-                f"The attacker sees what enters {self.features_at or 'the first public layer'} of a victim's model."
-            )
+            where = (self.features_at or "the first public layer") + " after local training" * (self.front is not None)
+            lines.append(f"The attacker sees what enters {where} of a victim's model.")
         if self.defense is not None:
             lines.append(f"The attacker knows the defense and its settings ({settings_in_words(self.defense)}).")
         if self.same_data is not None:

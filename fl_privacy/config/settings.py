@@ -139,7 +139,14 @@ class ThreatModelSettings:
     knows_features: bool = setting(ATTACK, "what the victims' private layers put out", captured=True)
     features_at: str | None = setting(
         ATTACK,
-        "the module whose input that is; `null`: the first public layer (with nothing private, the second layer)",
+        "the module whose input that is; `null`: the first public layer (with nothing private, the second layer);"
+        " `activation`: the one behind the private layers' activation (with nothing private, the first layer's)",
+        captured=True,
+    )
+    features_of: Literal["sent", "trained"] = setting(
+        ATTACK,
+        "whose features those are: of the model as it was `sent`, or of the victim's own model after its local"
+        " training, inverted with the colluding client's own (FDL-PP, Algorithm 3)",
         captured=True,
     )
 

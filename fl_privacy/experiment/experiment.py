@@ -204,9 +204,10 @@ class Experiment:
             public_images=torch.empty(given.public_images, dtype=kind) if given.public_images else None,
             previous=nothing if self.config.attack.get("start") == "previous" else None,
             private=ModelState({}, {}) if defense.private else None,
-            colluder=given.colluder if defense.private else None,
+            colluder=given.colluder if defense.private or given.features_of == "trained" else None,
             features=nothing if given.knows_features else None,
             features_at=given.features_at,
+            front=ModelState({}, {}) if given.knows_features and given.features_of == "trained" else None,
             lengths=nothing if self._tells_lengths else None,
         )
 

@@ -214,10 +214,11 @@ class _Reader:
             public_images=images,
             public_labels=classes,
             previous=previous,
-            private=self._private(tensors),
+            private=self._values(tensors, layout.PRIVATE_PARAMETERS, layout.PRIVATE_BUFFERS),
             colluder=colluder,
             features=features,
             features_at=features_at,
+            front=self._values(tensors, layout.FRONT_PARAMETERS, layout.FRONT_BUFFERS),
         )
 
     def _defense(self, raw: object) -> Description | None:
@@ -246,8 +247,8 @@ class _Reader:
         if classes.numel() and not (classes.min() >= 0 and classes.max() <= (count - 1 if indices else 1)):
             self.file.refuse(f"has {what} beyond the {count} classes")
 
-    def _private(self, tensors: Tensors) -> ModelState | None:
-        parameters, buffers = (without_prefix(p, tensors) for p in (layout.PRIVATE_PARAMETERS, layout.PRIVATE_BUFFERS))
+    def _values(self, tensors: Tensors, *prefixes: str) -> ModelState | None:
+        parameters, buffers = (without_prefix(p, tensors) for p in prefixes)
         return ModelState(self._parameters(parameters), self._buffers(buffers)) if parameters or buffers else None
 
     def _plan(self, raw: object) -> LocalPlan:

@@ -73,7 +73,9 @@ class Group:
         rounds = [self.first, *(group.first for group in self.earlier)]
         pairs = zip(rounds, [victim.observation, *victim.earlier], strict=True)
         return all(
-            _same_values(own.sent, other.sent) and _same_values(own.knowledge.private, other.knowledge.private)
+            _same_values(own.sent, other.sent)
+            and _same_values(own.knowledge.private, other.knowledge.private)
+            and _same_values(own.knowledge.front, other.knowledge.front)
             for own, other in pairs
         )
 
