@@ -16,7 +16,7 @@ from fl_privacy.results.attack_facts import described_facts
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.films import film_of, write_films
 from fl_privacy.results.findings import Finding
-from fl_privacy.results.identity import Identity, run_hash
+from fl_privacy.results.identity import FORMAT, Identity, run_hash
 from fl_privacy.results.occupancy import (
     CONFIG,
     IDENTITY,
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from fl_privacy.metrics.distortion import UpdateDistortion
     from fl_privacy.metrics.tracing import Tracing
     from fl_privacy.types import Reconstruction
-
-FORMAT = 1
-"""Of the folder; raised when a reader of the older one would misread it."""
 
 
 class RunFolder:
