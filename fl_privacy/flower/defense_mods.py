@@ -17,6 +17,7 @@ from fl_privacy.flower.guarded_upload import (
     is_differentially_private,
     made_of,
     parameter_names,
+    tied_names,
 )
 from fl_privacy.flower.records import PARTITION, ROUND, load_state, save_state, to_array, to_tensor
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator
@@ -52,7 +53,9 @@ def defense_mod(
     Raises:
         UserError: the defense acts within the training, or adds noise and is told neither ``model`` nor ``names``.
     """
-    guard = GuardedUpload(defense=defense, parameters=parameter_names(model, names), buffers=buffers)
+    guard = GuardedUpload(
+        defense=defense, parameters=parameter_names(model, names), buffers=buffers, tied=tied_names(model)
+    )
     made = None if model is None else made_of(model)
     if made is not None and buffers == "kept" and is_differentially_private(defense):
         shown = [name for name, b in made.named_buffers() if b.is_floating_point()]
