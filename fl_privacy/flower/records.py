@@ -200,7 +200,7 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
             buffers=to_tensors(arrays[BUFFERS]),
             num_examples=int(number(NUM_EXAMPLES)),
         ),
-        train_loss=number(TRAIN_LOSS),
+        train_loss=number(TRAIN_LOSS) if TRAIN_LOSS in metrics else math.nan,
         seconds=number(SECONDS),
         defense_seconds=number(DEFENSE_SECONDS),
         bytes_up=sum(_bytes_of(array) for record in arrays.values() for array in record.values()),
