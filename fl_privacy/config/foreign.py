@@ -158,8 +158,8 @@ def expect_no_paths(overrides: Sequence[str], *, where: str) -> None:
                     if _names_a_place(str(entry), text):
                         name = f"{at}.{entry}".strip(".")
                         raise UserError(
-                            f"{where} is expected to name no file or folder of a node, but sets {name}; whoever runs the"
-                            " node says what it trains on, by data-path in its node config."
+                            f"{where} is expected to name no file or folder of a node, but sets {name}; whoever runs"
+                            " the node says what it trains on, by data-path in its node config."
                         )
 
 

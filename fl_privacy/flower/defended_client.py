@@ -140,7 +140,11 @@ def defend(
     """
 
     guard = GuardedUpload(
-        defense=defense, parameters=parameter_names(model, names), buffers=buffers, tied=tied_names(model)
+        defense=defense,
+        parameters=parameter_names(model, names),
+        buffers=buffers,
+        tied=tied_names(model),
+        of_model=model is not None,
     )
     ordered = names if model is None else list(made_of(model).state_dict())
 

@@ -57,7 +57,11 @@ def defense_mod(
         UserError: the defense acts within the training, or adds noise and is told neither ``model`` nor ``names``.
     """
     guard = GuardedUpload(
-        defense=defense, parameters=parameter_names(model, names), buffers=buffers, tied=tied_names(model)
+        defense=defense,
+        parameters=parameter_names(model, names),
+        buffers=buffers,
+        tied=tied_names(model),
+        of_model=model is not None,
     )
     made = None if model is None else made_of(model)
     if made is not None and buffers == "kept" and is_differentially_private(defense):

@@ -42,6 +42,8 @@ class GuardedUpload:
         buffers: of the model's other arrays, such as running statistics: ``kept`` as the client replies them,
             ``withheld`` (they come back as they were sent), or ``defended`` like parameters where they are
             floating-point numbers.
+        of_model: whether ``parameters`` are those of a model, which are floating-point numbers: others are refused. Of
+            names that somebody lists, whole numbers come back as they were sent.
         tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
     """
 
@@ -49,6 +51,7 @@ class GuardedUpload:
     parameters: frozenset[str] | None = None
     buffers: BufferPolicy = "kept"
     tied: Mapping[str, str] = field(default_factory=dict)
+    of_model: bool = False
 
     def __post_init__(self) -> None:
         checks.one_of("buffers", self.buffers, ("kept", "withheld", "defended"))
@@ -83,18 +86,12 @@ class GuardedUpload:
             UserError: a parameter is missing, or is no array of floating-point numbers, sent or replied.
         """
         self.expect_known(list(before))
-        acted = [name for name in before if self._acts_on(name, before[name])]
+        acted = [name for name in before if self._acts_on(name, before[name], after[name])]
         if not acted:
             raise UserError(
                 "A defense is expected to find floating-point arrays in the message, but there are none; the reply is"
                 " refused, since nothing of it would be defended."
             )
-        for name in acted:
-            if not (before[name].is_floating_point() and after[name].is_floating_point()):
-                raise UserError(
-                    f"{name} is expected as floating-point numbers, but was sent as {before[name].dtype} and replied as"
-                    f" {after[name].dtype}; the defense does not act on those, and the reply is refused."
-                )
         own = [name for name in acted if name not in self.tied]
         change: Tensors = {name: after[name] - before[name] for name in own}
         for hook in self.defense.upload:
@@ -103,15 +100,27 @@ class GuardedUpload:
         defended |= {name: defended[self.tied[name]] for name in acted if name in self.tied}
         return {name: defended[name] if name in defended else self._beside(name, before, after) for name in before}
 
-    def _acts_on(self, name: str, sent: torch.Tensor) -> bool:
-        if self.parameters is not None and name in self.parameters:
-            return True
-        whole = self.parameters is None or self.buffers == "defended"
-        return whole and sent.is_floating_point()
+    def _acts_on(self, name: str, sent: torch.Tensor, replied: torch.Tensor) -> bool:
+        """Whether the defense acts on an array.
+
+        Raises:
+            UserError: it is a parameter of the model, but no array of floating-point numbers.
+        """
+        floating = sent.is_floating_point() and replied.is_floating_point()
+        if self.parameters is None or self.buffers == "defended":
+            named = True
+        else:
+            named = name in self.parameters
+        if named and not floating and (self.of_model and name in (self.parameters or ())):
+            raise UserError(
+                f"{name} is expected as floating-point numbers, but was sent as {sent.dtype} and replied as"
+                f" {replied.dtype}; the defense does not act on those, and the reply is refused."
+            )
+        return named and floating
 
     def _beside(self, name: str, before: Tensors, after: Tensors) -> torch.Tensor:
         """An array that the defense does not act on: a buffer of the model, or one that nobody has declared."""
-        declared = self.parameters is not None and self.buffers == "kept"
+        declared = self.parameters is not None and name not in self.parameters and self.buffers == "kept"
         return after[name] if declared else before[name]
 
 

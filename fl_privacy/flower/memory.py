@@ -53,8 +53,9 @@ def expect_unanswered(records: RecordDict, kind: str, round: int) -> None:
 
 def remember_answer(records: RecordDict, kind: str, round: int) -> None:
     """Note down in ``records`` that the message ``kind`` of ``round`` is answered."""
-    kept = records.config_records.get(ANSWERED, {})
-    records[ANSWERED] = ConfigRecord({**kept, kind: round})
+    kept = dict(records.config_records[ANSWERED]) if ANSWERED in records.config_records else {}
+    kept[kind] = round
+    records[ANSWERED] = ConfigRecord(kept)
 
 
 def _answered(last: int, round: int) -> str:
