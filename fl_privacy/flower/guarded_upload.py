@@ -107,11 +107,8 @@ class GuardedUpload:
             UserError: it is a parameter of the model, but no array of floating-point numbers.
         """
         floating = sent.is_floating_point() and replied.is_floating_point()
-        if self.parameters is None or self.buffers == "defended":
-            named = True
-        else:
-            named = name in self.parameters
-        if named and not floating and (self.of_model and name in (self.parameters or ())):
+        named = self.parameters is None or self.buffers == "defended" or name in self.parameters
+        if not floating and self.of_model and name in (self.parameters or ()):
             raise UserError(
                 f"{name} is expected as floating-point numbers, but was sent as {sent.dtype} and replied as"
                 f" {replied.dtype}; the defense does not act on those, and the reply is refused."

@@ -78,7 +78,7 @@ class Race:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
             held = replace(free[0], start=1 + max(attempt.start for attempt in free), held=True)
             return [free[0], held, *free[1:]][: max(2, len(free))]
-        told = victim.label_source != "inferred" or not is_plain(self._prepared[0].loss)
+        told = victim.label_source != "inferred" or not is_plain(self._prepared[0].rounds[0].victim_model.loss)
         if told or len(blank) <= _SURE_OF_LABELS:
             return list(blank)
         others = other_labels(self._prepared[0], victim.observation, len(blank) - _SURE_OF_LABELS)
@@ -146,7 +146,7 @@ class Race:
     def _relabel(self) -> None:
         """Take other label counts of a batch where they follow from the guess and suit the update better."""
         first = self._prepared[0]
-        if first.shape[0] == 1 or first.rounds[0].unrolls or not is_plain(first.loss):
+        if first.shape[0] == 1 or first.rounds[0].unrolls or not is_plain(first.rounds[0].victim_model.loss):
             return
         for position, attempts in self.attempts.items():
             self.attempts[position] = [self._relabeled_attempt(position, attempt) for attempt in attempts]
@@ -275,13 +275,14 @@ class Race:
         size, pixels = prepared.shape[0], torch.Size(prepared.shape).numel()
         images = prepared.settings.space.to_images(attempt.variables[:pixels].reshape(prepared.shape))
         labels = _relabeled(self._victims[attempt.member][position], attempt).labels
+        loss = prepared.rounds[0].victim_model.loss
         if labels is None:
             logits = attempt.variables[pixels : pixels + size * prepared.num_classes].reshape(size, -1)
-            labels = prepared.loss.expected(logits)
+            labels = loss.expected(logits)
         own = self._members[attempt.member].name
         return Winner(
             member=f"{attempt.given}, then {own}" if attempt.given else own,
-            batch=Batch(images.clamp(0, 1).float().cpu(), prepared.loss.answers(labels).cpu()),
+            batch=Batch(images.clamp(0, 1).float().cpu(), loss.answers(labels).cpu()),
             mismatch=attempt.mismatch,
             history=attempt.history,
             label_source=self._victims[attempt.member][position].label_source,

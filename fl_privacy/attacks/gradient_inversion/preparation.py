@@ -27,7 +27,7 @@ from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound, prepare_
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import OneByOne, frozen_copy
-from fl_privacy.losses import Loss, is_plain
+from fl_privacy.losses import is_plain
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation
 
@@ -120,7 +120,7 @@ class Prepared:
             attempts=attempts,
             constraints=constraints,
             held=self._held(victims, restarts),
-            of_outputs=self.loss,
+            of_outputs=self.rounds[0].victim_model.loss,
         )
 
     @cached_property
@@ -235,11 +235,6 @@ class Prepared:
         pays = recording_pays(at_once, inner * self.settings.iterations)
         return RecordedEvaluation() if pays and self._like.device.type == "cpu" else Problem.evaluate
 
-    @property
-    def loss(self) -> Loss:
-        """Of the clients."""
-        return self.rounds[0].victim_model.loss
-
     def read(self, inputs: Tensor) -> Tensor:
         """What was found, as it is reported: images in [0, 1], or the tokens of texts."""
         source = self.settings.source
@@ -256,7 +251,7 @@ class Prepared:
             return "texts are of different lengths"
         if self.settings.source is not None and self.settings.source.stages > 1:
             return "what is optimized changes from stage to stage"
-        if isinstance(self.rounds[0].gradients, OneByOne) or not is_plain(self.loss):
+        if isinstance(self.rounds[0].gradients, OneByOne) or not is_plain(self.rounds[0].victim_model.loss):
             return "the gradients of this model are taken victim by victim"
         return None
 
