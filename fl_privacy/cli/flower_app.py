@@ -1,5 +1,6 @@
 """The Flower app: ``flwr run . --run-config 'overrides="defense=dp_noise attack=idlg"'``."""
 
+import logging
 import math
 import os
 import shlex
@@ -16,7 +17,7 @@ from rich.console import Console
 from fl_privacy.cli.backends import secure_backend_of, unattacked
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.config import RunSettings, compose_run, to_yaml
-from fl_privacy.config.foreign import expect_plain
+from fl_privacy.config.foreign import expect_no_paths, expect_plain
 from fl_privacy.config.targets import plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation, clients_of
@@ -41,6 +42,8 @@ from fl_privacy.flower.transport import PromptGrid
 TIMEOUT = "round-timeout"
 AUTHENTICATED = "authenticated-nodes"
 RECONNECT = "reconnect-timeout"
+logger = logging.getLogger(__name__)
+
 OWN_DATA_RUN = "own-data"
 """Keys of the run config."""
 
@@ -120,6 +123,8 @@ def _order(overrides: tuple[str, ...], trusted: tuple[str, ...]) -> _Order:
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"
     )
+    if not is_simulation():
+        expect_no_paths(list(overrides), where="A run started elsewhere")
     config = calibrated(compose_run(list(overrides)))
     return _Order(config, to_yaml(config))
 
@@ -146,9 +151,15 @@ def _client(order: _Order, context: Context) -> Client:
             f"Partitions 0..{number - 1} are expected on the nodes, but this one holds {partition};"
             " start as many SuperNodes as federation.clients says."
         )
-    if DATA_PATH in context.node_config:
-        return client_of_folder(order.text, str(context.node_config[DATA_PATH]), partition)
-    return clients_of(order.text)[partition]
+    try:
+        if DATA_PATH in context.node_config:
+            return client_of_folder(order.text, str(context.node_config[DATA_PATH]), partition)
+        return clients_of(order.text)[partition]
+    except UserError as error:
+        if is_simulation():
+            raise
+        logger.error("The node's data can't be used as the run asks: %s", error)
+        raise UserError("The node's data can't be used as the run asks; its own log says why.") from None
 
 
 def _is_audited(context: Context) -> bool:

@@ -1,6 +1,7 @@
 """A client of this package as Flower's ``NumPyClient``; a defense makes a subclass of it in three lines."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ import numpy as np
 from flwr.app import RecordDict
 
 from fl_privacy.defenses import Defense, ats, dp_noise, fdl_pp, pruning, refiner, split_fed, spn
+from fl_privacy.defenses.privacy.accounting import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, LocalResult, private_names
 from fl_privacy.flower.inside.legacy import NumPyClient, Scalar
@@ -25,6 +27,7 @@ from fl_privacy.flower.records import (
     to_tensor,
 )
 from fl_privacy.models import TextModel
+from fl_privacy.rng import Secret
 from fl_privacy.types import ModelState, Tensors
 
 Arrays = list[np.ndarray]
@@ -80,7 +83,8 @@ class PrivacyClient(NumPyClient):
             )
         self.wrapped = client
         memory = RecordDict() if memory is None else memory
-        self.memory: Memory = ContextMemory(memory) if isinstance(memory, RecordDict) else memory
+        once = isinstance(client.seed, Secret)
+        self.memory: Memory = ContextMemory(memory, once=once) if isinstance(memory, RecordDict) else memory
 
     def get_parameters(self, config: Config) -> Arrays:
         """The initial values of the public model."""
@@ -98,6 +102,8 @@ class PrivacyClient(NumPyClient):
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
         """The upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
+        asked = f"probe-{_integer(config, VICTIM)}", _integer(config, ROUND)
+        self.memory.expect_new(*asked)
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.probe(
             self._sent(parameters, config),
@@ -106,8 +112,7 @@ class PrivacyClient(NumPyClient):
             probe=_integer(config, VICTIM),
             batch_size=_integer(config, BATCH_SIZE),
         )
-        if self.wrapped.defense.examples:
-            self.memory.save(state)
+        self.memory.save(state if self.wrapped.defense.examples else self.memory.load(self.wrapped.device), after=asked)
         return _reply(result)
 
     def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
@@ -125,7 +130,16 @@ class PrivacyClient(NumPyClient):
         return tested.loss, tested.num_examples, {SECONDS: end.seconds, "accuracy": tested.accuracy}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """Loss and accuracy of the model sent, with the client's private part, on the client's own examples."""
+        """Loss and accuracy of the model sent, with the client's private part, on the client's own examples.
+
+        Raises:
+            UserError: the defense promises differential privacy, which exact figures of the examples would break.
+        """
+        if promises_privacy(self.wrapped.defense):
+            raise UserError(
+                f"{self.wrapped.defense.name} promises differential privacy, which an exact loss or accuracy on the"
+                " client's own examples would break; test on the server (fraction_evaluate=0)."
+            )
         mine = self.wrapped.examples.subset(self.wrapped.indices)
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.evaluate(self._sent(parameters, config), state, mine)
@@ -244,10 +258,11 @@ def _reply(result: LocalResult) -> Reply:
     uploaded = {**result.upload.tensors, **result.upload.buffers}
     metrics: Config = {
         NAMES: json.dumps(list(uploaded)),
-        TRAIN_LOSS: result.train_loss,
         SECONDS: result.seconds,
         DEFENSE_SECONDS: result.defense_seconds,
     }
+    if not math.isnan(result.train_loss):
+        metrics[TRAIN_LOSS] = result.train_loss
     return [to_array(t) for t in uploaded.values()], result.upload.num_examples, metrics
 
 
