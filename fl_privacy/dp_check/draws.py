@@ -104,8 +104,8 @@ class Pilot:
         """Estimate how many standard deviations lie between the neighbors; infinite where a value has no noise.
 
         Args:
-            directions: (d,) each, by which the draws can be told apart; without any, all values are taken together, less
-                what the noise of so few draws adds.
+            directions: (d,) each, by which the draws can be told apart; without any, all values are taken together,
+                less what the noise of so few draws adds.
         """
         if bool(self.bare.any()):
             return math.inf

@@ -15,14 +15,15 @@ from fl_privacy.dp_check.bounds import (
     counted_epsilon,
     counts_above,
     gaussian_epsilon,
-    measured_mu,
     largest_counted_epsilon,
+    measured_mu,
 )
 from fl_privacy.dp_check.claims import Claim, expect_claim
 from fl_privacy.dp_check.draws import (
     Mechanism,
     Neighbors,
     Pilot,
+    Statistics,
     directions_of,
     draw_statistics,
     flattened,
@@ -104,13 +105,15 @@ class MechanismCheck:
             found = "nothing bounds it" if self.bare else f"at least {_shown(self.lower_bound)}"
             return f"{claimed}; {found}: the claim is false{because}."
         return (
-            f"{claimed}; at least {_shown(self.lower_bound)} by {self.draws:,} draws on either neighbor (so many can show"
-            f" at most {_shown(self.showable)} of noise of any shape): nothing contradicts the claim."
+            f"{claimed}; at least {_shown(self.lower_bound)} by {self.draws:,} draws on either neighbor (so many can"
+            f" show at most {_shown(self.showable)} of noise of any shape): nothing contradicts the claim."
         )
 
 
 def _shown(epsilon: float) -> str:
-    return "∞" if math.isinf(epsilon) else f"{epsilon:.3g}" if epsilon >= 10 else f"{epsilon:.2f}".rstrip("0").rstrip(".")
+    return (
+        "∞" if math.isinf(epsilon) else f"{epsilon:.3g}" if epsilon >= 10 else f"{epsilon:.2f}".rstrip("0").rstrip(".")
+    )
 
 
 def check_mechanism(
@@ -152,37 +155,30 @@ def check_mechanism(
     claim = expect_claim(claimed, delta)
     checks.whole("draws", draws, at_least=200, example=4000)
     checks.number("confidence", confidence, above=0, below=1, example=0.95)
-    outputs, pairs = _pairs(mechanism, claim, like, clip_norm, neighbors, seed)
+    outputs, pairs = _pairs(mechanism, claim, like=like, clip_norm=clip_norm, neighbors=neighbors, seed=seed)
     places = slices_of(outputs)
     found, known = _worst(mechanism, pairs, places)
     statistics = statistics_for(found, places, known)
-    fixing = draws // 5
-    drawn = draw_statistics(mechanism, found.neighbors, statistics, draws)
-    fixed_on, counted_on = (tuple(d[part].numpy() for d in drawn) for part in (slice(fixing), slice(fixing, None)))
-    tests = _chosen(*fixed_on, claim.delta)
-    widest = _widest(*fixed_on, projections=len(statistics.directions))
-    columns = tuple(values[:, widest] for values in counted_on)
-    gaussian = noise == "gaussian"
+    drawn = _Drawn.of(draw_statistics(mechanism, found.neighbors, statistics, draws), statistics, claim)
 
     def bounds(error: float) -> tuple[float, float | None]:
-        epsilon = _largest(tests, *counted_on, claim.delta, error)
-        return epsilon, _total(measured_mu(*columns, error=error), claim) if gaussian else None
+        return drawn.epsilon(error), _total(drawn.mu(error), claim) if noise == "gaussian" else None
 
     epsilon, total = bounds(1 - confidence)
     strict = max(bound or 0.0 for bound in bounds(1 - ACCUSATION))
     bare = tuple(name for name, place in places.items() if bool(found.bare[place].any()))
     contradicted = math.isfinite(claim.epsilon) and (strict > claim.epsilon or bool(bare))
-    moved, std = abs(float(columns[0].mean() - columns[1].mean())), float(columns[1].std())
+    moved, std = drawn.moved, drawn.noise_std
     measured = Measured(pilot=found, places=places, claim=claim, clip_norm=clip_norm, moved=moved, noise_std=std)
     return MechanismCheck(
         claim=claim,
         epsilon=epsilon,
         epsilon_if_gaussian=total,
         confidence=confidence,
-        showable=largest_counted_epsilon(draws - fixing, delta=claim.delta, error=(1 - confidence) / len(tests)),
+        showable=drawn.showable(1 - confidence),
         draws=draws,
         compared=found.neighbors.what,
-        by=statistics.names[widest],
+        by=statistics.names[drawn.widest],
         contradicted=contradicted,
         reason=reason_for(measured) if contradicted else "",
         noise_std=std,
@@ -191,7 +187,74 @@ def check_mechanism(
     )
 
 
-def _worst(mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice]) -> tuple[Pilot, Tensor | None]:
+Values = NDArray[np.float64]
+Test = tuple[int, float]
+"""Number of a statistic, and its threshold."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Drawn:
+    """Statistics of the draws that are counted, and the tests that were fixed on others.
+
+    Attributes:
+        first: (n, S) on the first neighbor.
+        second: (n, S) on the second.
+        tests: that promise most.
+        widest: number of the projection whose means are furthest apart.
+        delta: of the claim.
+    """
+
+    first: Values
+    second: Values
+    tests: Sequence[Test]
+    widest: int
+    delta: float
+
+    @classmethod
+    def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "_Drawn":
+        """Fix the tests on the first fifth of the draws, and keep the rest."""
+        first, second = drawn[0].numpy(), drawn[1].numpy()
+        fixing = len(first) // 5
+        tests = _chosen(first[:fixing], second[:fixing], claim.delta)
+        widest = _widest(first[:fixing], second[:fixing], projections=len(statistics.directions))
+        return cls(first=first[fixing:], second=second[fixing:], tests=tests, widest=widest, delta=claim.delta)
+
+    def epsilon(self, error: float) -> float:
+        """The largest bound, Bonferroni over the tests."""
+        share = error / len(self.tests)
+        return max(
+            float(
+                counted_epsilon(
+                    counts_above(self.first[:, number], self.second[:, number], [threshold]),
+                    delta=self.delta,
+                    error=share,
+                )[0]
+            )
+            for number, threshold in self.tests
+        )
+
+    def mu(self, error: float) -> float:
+        """The bound for Gaussian noise, of the widest projection."""
+        return measured_mu(self.first[:, self.widest], self.second[:, self.widest], error=error)
+
+    def showable(self, error: float) -> float:
+        """The largest ``epsilon`` that so many draws could show."""
+        return largest_counted_epsilon(len(self.first), delta=self.delta, error=error / len(self.tests))
+
+    @property
+    def moved(self) -> float:
+        """By how much the unit moves the widest projection."""
+        return abs(float(self.first[:, self.widest].mean() - self.second[:, self.widest].mean()))
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the widest projection."""
+        return float(self.second[:, self.widest].std())
+
+
+def _worst(
+    mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice]
+) -> tuple[Pilot, Tensor | None]:
     """The pair that is told apart best, and the direction of its difference where it is known.
 
     A few draws on each pair choose those on which more are drawn.
@@ -223,6 +286,7 @@ def _total(mu: float, claim: Claim) -> float:
 def _pairs(
     mechanism: Mechanism,
     claim: Claim,
+    *,
     like: Tensors | None,
     clip_norm: float | None,
     neighbors: Neighbors | Sequence[Neighbors] | None,
@@ -296,11 +360,6 @@ def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
     return flattened(first) - flattened(second)
 
 
-Values = NDArray[np.float64]
-Test = tuple[int, float]
-"""Number of a statistic, and its threshold."""
-
-
 def _chosen(first: Values, second: Values, delta: float) -> list[Test]:
     """The tests that promise the largest epsilon, fixed on (n, S) draws that are not counted."""
     rated: list[tuple[float, Test]] = []
@@ -318,15 +377,3 @@ def _widest(first: Values, second: Values, *, projections: int) -> int:
     spread = np.sqrt((yes.var(0) + no.var(0)) / 2)
     shift = np.abs(yes.mean(0) - no.mean(0))
     return int(np.argmax(np.where(spread > 0, shift / np.maximum(spread, 1e-300), shift * 1e300)))
-
-
-def _largest(tests: Sequence[Test], first: Values, second: Values, delta: float, error: float) -> float:
-    """The largest bound on epsilon, Bonferroni over the tests."""
-    return max(
-        float(
-            counted_epsilon(
-                counts_above(first[:, number], second[:, number], [threshold]), delta=delta, error=error / len(tests)
-            )[0]
-        )
-        for number, threshold in tests
-    )

@@ -47,7 +47,9 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
     whoever gets the model reads the noised mean.
     """
     if isinstance(subject, LocalDpMod):
-        std = subject.sensitivity * np.sqrt(2 * np.log(1.25 / subject.delta)) / subject.epsilon if subject.delta else 0.0
+        std = (
+            subject.sensitivity * np.sqrt(2 * np.log(1.25 / subject.delta)) / subject.epsilon if subject.delta else 0.0
+        )
         return Stated(
             claim=Claim(epsilon=subject.epsilon, delta=subject.delta, unit="client", by="LocalDpMod"),
             facts=Facts(noise_multiplier=float(std) / subject.clipping_norm, rounds=rounds),
@@ -67,9 +69,7 @@ def _stated_by_strategy(
         claim = Claim(epsilon=most, delta=accountant.config.delta, rounds=rounds, by=type(strategy).__name__)
     return Stated(
         claim=claim,
-        facts=Facts(
-            noise_multiplier=strategy.noise_multiplier, rounds=rounds, missing=tuple(missing), seen_by="model"
-        ),
+        facts=Facts(noise_multiplier=strategy.noise_multiplier, rounds=rounds, missing=tuple(missing), seen_by="model"),
         clip_norm=strategy.clipping_norm,
     )
 
@@ -104,13 +104,12 @@ def mechanism_of_mod(
 
     def mechanism(update: Tensors) -> Tensors:
         sent = {name: torch.zeros_like(value) for name, value in update.items()}
-        content = {ARRAYS: to_record(sent), CONFIG: ConfigRecord({ROUND: next(rounds), **(config or {})})}
-        message = Message(RecordDict(content), 1, "train")
+        asked = ConfigRecord({ROUND: next(rounds), **(config or {})})
+        message = Message(RecordDict({ARRAYS: to_record(sent), CONFIG: asked}), 1, "train")
 
-        def client(asked: Message, _: Context) -> Message:
-            values = {NUM_EXAMPLES: 1, **(metrics or {})}
-            replied = {ARRAYS: to_record(_not_nothing(update)), METRICS: MetricRecord(values)}
-            return Message(RecordDict(replied), reply_to=asked)
+        def client(question: Message, _: Context) -> Message:
+            values = MetricRecord({NUM_EXAMPLES: 1, **(metrics or {})})
+            return Message(RecordDict({ARRAYS: to_record(_not_nothing(update)), METRICS: values}), reply_to=question)
 
         with _quiet():
             reply = mod(message, context, client)
@@ -181,4 +180,4 @@ def _begin(strategy: Strategy, number: int, sent: ArrayRecord) -> None:
     if hasattr(strategy, "current_arrays"):
         strategy.current_arrays = sent
     if hasattr(strategy, "_pending_events") and getattr(strategy, "accountant", None) is not None:
-        strategy._pending_events[number] = None  # noqa: SLF001
+        strategy._pending_events[number] = None

@@ -29,7 +29,7 @@ ONE_RUN = [
     (10_000, 1500, 1439, 1e-5, 2.9337365567),
     (100, 30, 16, 1e-5, 0.0),
 ]
-"""Canaries, guesses, right ones, delta, and the bound of jax-privacy 2.0 (its function of one run, significance 5 %)."""
+"""Canaries, guesses, right ones, delta, and the bound that jax-privacy 2.0 gives at a significance of 5 %."""
 
 
 @pytest.mark.parametrize(("canaries", "guesses", "right", "delta", "expected"), ONE_RUN)
