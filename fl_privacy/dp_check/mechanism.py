@@ -161,28 +161,41 @@ def check_mechanism(
     statistics = statistics_for(found, places, known)
     drawn = _Drawn.of(draw_statistics(mechanism, found.neighbors, statistics, draws), statistics, claim)
 
-    def bounds(error: float) -> tuple[float, float | None]:
-        return drawn.epsilon(error), _total(drawn.mu(error), claim) if noise == "gaussian" else None
+    measured = Measured(
+        pilot=found,
+        places=places,
+        claim=claim,
+        clip_norm=clip_norm,
+        moved=drawn.moved,
+        noise_std=drawn.noise_std,
+    )
+    return _judged(measured, drawn, by=statistics.names[drawn.widest], gaussian=noise == "gaussian", level=confidence)
 
-    epsilon, total = bounds(1 - confidence)
+
+def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, level: float) -> MechanismCheck:
+    """Hold the bounds against the claim."""
+    claim = measured.claim
+
+    def bounds(error: float) -> tuple[float, float | None]:
+        return drawn.epsilon(error), _total(drawn.mu(error), claim) if gaussian else None
+
+    epsilon, total = bounds(1 - level)
     strict = max(bound or 0.0 for bound in bounds(1 - ACCUSATION))
-    bare = tuple(name for name, place in places.items() if bool(found.bare[place].any()))
+    bare = tuple(name for name, place in measured.places.items() if bool(measured.pilot.bare[place].any()))
     contradicted = math.isfinite(claim.epsilon) and (strict > claim.epsilon or bool(bare))
-    moved, std = drawn.moved, drawn.noise_std
-    measured = Measured(pilot=found, places=places, claim=claim, clip_norm=clip_norm, moved=moved, noise_std=std)
     return MechanismCheck(
         claim=claim,
         epsilon=epsilon,
         epsilon_if_gaussian=total,
-        confidence=confidence,
-        showable=drawn.showable(1 - confidence),
-        draws=draws,
-        compared=found.neighbors.what,
-        by=statistics.names[drawn.widest],
+        confidence=level,
+        showable=drawn.showable(1 - level),
+        draws=drawn.draws,
+        compared=measured.pilot.neighbors.what,
+        by=by,
         contradicted=contradicted,
         reason=reason_for(measured) if contradicted else "",
-        noise_std=std,
-        moved=moved,
+        noise_std=measured.noise_std,
+        moved=measured.moved,
         bare=bare,
     )
 
@@ -202,6 +215,7 @@ class _Drawn:
         tests: that promise most.
         widest: number of the projection whose means are furthest apart.
         delta: of the claim.
+        draws: on either neighbor, with those that fixed the tests.
     """
 
     first: Values
@@ -209,6 +223,7 @@ class _Drawn:
     tests: Sequence[Test]
     widest: int
     delta: float
+    draws: int
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "_Drawn":
@@ -217,7 +232,8 @@ class _Drawn:
         fixing = len(first) // 5
         tests = _chosen(first[:fixing], second[:fixing], claim.delta)
         widest = _widest(first[:fixing], second[:fixing], projections=len(statistics.directions))
-        return cls(first=first[fixing:], second=second[fixing:], tests=tests, widest=widest, delta=claim.delta)
+        kept = {"first": first[fixing:], "second": second[fixing:]}
+        return cls(**kept, tests=tests, widest=widest, delta=claim.delta, draws=len(first))
 
     def epsilon(self, error: float) -> float:
         """The largest bound, Bonferroni over the tests."""

@@ -65,15 +65,7 @@ def defense_mod(
     )
     made = None if model is None else made_of(model)
     if made is not None and buffers == "kept" and is_differentially_private(defense):
-        shown = [name for name, b in made.named_buffers() if b.is_floating_point()]
-        if shown:
-            logger.warning(
-                "The noise of %s is on the parameters; %d buffers such as %s are uploaded as they are, and no guarantee"
-                " covers them (buffers='withheld' keeps them back).",
-                defense.name,
-                len(shown),
-                shown[0],
-            )
+        _warn_of_buffers(made, defense)
     order = None if made is None else list(made.state_dict())
     noised = any(isinstance(part.effect, Noise) for part in defense.parts)
 
@@ -99,6 +91,19 @@ def defense_mod(
         return reply
 
     return mod
+
+
+def _warn_of_buffers(model: nn.Module, defense: Defense) -> None:
+    """Say that running statistics leave without the noise that is on the parameters."""
+    shown = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    if shown:
+        logger.warning(
+            "The noise of %s is on the parameters; %d buffers such as %s are uploaded as they are, and no guarantee"
+            " covers them (buffers='withheld' keeps them back).",
+            defense.name,
+            len(shown),
+            shown[0],
+        )
 
 
 def _asked(context: Context, message: Message, noised: bool) -> tuple[str, int] | None:
