@@ -17,8 +17,6 @@ from fl_privacy.flower.guarded_upload import (
     GuardedUpload,
     is_differentially_private,
     made_of,
-    parameter_names,
-    tied_names,
 )
 from fl_privacy.flower.memory import expect_unanswered, remember_answer
 from fl_privacy.flower.records import PARTITION, ROUND, load_state, save_state, to_array, to_tensor
@@ -56,13 +54,7 @@ def defense_mod(
     Raises:
         UserError: the defense acts within the training, or adds noise and is told neither ``model`` nor ``names``.
     """
-    guard = GuardedUpload(
-        defense=defense,
-        parameters=parameter_names(model, names),
-        buffers=buffers,
-        tied=tied_names(model),
-        of_model=model is not None,
-    )
+    guard = GuardedUpload.around(defense, model, names, buffers)
     made = None if model is None else made_of(model)
     if made is not None and buffers == "kept" and is_differentially_private(defense):
         _warn_of_buffers(made, defense)
