@@ -218,12 +218,7 @@ def report_app(
         defense=app.defense,
         defenses=app.defenses,
         adaptive=app.adaptive and (bool(app.defense) or any(app.defenses.values())),
-        sentences=[
-            *describe_app(app.observations, app.defense, app.found, app.defenses),
-            *app.said,
-            *said,
-            *_told(app.problems),
-        ],
+        sentences=_sentences(app, said),
     )
     plan = AttackPlan(
         attack=attack or _nothing,
@@ -234,16 +229,19 @@ def report_app(
     attack_captured(captured, plan, folder, monitor or Monitor())
     folder.finish()
     page, run = write_report([folder.path]), read_run(folder.path)
-    return " ".join(
-        [
-            f"audit: captured {_what(app.observations)};",
-            f"attacked {len(captured.observations)} by {name} in {time.perf_counter() - started:.0f} s."
-            if captured.observations
-            else "attacked none, which says nothing of what uploads give away.",
-            f"{headline_of(verdict_of(run)).text}{_mean_psnr(run.summary)}.".replace("?.", "?"),
-            f"Page: {page}",
-        ]
+    done = (
+        f"attacked {len(captured.observations)} by {name} in {time.perf_counter() - started:.0f} s."
+        if captured.observations
+        else "attacked none, which says nothing of what uploads give away."
     )
+    found = f"{headline_of(verdict_of(run)).text}{_mean_psnr(run.summary)}.".replace("?.", "?")
+    return f"audit: captured {_what(app.observations)}; {done} {found} Page: {page}"
+
+
+def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:
+    """What the page says of the app, before what was attacked."""
+    described = describe_app(app.observations, app.defense, app.found, app.defenses)
+    return [*described, *app.said, *said, *_told(app.problems)]
 
 
 def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:

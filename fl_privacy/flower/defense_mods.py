@@ -17,8 +17,6 @@ from fl_privacy.flower.guarded_upload import (
     GuardedUpload,
     is_differentially_private,
     made_of,
-    parameter_names,
-    tied_names,
 )
 from fl_privacy.flower.memory import expect_unanswered, remember_answer
 from fl_privacy.flower.records import PARTITION, ROUND, load_state, save_state, to_array, to_tensor
@@ -56,24 +54,10 @@ def defense_mod(
     Raises:
         UserError: the defense acts within the training, or adds noise and is told neither ``model`` nor ``names``.
     """
-    guard = GuardedUpload(
-        defense=defense,
-        parameters=parameter_names(model, names),
-        buffers=buffers,
-        tied=tied_names(model),
-        of_model=model is not None,
-    )
+    guard = GuardedUpload.around(defense, model, names, buffers)
     made = None if model is None else made_of(model)
     if made is not None and buffers == "kept" and is_differentially_private(defense):
-        shown = [name for name, b in made.named_buffers() if b.is_floating_point()]
-        if shown:
-            logger.warning(
-                "The noise of %s is on the parameters; %d buffers such as %s are uploaded as they are, and no guarantee"
-                " covers them (buffers='withheld' keeps them back).",
-                defense.name,
-                len(shown),
-                shown[0],
-            )
+        _warn_of_buffers(made, defense)
     order = None if made is None else list(made.state_dict())
     noised = any(isinstance(part.effect, Noise) for part in defense.parts)
 
@@ -99,6 +83,19 @@ def defense_mod(
         return reply
 
     return mod
+
+
+def _warn_of_buffers(model: nn.Module, defense: Defense) -> None:
+    """Say that running statistics leave without the noise that is on the parameters."""
+    shown = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    if shown:
+        logger.warning(
+            "The noise of %s is on the parameters; %d buffers such as %s are uploaded as they are, and no guarantee"
+            " covers them (buffers='withheld' keeps them back).",
+            defense.name,
+            len(shown),
+            shown[0],
+        )
 
 
 def _asked(context: Context, message: Message, noised: bool) -> tuple[str, int] | None:

@@ -69,6 +69,23 @@ class GuardedUpload:
                 " names=[...]."
             )
 
+    @classmethod
+    def around(
+        cls,
+        defense: Defense,
+        model: nn.Module | Callable[[], nn.Module] | None,
+        names: Sequence[str] | None,
+        buffers: BufferPolicy,
+    ) -> "GuardedUpload":
+        """Put ``defense`` on the parameters of ``model``, or on those among ``names``, else on all arrays."""
+        return cls(
+            defense=defense,
+            parameters=parameter_names(model, names),
+            buffers=buffers,
+            tied=tied_names(model),
+            of_model=model is not None,
+        )
+
     def expect_known(self, names: Sequence[str]) -> None:
         """Raise ``UserError`` if a parameter that is to be defended is not among ``names``, the arrays of a message."""
         if self.parameters is not None and (missing := sorted(self.parameters - set(names))):
