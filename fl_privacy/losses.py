@@ -40,7 +40,7 @@ class Loss:
         if self.takes == "rows" and not labels.is_floating_point():
             labels = F.one_hot(labels, outputs.shape[1])
         given = outputs if self.dtype is None else outputs.to(self.dtype)
-        return self.function(given, labels.to(given.dtype) if labels.dim() > 1 else labels).to(outputs.dtype)
+        return self.function(given, labels.to(given.dtype) if labels.is_floating_point() else labels).to(outputs.dtype)
 
     def answers(self, labels: Tensor) -> Tensor:
         """Classes (...) of rows (..., K), which stay as they are where they are no probabilities of classes."""

@@ -23,7 +23,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.ground_truth import sees_other_images
-from fl_privacy.experiment.own_data import client_of_folder
+from fl_privacy.experiment.own_data import OpenSettingError, client_of_folder
 from fl_privacy.experiment.protocols import Backend, plain_loop
 from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.experiment.threat_model import Whereabouts
@@ -123,8 +123,6 @@ def _order(overrides: tuple[str, ...], trusted: tuple[str, ...]) -> _Order:
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"
     )
-    if not is_simulation():
-        expect_no_paths(list(overrides), where="A run started elsewhere")
     config = calibrated(compose_run(list(overrides)))
     return _Order(config, to_yaml(config))
 
@@ -135,6 +133,7 @@ def make_client(context: Context) -> PrivacyClient:
     It draws from the node's own secret and keeps its private part in a file of the node, unless the node's environment
     says that this is a simulation.
     """
+    _expect_no_paths(context)
     order = _order(tuple(_overrides(context)), tuple(_trusted_here()))
     client, memory = _client(order, context), None if is_simulation() else node_memory(context)
     if memory is not None:
@@ -142,6 +141,13 @@ def make_client(context: Context) -> PrivacyClient:
     if order.config.secure_aggregation.name == SECAGG:
         return MaskableClient(client, memory or context.state, clip=order.config.secure_aggregation.clip)
     return PrivacyClient(client, memory or context.state)
+
+
+def _expect_no_paths(context: Context) -> None:
+    """Refuse a run that says which files of this node are read: its folder of images is its operator's choice."""
+    if not is_simulation():
+        unread = {"out", "name", *(("data.root",) if DATA_PATH in context.node_config else ())}
+        expect_no_paths(_overrides(context), where="A run started elsewhere", without=unread)
 
 
 def _client(order: _Order, context: Context) -> Client:
@@ -155,6 +161,8 @@ def _client(order: _Order, context: Context) -> Client:
         if DATA_PATH in context.node_config:
             return client_of_folder(order.text, str(context.node_config[DATA_PATH]), partition)
         return clients_of(order.text)[partition]
+    except OpenSettingError:
+        raise
     except UserError as error:
         if is_simulation():
             raise

@@ -140,11 +140,16 @@ PATH_KEYS = frozenset({"root", "folder", "path", "file", "generator", "policies"
 """Last parts of keys whose setting names something on the machine that reads it."""
 
 
-def expect_no_paths(overrides: Sequence[str], *, where: str) -> None:
+def expect_no_paths(overrides: Sequence[str], *, where: str, without: Collection[str] = ()) -> None:
     """Refuse overrides from another machine that name a file or a folder of this one, whatever their key.
 
     A setting does so by what it decides (``PATH_KEYS``) or by what it says: text with a separator of folders, that
     begins like a path, or that is the name of something here.
+
+    Args:
+        overrides: in Hydra's grammar.
+        where: they come from, to begin the message with.
+        without: keys that nothing on this machine reads.
 
     Raises:
         UserError: there is one.
@@ -154,9 +159,9 @@ def expect_no_paths(overrides: Sequence[str], *, where: str) -> None:
         above, _, last = key.rpartition(".")
         for at, mapping in [(above, {last: override.value()}), *_mappings(override.value(), key)]:
             for entry, value in mapping.items():
-                for text in value if isinstance(value, list) else [value]:
-                    if _names_a_place(str(entry), text):
-                        name = f"{at}.{entry}".strip(".")
+                name = f"{at}.{entry}".strip(".")
+                for text in value if isinstance(value, list) and name not in without else [value]:
+                    if name not in without and _names_a_place(str(entry), text):
                         raise UserError(
                             f"{where} is expected to name no file or folder of a node, but sets {name}; whoever runs"
                             " the node says what it trains on, by data-path in its node config."

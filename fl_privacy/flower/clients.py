@@ -18,6 +18,7 @@ from fl_privacy.flower.memory import ContextMemory, Memory
 from fl_privacy.flower.records import (
     BATCH_SIZE,
     DEFENSE_SECONDS,
+    LOSS_WITHHELD,
     ROUND,
     SECONDS,
     TEST,
@@ -261,8 +262,8 @@ def _reply(result: LocalResult) -> Reply:
         SECONDS: result.seconds,
         DEFENSE_SECONDS: result.defense_seconds,
     }
-    if not math.isnan(result.train_loss):
-        metrics[TRAIN_LOSS] = result.train_loss
+    withheld = math.isnan(result.train_loss)
+    metrics |= {LOSS_WITHHELD: 1} if withheld else {TRAIN_LOSS: result.train_loss}
     return [to_array(t) for t in uploaded.values()], result.upload.num_examples, metrics
 
 

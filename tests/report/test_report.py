@@ -193,7 +193,7 @@ def test_wrong_folders_are_one_line(tmp_path, out):
         write_report([])
     with pytest.raises(UserError, match="no such folder"):
         write_report([tmp_path / "nowhere"])
-    with pytest.raises(UserError, match="can't be written"):
+    with pytest.raises(UserError, match="expected to be a file"):
         write_report([run_in(out, "open")], tmp_path)
 
 

@@ -31,6 +31,7 @@ VARIANTS = (
     "grad_inversion_paper",
     "grad_inversion_refiner",
     "idlg_refiner",
+    "model_inversion_paper",
 )
 """Configurations of a preset with other settings than its own defaults."""
 
