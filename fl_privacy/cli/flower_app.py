@@ -138,9 +138,13 @@ def make_client(context: Context) -> PrivacyClient:
     client, memory = _client(order, context), None if is_simulation() else node_memory(context)
     if memory is not None:
         client = replace(client, seed=node_secret(context), audit_seed=order.config.seed)
+    made: PrivacyClient
     if order.config.secure_aggregation.name == SECAGG:
-        return MaskableClient(client, memory or context.state, clip=order.config.secure_aggregation.clip)
-    return PrivacyClient(client, memory or context.state)
+        made = MaskableClient(client, memory or context.state, clip=order.config.secure_aggregation.clip)
+    else:
+        made = PrivacyClient(client, memory or context.state)
+    made.last_round = order.config.federation.rounds
+    return made
 
 
 def _expect_no_paths(context: Context) -> None:

@@ -41,6 +41,9 @@ NAMES = "names"
 ATTEMPT = "attempt"
 """Key of the config: the number of the protocol's run under SecAgg+, where a round that failed is tried again."""
 
+MOST_ATTEMPTS = 100
+"""Of each round under SecAgg+."""
+
 COUNTS = "counts"
 """Key of the metrics under which whole-number buffers travel in the clear, as JSON: SecAgg+ would blur them."""
 
@@ -68,6 +71,10 @@ class PrivacyClient(NumPyClient):
     make_defense: ClassVar[Callable[..., Defense] | None] = None
     """Makes the defense of a subclass; without it the client keeps its own."""
 
+    last_round: int | None = None
+    """Of the run that it takes part in: a later number is refused, since a client that has answered it would refuse all
+    before. ``None`` takes any."""
+
     def __init__(self, client: Client, memory: RecordDict | Memory | None = None, **settings: Any) -> None:
         if self.make_defense is not None:
             client = replace(client, defense=self.make_defense(**settings))
@@ -94,7 +101,7 @@ class PrivacyClient(NumPyClient):
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train in the round ``config["server-round"]``; the reply is what the plan shares."""
-        round, number = _integer(config, ROUND), self._message_number(config)
+        round, number = self._round(config), self._message_number(config)
         self.memory.expect_new("train", number)
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.update(self._sent(parameters, config), state, round=round)
@@ -103,7 +110,7 @@ class PrivacyClient(NumPyClient):
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
         """The upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
-        asked = f"probe-{_integer(config, VICTIM)}", _integer(config, ROUND)
+        asked = f"probe-{_integer(config, VICTIM)}", self._round(config)
         self.memory.expect_new(*asked)
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.probe(
@@ -118,7 +125,7 @@ class PrivacyClient(NumPyClient):
 
     def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """End the round: train the private part on the new model, and if ``config["test"]`` test both together."""
-        round = _integer(config, ROUND)
+        round = self._round(config)
         self.memory.expect_new("personalize", round)
         state = self.memory.load(self.wrapped.device)
         end = self.wrapped.personalize(
@@ -146,9 +153,22 @@ class PrivacyClient(NumPyClient):
         result = self.wrapped.evaluate(self._sent(parameters, config), state, mine)
         return result.loss, result.num_examples, {"accuracy": result.accuracy}
 
+    def _round(self, config: Config) -> int:
+        """The number of the round.
+
+        Raises:
+            UserError: it is missing, or none of the run's.
+        """
+        number = _integer(config, ROUND)
+        if number < 0 or (self.last_round is not None and number > self.last_round):
+            raise UserError(
+                f"A round of 0 to {self.last_round} is expected of this run, but got {number}; the question is refused."
+            )
+        return number
+
     def _message_number(self, config: Config) -> int:
         """By which a training message is told from earlier ones."""
-        return _integer(config, ROUND)
+        return self._round(config)
 
     def _sent(self, parameters: Arrays, config: Config) -> ModelState:
         model = self.wrapped.model
@@ -252,7 +272,10 @@ class MaskableClient(PrivacyClient):
 
     def _message_number(self, config: Config) -> int:
         """A round that failed may be tried again: what came of the first time stays masked."""
-        return _integer(config, ATTEMPT)
+        number = _integer(config, ATTEMPT)
+        if self.last_round is not None and number > MOST_ATTEMPTS * max(1, self.last_round):
+            raise UserError(f"At most {MOST_ATTEMPTS} attempts of a round are expected, but got number {number}.")
+        return number
 
 
 def _reply(result: LocalResult) -> Reply:
