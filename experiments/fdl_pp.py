@@ -34,6 +34,7 @@ from fl_privacy.defenses import ClientState, none
 from fl_privacy.defenses.privacy.accountants import epsilon, noise_multiplier_for
 from fl_privacy.defenses.private_layers.passports import passport_layers
 from fl_privacy.effects import Noise
+from fl_privacy.experiment.attacker_knowledge import side_information_of
 from fl_privacy.experiment.build import Federation, build_dataset, build_federation
 from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.federation import Audit, Client, Probe, RoundReport, evaluate_model, private_names, run_rounds
@@ -185,6 +186,11 @@ def captured(
         states=defaultdict(ClientState, kept),
     )
     found = experiment.observe(federation.server.state, round=options.rounds)
+    if options.features_of == "trained":  # by what the clients train on, not by the victims, whom nobody trained on
+        inside = side_information_of(experiment.config.threat_model, experiment.clients, batch_size=1, seed=0)
+        assert inside is not None
+        inside = replace(inside, trainers=federation.clients, features_of="trained", colluder=COLLUDER)
+        found = [inside(observation, states=experiment.states.__getitem__) for observation in found]
     truth = experiment.ground_truth()
     return found, [truth.batch(observation.id) for observation in found]
 
@@ -228,6 +234,10 @@ def attacks(options: argparse.Namespace) -> dict[str, tuple[ReconstructionAttack
         "DLG": (dlg(iterations=options.dlg_iterations, start=options.dlg_start, relative=True), False),
         "cosine": (inverting_gradients(iterations=options.cosine_iterations), False),
         "MI": (model_inversion(**inversion), False),
+        "MI, published loss": (
+            model_inversion(**search, form="published", restarts=options.restarts, total_variation=options.variation),
+            False,
+        ),
         "MI, published steps": (model_inversion(restarts=options.restarts, lr=options.inversion_lr), False),
         "MI, joint": (model_inversion(**inversion), True),
         "MI, recovered": (model_inversion(**inversion, **recovery), False),
@@ -311,6 +321,7 @@ def outcome(federation: Federation, done: Done, options: argparse.Namespace) -> 
     row = {
         "rounds": done.round,
         "start": options.start if server.personal else None,
+        "features_of": options.features_of,
         "examples": sum(len(client.indices) for client in federation.clients.values()),
         "accuracy": (tested or evaluate_model(federation.model, server.state, federation.dataset.test)).accuracy,
         "cpu_seconds": done.cpu_seconds / done.round,
@@ -367,7 +378,11 @@ def main() -> None:
     parser.add_argument("--recover-at", help="module whose input MI recovers; the first public layer by default")
     parser.add_argument("--matching", default="cosine", choices=["cosine", "l2"], help="for MI, recovered")
     parser.add_argument("--matching-iterations", type=int, default=1000)
-    parser.add_argument("--features-at", help="module whose input is shown; the first public layer by default")
+    parser.add_argument("--features-at", default="activation", help="module whose input is shown")
+    parser.add_argument(
+        "--features-of", default="trained", choices=["trained", "sent"], help="as in Algorithm 3, or of the model sent"
+    )
+    parser.add_argument("--variation", type=float, default=0.1, help="weight of the sum, for MI, published loss")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/fdl_pp"))
     options = parser.parse_args()
