@@ -139,15 +139,12 @@ class ThreatModelSettings:
     knows_features: bool = setting(ATTACK, "what the victims' private layers put out", captured=True)
     features_at: str | None = setting(
         ATTACK,
-        "the module whose input that is; `null`: the first public layer (with nothing private, the second layer);"
-        " `activation`: the one behind the private layers' activation (with nothing private, the first layer's)",
+        "the module whose input that is; `null`: the first public layer, `activation`: behind the private layers'"
+        " activation (with nothing private: the second layer, behind the first activation)",
         captured=True,
     )
     features_of: Literal["sent", "trained"] = setting(
-        ATTACK,
-        "whose features those are: of the model as it was `sent`, or of the victim's own model after its local"
-        " training, inverted with the colluding client's own (FDL-PP, Algorithm 3)",
-        captured=True,
+        ATTACK, "of the model as it was `sent`, or of each client's own after its training", captured=True
     )
 
 
