@@ -187,7 +187,7 @@ def one_run_epsilon(*, canaries: int, guesses: int, right: int, delta: float, er
     """Bound epsilon from below by the guesses of one run: the largest that ``one_run_p_value`` rejects; 0 if none.
 
     >>> round(one_run_epsilon(canaries=1000, guesses=100, right=95, delta=1e-5), 2)
-    2.07
+    2.17
     """
     checks.whole("canaries", canaries, at_least=1, example=1000)
     checks.whole("guesses", guesses, at_least=0, at_most=canaries, example=canaries)

@@ -32,7 +32,6 @@ VARIANTS = (
     "model_inversion_paper",
     "grad_inversion_refiner",
     "idlg_refiner",
-    "model_inversion_paper",
 )
 """Configurations of a preset with other settings than its own defaults."""
 
