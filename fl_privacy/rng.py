@@ -5,6 +5,7 @@ import random
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import NoReturn
 
 import numpy as np
@@ -80,6 +81,8 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
     For what may be known to all: PyTorch's CPU generator takes 32 bits of it, which can be searched.
     """
+    if not isinstance(seed, Integral):
+        raise TypeError(f"A seed is expected to be a whole number or a Secret, but got {seed!r}, which all can repeat.")
     text = "/".join([str(seed), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 

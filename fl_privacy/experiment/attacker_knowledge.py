@@ -116,6 +116,7 @@ def side_information_of(
         colluder=threats.colluder,
         knows_features=threats.knows_features,
         features_at=threats.features_at,
+        features_of=threats.features_of,
         batch_size=batch_size,
         seed=seed,
     )

@@ -15,6 +15,7 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain, to_plain
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.candidates import MOST, shipped_others
 from fl_privacy.experiment.foreign import (
     AttackPlan,
     Captured,
@@ -27,12 +28,13 @@ from fl_privacy.experiment.known_images import KnownImages, NamedImages
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.files import write_private
 from fl_privacy.interception import at_typical_rates, ids_of
+from fl_privacy.metrics.beyond import Others
 from fl_privacy.normalization import Normalization
 from fl_privacy.report import write_report
 from fl_privacy.report.app_audit import REHEARSED
-from fl_privacy.report.headline import verdict
-from fl_privacy.report.readings import readings_of, worst_by
-from fl_privacy.results import RunFolder, Summary
+from fl_privacy.report.headline import headline_of
+from fl_privacy.results import RunFolder, Summary, read_run, verdict_of
+from fl_privacy.results.readings import readings_of, worst_by
 from fl_privacy.types import Observation, VictimId
 
 NOTE = "audit.json"
@@ -188,6 +190,7 @@ def report_app(
     monitor: Monitor | None = None,
     seed: int = 0,
     threads: int | None = None,
+    candidates: int = MOST,
 ) -> str:
     """Attack what of ``app`` is worth it, write the page into ``folder``, finish it, and say in a line what came of it.
 
@@ -199,6 +202,7 @@ def report_app(
         monitor: told of the progress.
         seed: of the attack.
         threads: CPU threads of the attack; ``None`` takes PyTorch's.
+        candidates: images that each original is told apart from, at most.
     """
     truth, started = app.truth(), time.perf_counter()
     chosen, said = worth_attacking(app.observations, every=app.every)
@@ -214,27 +218,30 @@ def report_app(
         defense=app.defense,
         defenses=app.defenses,
         adaptive=app.adaptive and (bool(app.defense) or any(app.defenses.values())),
-        sentences=[
-            *describe_app(app.observations, app.defense, app.found, app.defenses),
-            *app.said,
-            *said,
-            *_told(app.problems),
-        ],
+        sentences=_sentences(app, said),
     )
-    plan = AttackPlan(attack=attack or _nothing, seed=seed, threads=threads or torch.get_num_threads())
+    plan = AttackPlan(
+        attack=attack or _nothing,
+        seed=seed,
+        threads=threads or torch.get_num_threads(),
+        others=shipped_others(chosen[0].input_shape, candidates, seed=seed) if attack and chosen else Others(),
+    )
     attack_captured(captured, plan, folder, monitor or Monitor())
-    summary = folder.finish()
-    page = write_report([folder.path])
-    return " ".join(
-        [
-            f"audit: captured {_what(app.observations)};",
-            f"attacked {len(captured.observations)} by {name} in {time.perf_counter() - started:.0f} s."
-            if captured.observations
-            else "attacked none, which says nothing about privacy.",
-            f"{verdict(summary).text}{_mean_psnr(summary)}.".replace("?.", "?"),
-            f"Page: {page}",
-        ]
+    folder.finish()
+    page, run = write_report([folder.path]), read_run(folder.path)
+    done = (
+        f"attacked {len(captured.observations)} by {name} in {time.perf_counter() - started:.0f} s."
+        if captured.observations
+        else "attacked none, which says nothing of what uploads give away."
     )
+    found = f"{headline_of(verdict_of(run)).text}{_mean_psnr(run.summary)}.".replace("?.", "?")
+    return f"audit: captured {_what(app.observations)}; {done} {found} Page: {page}"
+
+
+def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:
+    """What the page says of the app, before what was attacked."""
+    described = describe_app(app.observations, app.defense, app.found, app.defenses)
+    return [*described, *app.said, *said, *_told(app.problems)]
 
 
 def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:

@@ -19,6 +19,7 @@ from fl_privacy.federation import local_update
 from fl_privacy.gradients.unrolled import number_of_steps
 from fl_privacy.interception import by_id, describe_model, ids_of, only
 from fl_privacy.metrics import MetricFunction
+from fl_privacy.metrics.beyond import Others
 from fl_privacy.models import has_batch_norm, normalization_of
 from fl_privacy.results import RunFolder
 from fl_privacy.types import Observation, VictimId
@@ -58,12 +59,14 @@ class Captured:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackPlan:
-    """How captured updates are attacked: by what, with which seed and threads, measured by which further metrics."""
+    """How captured updates are attacked: by what, with which seed and threads, measured by which further metrics, and
+    what else each guess is compared with."""
 
     attack: ReconstructionAttack
     seed: int = 0
     threads: int = 1
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
+    others: Others = field(default_factory=Others)
 
 
 def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, monitor: Monitor) -> None:
@@ -80,7 +83,7 @@ def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, mon
             defense=captured.defense if captured.adaptive else None,
             defenses=captured.defenses,
         ),
-        judge=Judge(truth=captured.truth, functions=plan.functions),
+        judge=Judge(truth=captured.truth, functions=plan.functions, others=plan.others),
         folder=folder,
         monitor=monitor,
     )

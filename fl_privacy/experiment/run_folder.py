@@ -63,7 +63,7 @@ class Destination:
                 label=self._label,
                 config=self.identified,
                 config_text=f"command: {self.command}\n{to_yaml(config)}",
-                undefended=config.choices.defense == "none" and self.command == "run",
+                undefended=config.choices.defense == "none" and config.captured is None,
                 overwrite=config.overwrite,
             )
         except OSError as error:

@@ -38,7 +38,7 @@ def guard_mod(model: nn.Module, examples: OwnExamples, *, guard: ModelGuard | No
         found = attempt(lambda: _refusal(message, context))
         reason = found.reason if isinstance(found, Failure) else found
         if reason:
-            return Message(Error(CLIENT_RAISED, f"The guard refused: {reason}."), reply_to=message)
+            return Message(Error(CLIENT_RAISED, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
         return call_next(message, context)
 
     def _refusal(message: Message, context: Context) -> str | None:
@@ -47,11 +47,7 @@ def guard_mod(model: nn.Module, examples: OwnExamples, *, guard: ModelGuard | No
             return reason
         if not any(message.content.array_records.values()):
             return None
-        sent, kept = read_state(message.content, model), load_state(context.state)
-        known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        held = {**sent.parameters, **sent.buffers}
-        if strange := next((n for n in held if n not in known or held[n].shape != known[n].shape), None):
-            return f"{strange} is not of the architecture agreed on"
+        sent, kept = read_state(message.content, model, whole=True), load_state(context.state)
         if reason := watching.refusal(model, sent, examples(context), kept.tensors):
             return reason
         save_state(context.state, replace(kept, tensors={**kept.tensors, **watching.remembered(sent)}))
@@ -64,7 +60,7 @@ def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCal
     """The part of ``guard_mod`` that looks at SecAgg+ alone; goes in front of ``secaggplus_mod``."""
     record = message.content.config_records.get(RECORD_KEY_CONFIGS)
     if record is not None and (reason := secagg_refusal(record)):
-        return Message(Error(CLIENT_RAISED, f"The guard refused: {reason}."), reply_to=message)
+        return Message(Error(CLIENT_RAISED, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
     return call_next(message, context)
 
 

@@ -12,8 +12,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.foreign_files import expect_regular_files
 from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.films import Film, TextFilm, read_films
-from fl_privacy.results.folder import FORMAT
-from fl_privacy.results.identity import Identity, training_hash
+from fl_privacy.results.identity import FORMAT, Identity, training_hash
 from fl_privacy.results.occupancy import CAPTURES, CONFIG, IDENTITY, METRICS, SUMMARY, WAITING
 from fl_privacy.results.pictures import Pair, read_pairs
 from fl_privacy.results.records import parse_json, read_records, records_of

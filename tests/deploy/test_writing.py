@@ -148,9 +148,10 @@ def test_services_and_configuration_can_be_read(deployment: Deployment) -> None:
     assert not any("@{" in text for text in written)
 
 
-@pytest.mark.parametrize(
-    "host", ["1.2.3.4:80", "a..b", "ex:ample", "-a", "a b", "1.2.3", "1.2.3.400", "", "fe80::1%eth0", "a" * 64]
-)
+NO_HOSTS = ("1.2.3.4:80", "a..b", "ex:ample", "-a", "a b", "1.2.3", "1.2.3.400", "", "fe80::1%eth0", "a" * 64)
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
 def test_what_is_no_host_is_refused(host: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--host is expected"):
         write_deployment(tmp_path / "out", nodes=1, host=host, port=8000)

@@ -87,9 +87,7 @@ def test_a_model_of_the_users_own_is_attacked_when_trusted(tmp_path: Path, capfd
 
 
 @pytest.mark.parametrize("setting", ["model=mlp", "victims=1", "data=olivetti", "batch_size=3"])
-def test_a_setting_that_the_captures_bring_along_is_not_ignored(
-    setting: str, sent: Path, tmp_path: Path, capfd
-) -> None:
+def test_a_setting_that_captures_bring_along_is_not_ignored(setting: str, sent: Path, tmp_path: Path, capfd) -> None:
     assert run("attack", f"captured={sent}", setting, *ATTACK, out=tmp_path / "out").status == 2
     error = capfd.readouterr().err.strip().splitlines()
     assert len(error) == 1 and f"got {setting}; leave" in error[0], error

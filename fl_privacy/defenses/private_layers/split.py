@@ -12,6 +12,7 @@ from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, ModelHook, PrivateHook
 from fl_privacy.effects import Part, PrivateLayers
 from fl_privacy.errors import UserError
+from fl_privacy.tied_weights import first_names
 
 Start = Literal["own", "shared"]
 """Initial private values: ``own``, drawn by each client, or ``shared``, those of the model."""
@@ -55,8 +56,8 @@ def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHo
 
     def kept(model: nn.Module) -> list[str]:
         chosen = choose(model)
-        values = [*model.named_parameters(), *model.named_buffers()]
-        return [name for name, _ in values if _within(name, chosen)]
+        parameters = {own: None for name, own in first_names(model).items() if _within(name, chosen)}
+        return [*parameters, *(name for name, _ in model.named_buffers() if _within(name, chosen))]
 
     return kept
 
@@ -82,7 +83,8 @@ def draw_own(private: PrivateHook) -> ModelHook:
 
 
 def _leaving_some(model: nn.Module, names: Sequence[str]) -> list[str]:
-    if all(_within(name, names) for name, _ in model.named_parameters()):
+    first = first_names(model)
+    if {own for name, own in first.items() if _within(name, names)} == {*first.values()}:
         raise UserError("defense.private is expected to leave something to share, but covers the model; name fewer.")
     return list(names)
 
