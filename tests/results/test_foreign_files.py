@@ -43,5 +43,6 @@ def test_places_to_write(tmp_path: Path) -> None:
     assert not list((tmp_path / "new").iterdir())
     with pytest.raises(UserError, match="can't"):
         expect_writable(Path("/proc/none/file"))
-    with pytest.raises(UserError, match="--out"):
-        expect_file_name(Path())
+    for none in (Path(), tmp_path):
+        with pytest.raises(UserError, match="--out is expected to be a file"):
+            expect_file_name(none)
