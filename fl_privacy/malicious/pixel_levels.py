@@ -24,8 +24,8 @@ _SAMPLED = 512
 def is_one_image(pixels: Tensor, error: Tensor | None = None) -> Tensor:
     """Tell which rows of ``pixels`` (N, D) are a single image of 8 bits a channel, but for rounding: (N,).
 
-    ``error`` (N,) is the standard deviation of what rounding did to the pixels of each: with more of it than a hundredth
-    of a level nothing is told, since what is rounded coarsely is on levels of its own.
+    ``error`` (N,) is the standard deviation of what rounding did to the pixels of each: with more of it than a
+    hundredth of a level nothing is told, since what is rounded coarsely is on levels of its own.
 
     It takes neither the truth nor another image. An image that noise was added to, whose scale is not quite known, or
     that has fewer than ``LEAST_LEVELS`` levels beside black and white is not told from a mixture.
