@@ -30,8 +30,8 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | 
     ``error`` (N,) is the standard deviation of what rounding did to the pixels of each: with more of it than a
     hundredth of a level nothing is told, since what is rounded coarsely is on levels of its own.
 
-    ``blur`` (N,) is that of the precision in which weights are uploaded: pixels may be as far from levels as it explains,
-    but no farther than ``NEARLY``.
+    ``blur`` (N,) is that of the precision in which weights are uploaded: pixels may be as far from levels as it
+    explains, but no farther than ``NEARLY``.
 
     It takes neither the truth nor another image. An image that noise was added to, whose scale is not quite known, or
     that has fewer than ``LEAST_LEVELS`` levels beside black and white is not told from a mixture.

@@ -109,8 +109,10 @@ class TrapWeights(ServerAttack):
 
 
 def _blur(observation: Observation, layer: FirstLayer, rows: Tensor) -> Tensor:
-    """(N,) standard deviation of what rounding the weights after the training did to the gradient of each row: that of a
-    weight, and that of the bias, by which white pixels are divided."""
+    """(N,) standard deviation of what rounding the weights after the training did to the gradient of each row.
+
+    It is that of a weight, and that of the bias, by which white pixels are divided.
+    """
     weight, bias = (observation.sent.parameters[name][rows].double() for name in (layer.weight, layer.bias))
     if observation.plan.shares == "gradient":
         return torch.zeros_like(bias)
