@@ -166,7 +166,7 @@ def _attacked(group: Group, attack: GroupAttack, report: Report) -> Mapping[int,
     except UNFORESEEN as error:
         broken = broke_off(group.first, error)  # raises what is none of a victim's numbers
         if len(group.observations) == 1:
-            return {position: broken for position in group.observations}
+            return dict.fromkeys(group.observations, broken)
     results = dict[int, Reconstruction]()
     for position in group.observations:
         results |= _attacked(group.alone(position), attack, report)
@@ -188,7 +188,7 @@ def broke_off(observation: Observation, error: Exception) -> Reconstruction:
     if is_out_of_memory(error):
         raise error
     logger.debug("The attack on %s broke off.", observation.id, exc_info=error)
-    return failed(observation, f"The attack broke off by an error of its own, which says nothing: {in_one_line(error)}.")
+    return failed(observation, f"The attack broke off by an error of its own: {in_one_line(error)}.")
 
 
 def one_each(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
