@@ -17,7 +17,6 @@ from fl_privacy.attacks.text.words.bag import Bag, BagReader
 from fl_privacy.attacks.text.words.rows import is_text_with_words
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import TextModel
-from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 _ROWS_AT_ONCE = 1 << 27
@@ -55,7 +54,7 @@ class BagOfWords:
                 raise NotAttackableError(WITHHELD)
             like = next(iter(first.sent.parameters.values()))
             quick = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
-            reader = BagReader(readable_model(quick), first, derive_generator(seed, "words"))
+            reader = BagReader(readable_model(quick), first, seed)
             size = max(1, _ROWS_AT_ONCE // model.words.weight.numel())
             places, found = list(group.observations), dict[int, Reconstruction]()
             for some in (places[i : i + size] for i in range(0, len(places), size)):
