@@ -1,4 +1,4 @@
-"""How likely each token is to be in the texts, by its row: beside exact zeros, and beside noise."""
+"""Which tokens are in the texts, by their rows: beside exact zeros, and beside noise with few false ones."""
 
 from dataclasses import dataclass
 
