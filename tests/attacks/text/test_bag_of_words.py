@@ -120,12 +120,12 @@ def found_in(values: Tensor, odds: Tensor, rng: torch.Generator, texts: int = 1)
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_noise_of_any_distribution_is_hardly_ever_a_word(noise: str) -> None:
-    """By chance alone one text in ten has a false word; the most that is allowed is one a text."""
+    """One false word a text is the most that is allowed."""
     rng, number = torch.Generator().manual_seed(1), 20
     odds = torch.full((SIZE,), 0.001)
     odds[:30] = 0.999  # nor is a word that nearly every text has
     false = [len(found_in(NOISES[noise](rng), odds, rng)) for _ in range(number)]
-    assert sum(false) <= 8 and sum(f > 0 for f in false) <= 6
+    assert sum(false) <= FALSE_PER_TEXT * number / 2
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -145,9 +145,10 @@ def test_rows_of_noise_hold_no_word_and_are_as_long_as_the_others() -> None:
     rng = torch.Generator().manual_seed(3)
     values = torch.randn(SIZE, WIDTH, generator=rng)
     values[:20] += 50.0
-    drawn = noise_rows(values, values.square().sum(1), 40, rng)
+    energy = values.square().sum(1)
+    drawn = noise_rows(values, energy, energy.topk(40).indices, rng)
     assert drawn.shape[1] == WIDTH and float(drawn.abs().max()) < 10
-    assert float(drawn.square().sum(1).median() / values.square().sum(1).median()) == pytest.approx(1, abs=0.01)
+    assert float(drawn.square().sum(1).median() / energy.median()) == pytest.approx(1, abs=0.01)
 
 
 def test_the_number_of_words_keeps_to_both_bounds() -> None:

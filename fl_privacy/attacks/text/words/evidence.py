@@ -22,6 +22,7 @@ FALSE_PER_TEXT = 1.0
 """Words for each text that noise alone may be taken for, on average, at most."""
 FALSE_SHARE = 0.1
 """Share of the words found that noise alone may be taken for, on average, at most."""
+_PASSES = 2
 _TIMES, _DRAWN = 8, 1 << 25
 """Rows of noise for each token that are compared with, and their elements at most."""
 
@@ -75,9 +76,11 @@ def found_words(
         return _exactly(untouched, energy)
     evidence = _likeliest(values, expected, odds, variance, heavy=rows.where != "embeddings")
     prior = torch.logit(odds.clamp(_MIXED, _MOST_ODDS))
-    chosen = significant(
-        evidence.of(values) + prior, evidence.of(noise_rows(values, energy, most, rng)), prior, texts=texts, most=most
-    )
+    score = evidence.of(values) + prior
+    chosen = energy.topk(min(most, len(values) // 2)).indices
+    for _ in range(_PASSES):  # the first one leaves out more than words, and with it what tails the noise has
+        noise = evidence.of(noise_rows(values, energy, chosen, rng))
+        chosen = significant(score, noise, prior, texts=texts, most=most)
     return Found(chosen, (energy - values.shape[1] * variance).clamp_min(0), False, variance**0.5)
 
 
@@ -167,14 +170,16 @@ def _heavier(values: Tensor, variance: float) -> Tensor:
     return (0.5 * (energy * (1 - 1 / factors) - width * factors.log())).max(1).values.clamp_min(0)
 
 
-def noise_rows(values: Tensor, energy: Tensor, most: int, rng: torch.Generator) -> Tensor:
+def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
     """(m, d) rows that are noise for sure, distributed as that in ``values`` (V, d), whatever its distribution.
 
-    Each element is that of another row at the same place, of all rows but the ``most`` longest, which may be words';
-    hence no row of them is a word's. As those left out have more than their share of the noise, all are scaled to the
-    median length of ``values``.
+    Each element is that of another row at the same place, of all rows but those of ``words`` (k,), which may be words';
+    hence no row of them is a word's. As those left out may have more than their share of the noise, all are scaled to
+    the median length of ``values``, whose squares ``energy`` (V,) is.
     """
-    kept = values[energy.argsort()[: max(len(values) - most, len(values) // 2)]]
+    others = torch.ones(len(values), dtype=torch.bool, device=values.device)
+    others[words] = False
+    kept = values[others]
     number = max(1, min(_TIMES * len(values), _DRAWN // values.shape[1]))
     drawn = torch.empty(number, values.shape[1], dtype=values.dtype, device=values.device)
     for column in range(values.shape[1]):
