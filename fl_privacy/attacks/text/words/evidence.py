@@ -18,11 +18,13 @@ _SURE = 30.0
 token which is classified, would outweigh all others."""
 _MIXED, _MOST_ODDS = 1e-6, 0.5
 """Least and largest probability of a token to be in a text: no word is read by its frequency alone."""
-FALSE_PER_TEXT = 1.0
-"""Words for each text that noise alone may be taken for, on average, at most."""
+FALSE_PER_TEXT = 0.5
+"""Words for each text that noise alone may be taken for, on average: half of the one that is promised at most."""
 FALSE_SHARE = 0.1
 """Share of the words found that noise alone may be taken for, on average, at most."""
 _PASSES = 2
+_TIED = 1e-4
+"""Log likelihood ratios that are as far apart are the same but for rounding."""
 _TIMES, _DRAWN = 8, 1 << 25
 """Rows of noise for each token that are compared with, and their elements at most."""
 
@@ -203,7 +205,7 @@ def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most
     """
     order = score.argsort(descending=True)[:most]
     noise, (kinds, tokens) = noise.sort().values, torch.unique(prior, return_counts=True)
-    above = len(noise) - torch.searchsorted(noise, score[order, None] - kinds)  # (most, kinds)
+    above = len(noise) - torch.searchsorted(noise, score[order, None] - kinds - _TIED)  # (most, kinds)
     expected = (above.double() @ tokens.double()) / len(noise)
     numbers = torch.arange(1, len(order) + 1, device=score.device)
     held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
