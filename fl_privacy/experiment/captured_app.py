@@ -31,9 +31,9 @@ from fl_privacy.interception import at_typical_rates, ids_of
 from fl_privacy.metrics.beyond import Others
 from fl_privacy.normalization import Normalization
 from fl_privacy.report import write_report
-from fl_privacy.report.app_audit import REHEARSED
 from fl_privacy.report.headline import headline_of
 from fl_privacy.results import RunFolder, Summary, read_run, verdict_of
+from fl_privacy.results.attack_facts import REHEARSED
 from fl_privacy.results.readings import readings_of, worst_by
 from fl_privacy.types import Observation, VictimId
 
@@ -208,7 +208,8 @@ def report_app(
     chosen, said = worth_attacking(app.observations, every=app.every)
     if app.rates_estimated and attack is not None:
         chosen = at_typical_rates(chosen)
-    if not chosen and (own := rehearsed(app.observations, truth, app.victims)):
+    own = [] if chosen else rehearsed(app.observations, truth, app.victims)
+    if own:
         chosen, truth = own, _of_own_images(own, truth, app.victims)
         said.append(REHEARSED)
     said += _not_found(chosen, truth)
@@ -219,6 +220,7 @@ def report_app(
         defenses=app.defenses,
         adaptive=app.adaptive and (bool(app.defense) or any(app.defenses.values())),
         sentences=_sentences(app, said),
+        rehearsed=bool(own),
     )
     plan = AttackPlan(
         attack=attack or _nothing,

@@ -47,6 +47,7 @@ class Captured:
         defenses: what each client says, by client.
         adaptive: whether an attacker that knows the defense attacks as well.
         sentences: what was found out about the app.
+        rehearsed: whether the server made these updates itself, and no client did.
     """
 
     observations: Sequence[Observation]
@@ -55,6 +56,7 @@ class Captured:
     defenses: Mapping[int, Description] = field(default_factory=dict)
     adaptive: bool = False
     sentences: Sequence[str] = ()
+    rehearsed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,6 +88,7 @@ def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, mon
         judge=Judge(truth=captured.truth, functions=plan.functions, others=plan.others),
         folder=folder,
         monitor=monitor,
+        rehearsed=captured.rehearsed,
     )
     stage.run(by_id(captured.observations))
 
