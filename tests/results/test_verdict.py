@@ -29,14 +29,16 @@ def images(*records):
     return [record | {"id": f"round-1/client-0/victim-{k}"} for k, record in enumerate(records)]
 
 
-def verdict_on(*counts, privacy=None, inferred=(), facts=AttackFacts()):
+def verdict_on(*counts, privacy=None, inferred=(), facts=None):
     """On rounds with such counts."""
     summary = summarize([], finished=True, undefended_accuracy=None, total_seconds=None)
     rounds = [
         AttackedRound(round=number, by={Attacker.PLAIN: Leakage(counts=found, images=found.images)})
         for number, found in enumerate(counts, 1)
     ]
-    return judged(replace(summary, attacked=tuple(rounds), privacy=privacy, inferred=tuple(inferred)), facts)
+    return judged(
+        replace(summary, attacked=tuple(rounds), privacy=privacy, inferred=tuple(inferred)), facts or AttackFacts()
+    )
 
 
 def test_empty_pictures_are_not_read_and_negatives_are():
@@ -85,8 +87,8 @@ def test_what_the_server_made_itself_is_no_leak_of_a_client_and_is_said_first():
     assert (found.tone, found.ground) == ("open", Ground.REHEARSED)
     assert found.as_plain()["uploads"] == "server" and found.as_plain()["most"]["read"] == 4
     assert headline_of(found).text == (
-        "No client's upload was attacked: 4 of 4 attacked images were read by auto, from undefended uploads of one image"
-        " each that the server made itself"
+        "No client's upload was attacked: 4 of 4 attacked images were read by auto, from undefended uploads of one"
+        " image each that the server made itself"
     )
     unread = headline_of(verdict_on(counts_of(images(*[NOTHING] * 4)), facts=rehearsed)).text
     assert unread.startswith("No client's upload was attacked: none of 4 attacked images was read by auto, from")
