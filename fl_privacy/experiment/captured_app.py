@@ -15,7 +15,7 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain, to_plain
 from fl_privacy.errors import UserError
-from fl_privacy.experiment.candidates import MOST, shipped_others
+from fl_privacy.experiment.candidates import MOST
 from fl_privacy.experiment.foreign import (
     AttackPlan,
     Captured,
@@ -26,6 +26,7 @@ from fl_privacy.experiment.foreign import (
 )
 from fl_privacy.experiment.known_images import KnownImages, NamedImages
 from fl_privacy.experiment.protocols import Monitor
+from fl_privacy.experiment.unattacked import others_of_app
 from fl_privacy.files import write_private
 from fl_privacy.interception import at_typical_rates, ids_of
 from fl_privacy.metrics.beyond import Others
@@ -226,7 +227,7 @@ def report_app(
         attack=attack or _nothing,
         seed=seed,
         threads=threads or torch.get_num_threads(),
-        others=shipped_others(chosen[0].input_shape, candidates, seed=seed) if attack and chosen else Others(),
+        others=_others(app, captured, candidates, seed),
     )
     attack_captured(captured, plan, folder, monitor or Monitor())
     folder.finish()
@@ -238,6 +239,14 @@ def report_app(
     )
     found = f"{headline_of(verdict_of(run)).text}{_mean_psnr(run.summary)}.".replace("?.", "?")
     return f"audit: captured {_what(app.observations)}; {done} {found} Page: {page}"
+
+
+def _others(app: AppReport, captured: Captured, number: int, seed: int) -> Others:
+    """What each guess is compared with beside its original."""
+    if not captured.observations:
+        return Others()
+    shape = captured.observations[0].input_shape
+    return others_of_app(app.truth(), ids_of(captured.observations), captured.truth, shape, number, seed=seed)
 
 
 def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:
