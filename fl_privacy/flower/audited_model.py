@@ -13,6 +13,7 @@ from fl_privacy.data.own_examples import told_normalization
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.known_images import NamedImages, find_images
 from fl_privacy.flower.guarded_upload import made_of
+from fl_privacy.interception.kept_norms import norm_names
 from fl_privacy.models import check_model, normalized
 from fl_privacy.normalization import Normalization
 
@@ -94,7 +95,7 @@ def expect_arrays_of(model: AuditedModel, arrays: ArrayRecord) -> None:
         got = dict(zip(own, got.values(), strict=True))
     if own == got:
         return
-    parameters = {name for name, _ in model.network.named_parameters()}
+    parameters = {name for name, _ in model.network.named_parameters()} - norm_names(model.network)
     missing, strange = [n for n in parameters if n not in got], [n for n in got if n not in own]
     wrong = next((n for n in own if n in got and got[n] != own[n]), None)
     if wrong:
@@ -102,7 +103,7 @@ def expect_arrays_of(model: AuditedModel, arrays: ArrayRecord) -> None:
     elif strange or missing:
         what = f"{sorted(strange)[0]} is not in it" if strange else f"{sorted(missing)[0]} is missing"
     else:
-        return  # buffers may stay with the clients
+        return  # buffers and batch norm may stay with the clients
     raise UserError(
         f"The initial arrays are expected to be those of model={model.name}, but {what}; give the model that the app"
         " trains."

@@ -71,7 +71,8 @@ def test_other_draws_of_a_victims_own_image_are_no_candidates(images):
     class Drawn:
         """Each image shifted at random whenever it is asked for."""
 
-        asked: list[int] = []
+        def __init__(self):
+            self.asked = []
 
         def __len__(self):
             return 200
