@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from fl_privacy.types import ModelState, Observation, Tensors
@@ -13,8 +12,8 @@ if TYPE_CHECKING:
     from torch.nn.modules.batchnorm import _BatchNorm
 
 _FAR = 3.0
-"""How many times the largest change of all other parameters half of batch norm's moved by, to be called kept: steps
-move both alike, and an optimizer such as Adam moves none further than another."""
+"""How many times the largest change of all other parameters half of a layer's batch norm moved by, to be called kept:
+steps move both alike, and an optimizer such as Adam moves none further than another."""
 
 _NORM = nn.modules.batchnorm._BatchNorm
 
@@ -32,12 +31,12 @@ def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
         change: of the parameters by name, from what was sent to what was uploaded.
         norms: names of those of batch norm.
     """
-    own = [change[name].detach().flatten().double().abs() for name in change if name in norms]
+    own = [t.detach().double().abs() for name, t in change.items() if name in norms and t.numel()]
     rest = [float(t.detach().double().abs().max()) for n, t in change.items() if n not in norms and t.numel()]
     if not own or not rest or not 0 < max(rest) < float("inf"):
         return None
-    moved = torch.cat(own)
-    return float(moved.max()) if float(moved.median()) > _FAR * max(rest) else None
+    half = max(float(moved.median()) for moved in own)
+    return max(float(moved.max()) for moved in own) if half > _FAR * max(rest) else None
 
 
 def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]]:
