@@ -14,8 +14,8 @@ LEAST_LEVELS = 32
 values as well, which come near to levels by chance: of two black-and-white ones in 15 to 40 of 100 mixtures."""
 
 COARSER = (2, 3, 5, 7)
-"""Steps between levels that an image may not have throughout: what is mixed half and half of two images whose levels are
-multiples of 8 has multiples of 4, which are whole."""
+"""Steps between levels that an image may not have throughout: what is mixed half and half of two images whose levels
+are multiples of 8 has multiples of 4, which are whole."""
 
 NEARLY = 0.1
 """Likewise of pixels that the precision of weights has blurred."""
@@ -38,8 +38,8 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | 
     explains, but no farther than ``NEARLY``.
 
     It takes neither the truth nor another image. An image that noise was added to, whose scale is not quite known, or
-    that has fewer than ``LEAST_LEVELS`` levels beside black and white, or every second, third, fifth or seventh alone, is
-    not told from a mixture. What is left: images of even levels alone, mixed half and half to a ten-thousandth.
+    that has fewer than ``LEAST_LEVELS`` levels beside black and white, or every second, third, fifth or seventh alone,
+    is not told from a mixture. What is left: images of even levels alone, mixed half and half to a ten-thousandth.
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)
