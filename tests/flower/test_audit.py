@@ -439,3 +439,46 @@ def test_a_client_that_keeps_its_own_batch_norm_is_said_and_probed_with_it(trave
     assert len(probes) == 2 and not any(of_client(n) for o in probes for n in o.upload.tensors)
     own = [float(o.assumed().parameters["norm.weight"].mean()) for o in probes]
     assert min(own) > 2 if travels else max(own) < 1.5
+
+
+def test_models_that_return_a_structure_and_strategies_that_weigh_otherwise_are_audited(tmp_path: Path) -> None:
+    class Structured(Net):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"logits": super().forward(x), "hidden": x}
+
+    client = ClientApp()
+
+    @client.train()
+    def trained(message: Message, context: Context) -> Message:
+        net = Net()
+        net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+        app.train(net, DataLoader(app.own_pictures(context), batch_size=6), {"lr": 0.1})  # type: ignore[arg-type]
+        metrics = MetricRecord({"samples": 6})
+        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+
+    class Own(FedAvg):
+        def told(self) -> str:
+            return self.weighted_by_key
+
+    strategy = audit(
+        Own(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2, weighted_by_key="samples"),
+        model=Structured,
+        data=pictures,
+        out=tmp_path,
+        attack="none",
+    )
+    assert strategy.told() == "samples", "an app's own methods are reached"
+    app.start(strategy, client)
+    assert strategy.failure is None
+    found = load_observations(tmp_path, Net())
+    assert [o.upload.num_examples for o in found] == [6, 6]
+    assert len(load_observations(run_in(tmp_path).path, Net())) == 2
+    with pytest.raises(AttributeError, match="nothing_like_that"):
+        strategy.nothing_like_that  # noqa: B018
+
+
+def test_a_part_of_the_model_alone_is_said_to_be_one(tmp_path: Path) -> None:
+    part = ArrayRecord({n: t for n, t in app.initial().to_torch_state_dict().items() if n.startswith("fc.")})  # type: ignore[misc]
+    strategy = audit(app.fedavg(), model=Net, data=pictures, out=tmp_path, attack="none")
+    with pytest.raises(UserError, match=r"conv\.bias and 1 more are not: the app exchanges 2 of 4, such as adapters"):
+        strategy.start(LocalGrid(range(2), app.client_app()), part, num_rounds=1)
