@@ -47,7 +47,7 @@ def others_of_app(
     """Take images that attacked ones are told apart from: of the same data, or where there are few, shipped ones.
 
     Args:
-        data: of the app; of a (train, test) pair or a data set of this package the second half is taken.
+        data: of the app; of a (train, test) pair or a data set of this package the second half is taken first.
         attacked: victims, whose images are no candidates.
         truth: knows their images.
         shape: (C, H, W) of an image.
@@ -98,23 +98,28 @@ def others_among(
 
 
 def _drawn(known: KnownImages, attacked: Sequence[VictimId], number: int, seed: int) -> Samples:
-    """At most so many images from all places that are known, in [0, 1], but from where victims are."""
+    """At most so many images from all places that are known, in [0, 1]: first what no client trains on."""
     places: list[int | None] = [None]
     if known.of_client is not None:
         places = list(dict.fromkeys(known.partition(victim.client) for victim in attacked))
-    found: Samples = []
+    held: Samples = []
+    trained: Samples = []
+    most = 1 + (number + len(attacked)) // len(places)
     for place in places:
         with streams_put_back():
             data = known.data if place is None or known.of_client is None else known.of_client(place)
-            if data is None:
-                continue
-            taken = set() if (held := _second_half(data)) is not None else known.places_of(attacked, place)
-            source = data if held is None else held
             rng = derive_generator(seed, "candidates", place or 0)
-            with own_streams_put_back(source):
-                some = islice(at_random(source, taken, rng), 1 + (number + len(attacked)) // len(places))
-                found += [(known.plain(image), label) for image, label in some]
-    return found
+            second = _second_half(data)
+            if second is not None:
+                held += _some(known, second, set(), rng, most)
+            if data is not None and (second is None or len(held) < number):
+                trained += _some(known, data, known.places_of(attacked, place), rng, most)
+    return held + trained
+
+
+def _some(known: KnownImages, data: object, taken: set[int], rng: torch.Generator, most: int) -> Samples:
+    with own_streams_put_back(data):
+        return [(known.plain(image), label) for image, label in islice(at_random(data, taken, rng), most)]
 
 
 def _second_half(data: object) -> object | None:
@@ -128,7 +133,12 @@ def _second_half(data: object) -> object | None:
 
 
 def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[Tensor, int]]:
-    """The examples of ``data`` at random, but those at the places ``taken``; in their order where only that works."""
+    """The examples of ``data`` at random, but those at the places ``taken``; in their order where only that works.
+
+    Of a (train, test) pair or a data set of this package these are the first half's.
+    """
+    if isinstance(data, Dataset):
+        data = data.train
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
         data = data[0]
     data = data.dataset if isinstance(data, DataLoader) else data

@@ -57,8 +57,9 @@ def test_the_half_that_no_client_trains_on_comes_first_and_few_are_filled_up_wit
     pairs = list(zip(images[0], images[1].tolist(), strict=True))
     loaders = tuple(DataLoader(part, batch_size=8) for part in (pairs[:150], pairs[150:]))
     of_client = KnownImages(of_client=lambda partition: loaders, given=known(images).given)
-    taken = others_of_app(of_client, VICTIMS, of_client, SHAPE, seed=0).candidates
+    taken = others_of_app(of_client, VICTIMS, of_client, SHAPE, 150, seed=0).candidates
     assert torch.equal(taken.images.flatten(1).sum(1).sort().values, images[0][150:].flatten(1).sum(1).sort().values)
+    assert len(others_of_app(of_client, VICTIMS, of_client, SHAPE, seed=0).candidates.images) == 296
     few = KnownImages(data=pairs[:30], given=known(images).given)
     mixed = others_of_app(few, VICTIMS, few, SHAPE, 200, seed=0).candidates
     assert (len(mixed.images), int((mixed.labels != NO_CLASS).sum())) == (200, 26)
