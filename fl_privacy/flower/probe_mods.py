@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -26,9 +26,7 @@ from fl_privacy.flower.audit_records import (
 )
 from fl_privacy.flower.guarded_upload import made_of
 from fl_privacy.flower.kept_norms import keep_own_norms, own_norms
-from fl_privacy.flower.one_record import STATISTICS
-from fl_privacy.flower.records import METRICS, NUM_EXAMPLES, all_arrays, to_array, to_tensor
-from fl_privacy.interception.kept_norms import norm_names
+from fl_privacy.flower.records import METRICS, NUM_EXAMPLES, model_tensors, model_values, to_array
 from fl_privacy.normalization import Normalization
 from fl_privacy.rng import streams_put_back
 
@@ -176,27 +174,14 @@ def _iterated(data: object) -> Iterator[object]:
 def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
     """A copy of ``model`` with the values that a message sends."""
     copied = copy.deepcopy(model)
-    arrays = all_arrays(content)
-    values = dict(
-        zip(_order(arrays, copied.state_dict()), (to_tensor(a.numpy()) for a in arrays.values()), strict=True)
-    )
-    norms = norm_names(copied)
     try:
-        missing, strange = copied.load_state_dict(values, strict=False)
-        if gone := [name for name in (*strange, *missing) if name in strange or _is_needed(name, norms)]:
-            raise RuntimeError(f"{gone[0]} is {'not in it' if gone[0] in strange else 'missing in the message'}")
-    except RuntimeError as error:
+        copied.load_state_dict(model_values(content, model_tensors(copied), whole=True), strict=False)
+    except (UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"probe_mod's model is expected to be the app's, but does not take its values: {reason}"
         ) from error
     return copied
-
-
-def _is_needed(name: str, norms: Collection[str]) -> bool:
-    """Whether a message has to hold ``name``: batch norm may stay with the client."""
-    layers = {norm.rpartition(".")[0] for norm in norms}
-    return name.rpartition(".")[0] not in layers and name.rpartition(".")[2] not in STATISTICS
 
 
 def _order(arrays: Any, values: Any) -> list[str]:
