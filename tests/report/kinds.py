@@ -97,8 +97,8 @@ def attack(out: Path, *, noise: float = 0.05, failures: int = 0, victims: int = 
 def audit(
     out: Path, *, known: bool = True, certainty: Certainty = Certainty.APPROXIMATE, rehearsed: bool = True
 ) -> Path:
-    """An audit of somebody else's app, whose images are ``known`` or not, by an attacker of ``certainty``, on uploads of
-    the server's own if it was ``rehearsed``."""
+    """An audit of somebody else's app, whose images are ``known`` or not, by an attacker of ``certainty``, on uploads
+    of the server's own if it was ``rehearsed``."""
     changes = {"command": "audit", "federation": {"strategy": "FedAvg", "rounds": 3, "plan": {}}}
     with _opened(out, "audit", changes) as folder:
         folder.write_threat_model([THREATS[0], THREATS[4], *[REHEARSED] * rehearsed])
