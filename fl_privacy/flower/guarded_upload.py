@@ -11,12 +11,10 @@ from fl_privacy import checks
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects.kinds import ClippedExamples, Noise, PrivateRelease
 from fl_privacy.errors import UserError
+from fl_privacy.flower.one_record import STATISTICS
 from fl_privacy.types import Tensors
 
 BufferPolicy = Literal["kept", "withheld", "defended"]
-
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Last names of batch norm's buffers."""
 
 _WITHIN = {
     "model": "changes the model",

@@ -36,7 +36,7 @@ def guard_mod(model: nn.Module, examples: OwnExamples, *, guard: ModelGuard | No
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
         found = attempt(lambda: _refusal(message, context))
-        reason = found.reason if isinstance(found, Failure) else found
+        reason = found.reason.removeprefix("UserError: ").rstrip(".") if isinstance(found, Failure) else found
         if reason:
             return Message(Error(CLIENT_RAISED, f"The guard refused: {reason}."), reply_to=message)
         return call_next(message, context)
@@ -47,11 +47,7 @@ def guard_mod(model: nn.Module, examples: OwnExamples, *, guard: ModelGuard | No
             return reason
         if not any(message.content.array_records.values()):
             return None
-        sent, kept = read_state(message.content, model), load_state(context.state)
-        known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        held = {**sent.parameters, **sent.buffers}
-        if strange := next((n for n in held if n not in known or held[n].shape != known[n].shape), None):
-            return f"{strange} is not of the architecture agreed on"
+        sent, kept = read_state(message.content, model, whole=True), load_state(context.state)
         if reason := watching.refusal(model, sent, examples(context), kept.tensors):
             return reason
         save_state(context.state, replace(kept, tensors={**kept.tensors, **watching.remembered(sent)}))

@@ -15,14 +15,14 @@ from fl_privacy.defenses.compression.encoding import decode, encode, plainly_sho
 from fl_privacy.errors import UserError
 from fl_privacy.federation import LocalResult
 from fl_privacy.flower.arrays import array_values, plain_array
+from fl_privacy.flower.one_record import BUFFERS, PARAMETERS, placed_arrays, places_of_model
+from fl_privacy.tied_weights import first_names, once_each
 from fl_privacy.types import ModelState, Tensors, Upload
 
-PARAMETERS = "parameters"
-BUFFERS = "buffers"
 CONFIG = "config"
 METRICS = "metrics"
 CLIENT = "client"
-"""Names of the records of a message; ``client`` says which partition replied."""
+"""Names of the records of a message beside the arrays; ``client`` says which partition replied."""
 
 ROUND = "server-round"
 PARTITION = "partition-id"
@@ -85,8 +85,44 @@ def state_records(state: ModelState) -> dict[str, ArrayRecord]:
 
 
 def all_arrays(content: RecordDict) -> dict[str, Array]:
-    """Every array of a message by name."""
-    return {name: array for record in content.array_records.values() for name, array in record.items()}
+    """The arrays of a message by name: of its one record, or of ours, ``parameters`` and ``buffers``.
+
+    Raises:
+        UserError: there are other records of arrays beside it, of which nobody can say which one is the model.
+    """
+    return {key: array for (_, key), array in placed_arrays(content).items()}
+
+
+def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
+    """The values of the model in a message, by name, where ``places_of_model`` finds them.
+
+    Raises:
+        UserError: as it does; or, of the ``whole`` model, values are not finite, or one of a tied weight's names has
+            others than the first.
+    """
+    found = places_of_model(content, like, whole=whole)
+    arrays = {name: content.array_records[place][key] for name, (place, key) in found.items()}
+    values = to_tensors(arrays, like)
+    if other := [n for n, a in arrays.items() if values[n].shape != tuple(a.shape) or _named(values[n]) != a.dtype]:
+        raise UserError(f"{other[0]} is expected to be of the shape and numbers it claims, but its bytes are not.")
+    first: dict[int, str] = {}
+    for name, value in values.items() if whole else ():
+        if not torch.isfinite(value).all():
+            raise UserError(f"The values of {name} are expected to be finite, but some are not; the model is refused.")
+        own = first.setdefault(id(like[name]), name)
+        if not torch.equal(value, values[own]):
+            raise UserError(f"{name} is tied to {own} and expected to be sent with its values, but has others.")
+    return values
+
+
+def _named(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def model_tensors(model: nn.Module) -> Tensors:
+    """What a message about ``model`` may hold, by name, in the order of ``state_dict()``; values are not copied."""
+    held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    return {name: held[name] for name in model.state_dict() if name in held}
 
 
 def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
@@ -95,13 +131,20 @@ def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]
     return dict(zip(names, arrays.values(), strict=True)) if list(arrays) == unnamed else dict(arrays)
 
 
-def read_state(content: RecordDict, model: nn.Module) -> ModelState:
-    """The values in a message of any layout, told into parameters and buffers as ``model`` has them."""
-    buffers, parameters = dict(model.named_buffers()), dict(model.named_parameters())
-    arrays = named(all_arrays(content), list(model.state_dict()))
+def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) -> ModelState:
+    """The values in a message of any layout, told into parameters and buffers as ``model`` has them.
+
+    A weight that is tied has one value, under its first name.
+
+    Raises:
+        UserError: the message does not hold this model, see ``places_of_model``.
+    """
+    like = model_tensors(model)
+    first, buffers = first_names(model), dict(model.named_buffers(remove_duplicate=False))
+    values = model_values(content, like, whole=whole)
     return ModelState(
-        to_tensors({n: a for n, a in arrays.items() if n not in buffers}, parameters),
-        {n: _counted(t, buffers[n]) for n, t in to_tensors({n: a for n, a in arrays.items() if n in buffers}).items()},
+        once_each(model, {n: t for n, t in values.items() if n in first}),
+        {n: _counted(t, buffers[n]) for n, t in values.items() if n not in first},
     )
 
 

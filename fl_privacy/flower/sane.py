@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from fl_privacy.checks import number
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import FACTOR, Failure, attempt, sort_out
-from fl_privacy.flower.records import NUM_EXAMPLES, all_arrays, to_tensors
+from fl_privacy.flower.records import NUM_EXAMPLES, to_tensors
 from fl_privacy.flower.strategy_around import StrategyAround
 from fl_privacy.flower.transport import pair
 from fl_privacy.types import ModelState, Upload
@@ -79,7 +79,7 @@ class Sane(StrategyAround):
         reasons = {sent.metadata.dst_node_id: r.reason for sent, r in paired if isinstance(r, Failure)}
         faults = _metric_faults([reply.content for _, reply in answered], self.weighted_by)
         found: dict[int, Upload | Failure] = {}
-        state = ModelState(to_tensors(all_arrays(self._sent[0].content)) if self._sent else {}, {})
+        state = ModelState(_by_place(self._sent[0].content) if self._sent else {}, {})
         self._first = self._first or {name: t.dtype for name, t in state.parameters.items()}
         for index, (sent, reply) in enumerate(answered):
             if index not in faults:
@@ -106,7 +106,7 @@ class Sane(StrategyAround):
         if {key: list(record) for key, record in reply.array_records.items()} != layout:
             raise UserError("its arrays have other names than those that were sent")
         (metrics,) = reply.metric_records.values()
-        tensors = to_tensors(all_arrays(reply))
+        tensors = _by_place(reply)
         for name, tensor in tensors.items():
             if tensor.dtype == self._first[name]:
                 tensors[name] = tensor.to(state.parameters[name].dtype)
@@ -114,6 +114,14 @@ class Sane(StrategyAround):
 
     def _tell(self, round: int, node: int, reason: str) -> None:
         logger.warning("The reply of node %d in round %d is left out: %s", node, round, reason)
+
+
+def _by_place(content: RecordDict) -> dict[str, torch.Tensor]:
+    """The arrays of a message by name; where strategies send several records, such as control variates, by both."""
+    records = content.array_records
+    if len(records) == 1:
+        return to_tensors(next(iter(records.values())))
+    return to_tensors({f"{place}.{name}": array for place, record in records.items() for name, array in record.items()})
 
 
 def _metric_faults(replies: Sequence[RecordDict], weighted_by: str) -> dict[int, str]:
