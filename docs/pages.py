@@ -138,7 +138,7 @@ def _seen(name: str, needs: str | None) -> str:
         f" {of['n']} |"
         for who, of in found["by"].items()
     ]
-    table = "\n".join(["| | PSNR, dB, with 95 % interval | recognizable (15 dB or more) |", "|---|---|---|", *rows])
+    table = "\n".join(["| | PSNR, dB, with 95 % interval | Refiner's count (15 dB or more) |", "|---|---|---|", *rows])
     order = " and ".join(f"by the {who} attacker" for who in found["by"])
     return (
         f"![Originals, and what was read of them](../assets/gallery/{name}.png)\n\nFrom above: the originals, what was"
@@ -205,7 +205,7 @@ def metrics_table() -> str:
         f"| `{name}` | {metric.title} | {metric.leaks} | {_bound(metric)} | {escaped(metric.description)} |"
         for name, metric in METRICS.items()
     ]
-    return "\n".join(["| metric | | leaks where | recognizable | |", "|---|---|---|---|---|", *rows])
+    return "\n".join(["| metric | | leaks where | a paper's bound | |", "|---|---|---|---|---|", *rows])
 
 
 MADE = {"catalog": catalog, "metrics": lambda _: metrics_table(), "rows": rows_table, "leaderboard": leaderboard}

@@ -16,7 +16,7 @@ shared = []  # what clients share, each of one image
 for number in range(len(images)):
     loss = cross_entropy(net(images[number : number + 1]), labels[number : number + 1])
     gradients = torch.autograd.grad(loss, list(net.parameters()))
-    shared.append(Observation.of_gradients(net, gradients, input_shape=(1, 28, 28), number=number))
+    shared.append(Observation.of_gradients(net, gradients, input_shape=(1, 28, 28), batch_size=1, number=number))
 
 found = reconstruct(shared, "idlg", iterations=100)
 for number, one in enumerate(found):

@@ -19,10 +19,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any
 
 import torch
+from kept_training import Done, KeptTraining
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -33,6 +34,7 @@ from fl_privacy.defenses import ClientState, none
 from fl_privacy.defenses.privacy.accountants import epsilon, noise_multiplier_for
 from fl_privacy.defenses.private_layers.passports import passport_layers
 from fl_privacy.effects import Noise
+from fl_privacy.experiment.attacker_knowledge import side_information_of
 from fl_privacy.experiment.build import Federation, build_dataset, build_federation
 from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.federation import Audit, Client, Probe, RoundReport, evaluate_model, private_names, run_rounds
@@ -53,10 +55,10 @@ METHODS = {
     "DLDP-B": ["defense=dp_noise", "defense.scale=0.128"],
     "SplitFed": ["defense=split_fed", COLLUDING],
     "FDL-PP": ["defense=fdl_pp", COLLUDING],
-    "FDL-PP, shared start": ["defense=fdl_pp", "defense.start=shared", COLLUDING],
     "SecAgg+": ["defense=none"],
     "CKKS": ["defense=none"],
 }
+SPLIT = ("SplitFed", "FDL-PP")
 SECURE: dict[str, Callable[..., object]] = {"SecAgg+": run_secure_aggregation, "CKKS": run_encrypted}
 DELTA, PUBLISHED_EPSILON = 1e-5, 15.8
 
@@ -124,6 +126,7 @@ def federation_of(options: argparse.Namespace, method: str) -> Federation:
         f"seed={options.seed}",
         *options.override,
         *METHODS[method],
+        *([f"defense.start={options.start}"] if method in SPLIT else []),
     ]
     federation = build_federation(compose_run(settings))
     each = None if options.examples is None else options.examples // CLIENTS
@@ -135,28 +138,40 @@ def federation_of(options: argparse.Namespace, method: str) -> Federation:
     return replace(federation, clients=clients, dataset=replace(federation.dataset, test=test))
 
 
-def trained(
-    federation: Federation, method: str, options: argparse.Namespace
-) -> tuple[Mapping[int, ClientState], list[RoundReport], Course]:
-    """What clients keep, the reports, and the course of private layers."""
-    course, reports = Course(federation), list[RoundReport]()
+def trained(federation: Federation, method: str, options: argparse.Namespace) -> Done:
+    """What training comes to; it goes on where it was stopped before."""
+    nothing = Done(states={client: ClientState() for client in federation.clients})
     if method in SECURE:
+        reports, started = list[RoundReport](), time.process_time()
         SECURE[method](federation.server, federation.clients, rounds=options.rounds, on_round=reports.append)
-        return {client: ClientState() for client in federation.clients}, reports, course
-    watched = Audit(rounds=frozenset(range(1, options.rounds + 1)), probes=(Probe(VICTIM, 0),))
-    kept = run_rounds(
+        spent = time.process_time() - started
+        return replace(nothing, round=options.rounds, report=reports[-1] if reports else None, cpu_seconds=spent)
+    kept = KeptTraining(options.out / f"{method}.training")
+    done = kept.load(federation.server) if kept.exists else nothing
+    while done.round < options.rounds:
+        done = further(federation, done, last=min(options.rounds, done.round + options.kept_every))
+        kept.save(federation.server, done)
+    return done
+
+
+def further(federation: Federation, done: Done, *, last: int) -> Done:
+    """The training as far as round ``last``."""
+    course, reports, started = Course(federation, list(done.course)), list[RoundReport](), time.process_time()
+    watched = Audit(rounds=frozenset(range(1, last + 1)), probes=(Probe(VICTIM, 0),))
+    states = run_rounds(
         federation.server,
         federation.clients,
-        rounds=options.rounds,
+        first=done.round + 1,
+        states=done.states,
+        rounds=last,
         audit=watched if federation.server.personal else Audit(),
         interceptor=replace(
             Experiment.of_federation(federation).interceptor(lambda observation: None), side_information=course
         ),
         on_round=reports.append,
     )
-    if federation.server.personal:
-        course.look(kept)
-    return kept, reports, course
+    spent = done.cpu_seconds + time.process_time() - started
+    return Done(round=last, states=states, course=course.rows, report=reports[-1], cpu_seconds=spent)
 
 
 def captured(
@@ -171,6 +186,11 @@ def captured(
         states=defaultdict(ClientState, kept),
     )
     found = experiment.observe(federation.server.state, round=options.rounds)
+    if options.features_of == "trained":  # by what the clients train on, not by the victims, whom nobody trained on
+        inside = side_information_of(experiment.config.threat_model, experiment.clients, batch_size=1, seed=0)
+        assert inside is not None
+        inside = replace(inside, trainers=federation.clients, features_of="trained", colluder=COLLUDER)
+        found = [inside(observation, states=experiment.states.__getitem__) for observation in found]
     truth = experiment.ground_truth()
     return found, [truth.batch(observation.id) for observation in found]
 
@@ -214,6 +234,10 @@ def attacks(options: argparse.Namespace) -> dict[str, tuple[ReconstructionAttack
         "DLG": (dlg(iterations=options.dlg_iterations, start=options.dlg_start, relative=True), False),
         "cosine": (inverting_gradients(iterations=options.cosine_iterations), False),
         "MI": (model_inversion(**inversion), False),
+        "MI, published loss": (
+            model_inversion(**search, form="published", restarts=options.restarts, total_variation=options.variation),
+            False,
+        ),
         "MI, published steps": (model_inversion(restarts=options.restarts, lr=options.inversion_lr), False),
         "MI, joint": (model_inversion(**inversion), True),
         "MI, recovered": (model_inversion(**inversion, **recovery), False),
@@ -285,19 +309,24 @@ def accounted(federation: Federation, scale: float, rounds: int) -> dict[str, fl
     }
 
 
-def outcome(
-    federation: Federation, reports: Sequence[RoundReport], course: Course, cpu: float, options: argparse.Namespace
-) -> dict[str, Any]:
+def outcome(federation: Federation, done: Done, options: argparse.Namespace) -> dict[str, Any]:
     """What training came to: accuracy, cost, the course of private layers, epsilon where there is noise."""
-    if not reports:
+    if done.report is None:
         return {}
-    server, tested = federation.server, reports[-1].evaluation
+    server, tested, course = federation.server, done.report.evaluation, list(done.course)
+    if server.personal:
+        last = Course(federation)
+        last.look(done.states)
+        course += last.rows
     row = {
+        "rounds": done.round,
+        "start": options.start if server.personal else None,
+        "features_of": options.features_of,
+        "examples": sum(len(client.indices) for client in federation.clients.values()),
         "accuracy": (tested or evaluate_model(federation.model, server.state, federation.dataset.test)).accuracy,
-        "seconds": median(report.seconds for report in reports),
-        "cpu_seconds": cpu / len(reports),
-        "bytes": reports[-1].upload_bytes,
-        "course": course.rows,
+        "cpu_seconds": done.cpu_seconds / done.round,
+        "bytes": done.report.upload_bytes,
+        "course": course,
     }
     scale = sum(part.effect.std or 0 for part in federation.defense.parts if isinstance(part.effect, Noise))
     return {**row, "privacy": accounted(federation, float(scale), options.rounds)} if scale else row
@@ -305,14 +334,15 @@ def outcome(
 
 def measure(method: str, options: argparse.Namespace, victims: Examples) -> tuple[dict[str, Any], dict[str, Tensor]]:
     federation = federation_of(options, method)
-    started = time.process_time()
-    kept, reports, course = trained(federation, method, options)
-    row = outcome(federation, reports, course, time.process_time() - started, options)
+    done = trained(federation, method, options)
+    row = outcome(federation, done, options)
     print(method, {name: value for name, value in row.items() if name != "course"}, flush=True)
     if method == "CKKS" or not options.attacks:
         return {**row, "attacks": {}}, {}
     observations, truth = (
-        summed(federation, victims, options) if method == "SecAgg+" else captured(federation, kept, victims, options)
+        summed(federation, victims, options)
+        if method == "SecAgg+"
+        else captured(federation, done.states, victims, options)
     )
     found, pictures = attacked(method, observations, truth, federation, options)
     return {**row, "attacks": found}, {"original": truth[0].inputs[0], **pictures}
@@ -326,6 +356,13 @@ def main() -> None:
     parser.add_argument("--partition", default="iid")
     parser.add_argument("--override", nargs="*", default=[], help="of the configuration, such as model.width=16")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument(
+        "--start",
+        default="shared",
+        choices=["shared", "own"],
+        help="of private layers, as in Algorithm 1 or apart",
+    )
+    parser.add_argument("--kept-every", type=int, default=5, help="rounds after which the training is kept")
     parser.add_argument("--rounds", type=int, default=10, help="0 attacks the initial values")
     parser.add_argument("--examples", type=int, help="of all clients together")
     parser.add_argument("--tested", type=int, help="test examples")
@@ -341,7 +378,11 @@ def main() -> None:
     parser.add_argument("--recover-at", help="module whose input MI recovers; the first public layer by default")
     parser.add_argument("--matching", default="cosine", choices=["cosine", "l2"], help="for MI, recovered")
     parser.add_argument("--matching-iterations", type=int, default=1000)
-    parser.add_argument("--features-at", help="module whose input is shown; the first public layer by default")
+    parser.add_argument("--features-at", default="activation", help="module whose input is shown")
+    parser.add_argument(
+        "--features-of", default="trained", choices=["trained", "sent"], help="as in Algorithm 3, or of the model sent"
+    )
+    parser.add_argument("--variation", type=float, default=0.1, help="weight of the sum, for MI, published loss")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/fdl_pp"))
     options = parser.parse_args()

@@ -22,9 +22,11 @@ from torch import Tensor
 
 from fl_privacy.metrics import aggregate
 
-ORDER = ("DL", "DLDP-A", "DLDP-B", "SplitFed", "FDL-PP", "FDL-PP, shared start", "SecAgg+", "CKKS")
+ORDER = ("DL", "DLDP-A", "DLDP-B", "SplitFed", "FDL-PP", "SecAgg+", "CKKS")
 LABELS = {"bpmse": "BPMSE", "bpmse of image or negative": "BPMSE of image or negative", "bpki": "BPKI"}
 SAFE = {"bpmse": 0.05, "bpki": 0.3}
+
+KEPT = ("rounds", "start", "features_of", "examples", "accuracy", "cpu_seconds", "bytes", "privacy")
 
 Row = Mapping[str, Any]
 
@@ -55,7 +57,7 @@ def kept_figures(row: Row) -> dict[str, Any]:
         name.partition(" of ")[0] if "of gamma" not in name else "gamma": v
         for name, v in (row["course"] or [{}])[-1].items()
     }
-    plain = {name: row[name] for name in ("accuracy", "cpu_seconds", "bytes", "privacy") if name in row}
+    plain = {name: row[name] for name in KEPT if name in row}
     figures = {name.replace(", ", "_"): over_runs(found) for name, found in row["attacks"].items()}
     return {**plain, **last, "figures": figures}
 

@@ -1,9 +1,12 @@
 """The one exception that a user is meant to read, and what makes it of others."""
 
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+UNITS = ("kB", "MB", "GB", "TB")
 
 
 class UserError(Exception):
@@ -24,7 +27,28 @@ def blamed_on(who: str) -> Iterator[None]:
     except (UserError, OSError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise MemoryError(what_was_asked(error)) from error
         raise UserError(f"{who} raised {in_one_line(error)}; --debug shows the traceback.") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether PyTorch, which has no exception of its own for it on CPUs, could not get memory."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
+
+
+def what_was_asked(error: BaseException) -> str:
+    """``313.6 TB at once``, of an error that an allocator raised; empty where it does not say."""
+    found = re.search(r"allocate ([0-9.]+) ?(bytes|[KMGT]i?B)", str(error))
+    if found is None:
+        return ""
+    size, unit = float(found[1]), found[2]
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if unit not in ("bytes", *UNITS) or size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.4g} {unit} at once"
 
 
 def in_one_line(error: BaseException) -> str:

@@ -11,6 +11,7 @@ EXTRAS: Mapping[str, str] = {
     "cryptography": "flower",
     "ray": "ray",
     "opacus": "dp",
+    "dp_accounting": "dp",
     "tenseal": "crypto",
     "piq": "fsim",
     "cma": "cma",

@@ -38,6 +38,8 @@ class LocalPlan:
             ``eval`` normalises by the running statistics that were sent.
         probe_batch_norm: likewise, of the extra batches that are probed. Published attacks ran in evaluation mode;
             normalised by its own statistics, a single image gives away far less.
+        mode: in which a shared gradient was computed, of all layers but batch norm and of whatever else asks for
+            ``training``; clients of a federation train in ``train``.
         buffers: ``shared`` uploads the running statistics, ``withheld`` does not: the
             server's stay as they were at the start.
         loss_scale: factor on the mean cross entropy of a batch.
@@ -64,6 +66,7 @@ class LocalPlan:
     trained: Sequence[str] = ()
     batch_norm: Literal["train", "eval"] = "train"
     probe_batch_norm: Literal["train", "eval"] = "eval"
+    mode: Literal["train", "eval"] = "train"
     buffers: Literal["shared", "withheld"] = "shared"
     loss_scale: float = 1.0
     crop_padding: int = 0

@@ -1,9 +1,11 @@
 """What results depend on beside their inputs: random streams, named by what they are for, and CPU threads."""
 
 import hashlib
+import random
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 from typing import NoReturn
 
 import numpy as np
@@ -79,6 +81,8 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
     For what may be known to all: PyTorch's CPU generator takes 32 bits of it, which can be searched.
     """
+    if not isinstance(seed, Integral):
+        raise TypeError(f"A seed is expected to be a whole number or a Secret, but got {seed!r}, which all can repeat.")
     text = "/".join([str(seed), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
@@ -116,6 +120,27 @@ def global_stream(rng: torch.Generator) -> Iterator[None]:
         else:
             torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=rng, device=rng.device)))
         yield
+
+
+@contextmanager
+def streams_put_back(seed: int | None = None) -> Iterator[None]:
+    """Put PyTorch's, NumPy's and Python's global streams back to where they were before the context.
+
+    Args:
+        seed: from which all of them start within; ``None`` lets them go on from where they are.
+    """
+    ours, numpys = random.getstate(), np.random.get_state()
+    gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            if seed is not None:
+                torch.manual_seed(seed)
+                np.random.seed(seed % 2**32)
+                random.seed(seed)
+            yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(numpys)
 
 
 @contextmanager

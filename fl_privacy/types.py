@@ -1,6 +1,5 @@
 """The nouns of the package: what is trained, what is uploaded, what an attacker knows and what it finds."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -9,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.effects import Description, settings_in_words
-from fl_privacy.errors import UserError
 from fl_privacy.film import Snapshot
+from fl_privacy.losses import CROSS_ENTROPY, Loss, LossLike
 from fl_privacy.plan import LocalPlan
+from fl_privacy.shared_gradients import expect_range, read_gradients
 from fl_privacy.victim_ids import Certainty, VictimId
 
 __all__ = [
@@ -113,9 +113,9 @@ class Knowledge:
         private: values that stand in for those of the victim that are not sent: of a colluding client, or of the
             attacker's own draw.
         colluder: the client that ``private`` was taken from, if any.
-        features: (B, ...) what the victim's private layers make of its examples, where the attacker is assumed to see
-            it: the input of the first public layer.
-        features_at: the module that ``features`` enter, where it is another one.
+        features: (B, ...) what the victim's private layers make of its examples, where the attacker sees it.
+        features_at: the module that ``features`` enter, where it is not the first public layer.
+        front: of the colluding client's model after its local training, where ``features`` are of the victim's so.
         lengths: (B,) tokens of each text.
     """
 
@@ -129,6 +129,7 @@ class Knowledge:
     colluder: int | None = None
     features: Tensor | None = None
     features_at: str | None = None
+    front: ModelState | None = None
     lengths: Tensor | None = None
 
     def describe(self) -> list[str]:
@@ -151,9 +152,8 @@ class Knowledge:
         elif self.private is not None:
             lines.append("For private layers, which it does not see, the attacker takes values of its own draw.")
         if self.features is not None:
-            lines.append(
-                f"The attacker sees what enters {self.features_at or 'the first public layer'} of a victim's model."
-            )
+            where = (self.features_at or "the first public layer") + " after local training" * (self.front is not None)
+            lines.append(f"The attacker sees what enters {where} of a victim's model.")
         if self.defense is not None:
             lines.append(f"The attacker knows the defense and its settings ({settings_in_words(self.defense)}).")
         if self.same_data is not None:
@@ -175,6 +175,9 @@ class Observation:
         num_classes: K.
         knowledge: what is known beyond the protocol.
         filmed: whether to keep snapshots of the guess, which change no number.
+        loss: of the client; ``None`` where it is not known, and the attack looks for it.
+        input_range: least and largest value of an input.
+        notes: how what nobody said was found, a sentence each.
     """
 
     id: VictimId
@@ -186,6 +189,9 @@ class Observation:
     num_classes: int
     knowledge: Knowledge = field(default_factory=Knowledge)
     filmed: bool = False
+    loss: Loss | None = CROSS_ENTROPY
+    input_range: tuple[float, float] = (0.0, 1.0)
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of_gradients(
@@ -194,45 +200,43 @@ class Observation:
         gradients: Tensors | Sequence[Tensor],
         *,
         input_shape: Sequence[int],
-        batch_size: int = 1,
-        batch_norm: Literal["train", "eval"] = "eval",
+        batch_size: int | None = None,
+        batch_norm: Literal["train", "eval"] | None = None,
+        loss: LossLike | None = None,
+        input_range: tuple[float, float] = (0.0, 1.0),
         number: int = 0,
     ) -> "Observation":
-        """An observation of the gradient of the mean cross entropy of one batch, by the values that ``model`` holds.
+        """An observation of the gradient of the loss of one batch, by the values and in the mode that ``model`` has.
 
         Args:
-            model: of images in [0, 1]; ``fl_privacy.models.normalized`` puts a normalization before it.
+            model: of images; ``fl_privacy.models.normalized`` puts a normalization before it. Its mode, training or
+                evaluation, is taken for that in which the gradient was computed.
             gradients: by parameter name, or in the order of ``model.parameters()``.
             input_shape: (C, H, W).
-            batch_size: examples behind the gradient.
-            batch_norm: mode in which it was computed.
+            batch_size: examples behind the gradient; ``None`` counts them by the rank of the layers' gradients.
+            batch_norm: mode of batch norm, if another than the model's.
+            loss: name of ``fl_privacy.losses.NAMED_LOSSES``, a loss of PyTorch, or a function (outputs, labels) ->
+                scalar; ``None``: the attack takes the known one that gives the output layer's gradient.
+            input_range: least and largest value of an input.
             number: names the victim and its random streams.
 
         Raises:
-            UserError: gradients or images do not fit the model.
+            UserError: gradients, images or the loss do not fit the model, or nothing tells the batch size.
         """
-        named, shape = dict(model.named_parameters()), tuple(input_shape)
-        if not isinstance(gradients, Mapping):
-            if len(gradients) != len(named):
-                raise UserError(
-                    f"A gradient is expected for each of {len(named)} parameters, but got {len(gradients)};"
-                    " torch.autograd.grad(loss, model.parameters()) has them."
-                )
-            gradients = dict(zip(named, gradients, strict=True))
-        for name, gradient in gradients.items():
-            got = tuple(gradient.shape) if isinstance(gradient, Tensor) else type(gradient).__name__
-            if name not in named or got != tuple(named[name].shape):
-                wanted = f"a tensor {tuple(named[name].shape)}" if name in named else "of a parameter of the model"
-                raise UserError(f"The gradient {name} is expected to be {wanted}, but is {got}; name those there are.")
-        logits = _logits(model, shape)
+        read = read_gradients(model, gradients, input_shape=input_shape, batch_size=batch_size, loss=loss)
+        mode: Literal["train", "eval"] = "train" if model.training else "eval"
+        of_norms = mode if batch_norm is None else batch_norm
         return cls(
             id=VictimId(0, 0, number),
-            model=model,
-            sent=ModelState.of(model),
-            upload=Upload(tensors={n: g.detach() for n, g in gradients.items()}, num_examples=batch_size),
-            plan=LocalPlan(shares="gradient", batch_norm=batch_norm, probe_batch_norm=batch_norm),
-            input_shape=shape,
-            num_classes=logits.shape[1],
+            model=read.model,
+            sent=ModelState(read.parameters, read.buffers),
+            upload=Upload(tensors=read.gradients, num_examples=read.batch_size),
+            plan=LocalPlan(shares="gradient", batch_norm=of_norms, probe_batch_norm=of_norms, mode=mode),
+            input_shape=tuple(input_shape),
+            num_classes=read.num_classes,
+            loss=read.loss,
+            input_range=expect_range(input_range),
+            notes=read.notes,
         )
 
     def update(self) -> Tensors:
@@ -253,22 +257,6 @@ class Observation:
         return replace(self, knowledge=replace(self.knowledge, **knowledge))
 
 
-@torch.no_grad()
-def _logits(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    """(2, K) of two black images; the model is left as it was."""
-    like = next(model.parameters())
-    try:
-        logits = copy.deepcopy(model).eval()(torch.zeros(2, *shape, dtype=like.dtype, device=like.device))
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        raise UserError(
-            f"The model is expected to take images of shape {shape}, but does not ({reason}); give input_shape."
-        ) from error
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 2:
-        raise UserError("The model is expected to return logits (B, K), but returns something else.")
-    return logits
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstruction:
     """What an attack made of one observation.
@@ -285,6 +273,10 @@ class Reconstruction:
         certainties: (B,) of each of its images, where they differ; empty where all are alike.
         member: of the attacks that were tried, the one whose guess this is; empty where there was a single one.
         film: how its first image or text came about, where that was asked for and the attack goes step by step.
+        words: (n,) tokens that were read of all its texts together, in no order, each as often as it was found;
+            ``None`` where nobody looked for them.
+        words_exact: whether no token of another text can have left such traces.
+        notes: what of the client was found out or assumed on the way, a sentence each.
     """
 
     id: VictimId
@@ -298,3 +290,6 @@ class Reconstruction:
     certainties: tuple[Certainty, ...] = ()
     member: str = ""
     film: tuple[Snapshot, ...] = ()
+    words: Tensor | None = None
+    words_exact: bool = False
+    notes: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import resolve_device
-from fl_privacy.flower.ray_nodes import _check_request
+from fl_privacy.flower.ray_nodes import check_request
 from fl_privacy.gradients.convolution import convolution_gradients
 from fl_privacy.gradients.memory import spare_bytes
 from fl_privacy.parallel.sharded import ShardedAttack
@@ -169,7 +169,7 @@ def test_parts_of_an_attack_share_the_gpus(
 def test_a_gpu_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_device("auto").type == "cuda" and resolve_device("cuda:1") == torch.device("cuda", 1)
     assert describe_environment(seed=0)["gpus"] == ["GPU 0", "GPU 1"]
-    _check_request(1, 0.5, None)
+    check_request(1, 0.5, None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert resolve_device("auto") == CPU
@@ -177,7 +177,7 @@ def test_a_gpu_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_device("cuda")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(UserError, match=r"0\.5 GPUs"):
-        _check_request(1, 0.5, None)
+        check_request(1, 0.5, None)
 
 
 def test_compared_images_are_cut_by_a_cpus_cache_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_the_extras_are_those_of_the_project() -> None:
     """Each package that is named is brought by its extra, and no extra by the plain installation."""
     extras = PROJECT["optional-dependencies"]
     for package, extra in EXTRAS.items():
-        wanted = "flwr[simulation]" if package == "ray" else package
+        wanted = "flwr[simulation]" if package == "ray" else package.replace("_", "-")  # as registries spell it
         assert any(required.startswith(wanted) for required in extras[extra])
         assert not any(re.match(rf"{package}\b(?!-)", required) for required in PROJECT["dependencies"])
         assert extra in extras["all"][0]

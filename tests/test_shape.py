@@ -1,21 +1,17 @@
-"""The package keeps its shape: short files of one idea, short functions, and one name for each thing."""
+"""The package keeps its shape: files of one idea, short functions, few parameters."""
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST_FILE = 300
+LONGEST_FILE = 500
 LONGEST_FUNCTION = 60
 MOST_PARAMETERS = 10
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-ENTRY_POINT = "fl_privacy/cli/main.py"
-"""Named like the function that the installed command calls, as entry points are."""
 
 OPTIONS = {
     "fl_privacy/defenses/data/refining.py:refiner": "each choice of the paper's algorithm, and those it leaves open",
@@ -35,12 +31,6 @@ def sources(root: Path) -> Iterator[tuple[str, ast.Module, int]]:
 
 def functions(module: ast.Module) -> Iterator[Function]:
     return (node for node in ast.walk(module) if isinstance(node, Function))
-
-
-def public(module: ast.Module) -> set[str]:
-    """What a module defines for others; overloads are one name."""
-    defined = (node.name for node in module.body if isinstance(node, Function | ast.ClassDef))
-    return {name for name in defined if not name.startswith("_")}
 
 
 def long_files(root: Path) -> set[str]:
@@ -65,15 +55,6 @@ def wide_functions(root: Path) -> set[str]:
     }
 
 
-def modules_named_like_their_content(root: Path) -> set[str]:
-    return {path for path, module, _ in sources(root) if Path(path).stem in public(module)}
-
-
-def names_defined_twice(root: Path) -> set[str]:
-    counted = Counter(name for _, module, _ in sources(root) for name in public(module))
-    return {name for name, times in counted.items() if times > 1}
-
-
 def test_files_are_short() -> None:
     assert long_files(ROOT) == set()
 
@@ -86,15 +67,6 @@ def test_functions_take_few_parameters() -> None:
     assert wide_functions(ROOT) == OPTIONS.keys()
 
 
-def test_no_module_is_named_like_what_it_defines() -> None:
-    """``from room import name`` would mean the one or the other, by what was imported before."""
-    assert modules_named_like_their_content(ROOT) == {ENTRY_POINT}
-
-
-def test_no_public_name_is_defined_twice() -> None:
-    assert names_defined_twice(ROOT) == set()
-
-
 @pytest.fixture
 def misshapen(tmp_path: Path) -> Path:
     """A package with every fault once."""
@@ -103,9 +75,6 @@ def misshapen(tmp_path: Path) -> Path:
     (room / "long.py").write_text("\n".join(f"a{i} = {i}" for i in range(LONGEST_FILE + 1)))
     (room / "tall.py").write_text("def high():\n" + "    pass\n" * LONGEST_FUNCTION)
     (room / "wide.py").write_text(f"def broad({', '.join(f'a{i}' for i in range(MOST_PARAMETERS))}, *, b): ...\n")
-    (room / "shadow.py").write_text("def shadow(): ...\n")
-    (room / "one.py").write_text("class Twin: ...\ndef _private(): ...\n")
-    (room / "other.py").write_text("def Twin(): ...\ndef _private(): ...\n")
     return tmp_path
 
 
@@ -113,5 +82,3 @@ def test_faults_are_found(misshapen: Path) -> None:
     assert long_files(misshapen) == {"fl_privacy/long.py"}
     assert long_functions(misshapen) == {"fl_privacy/tall.py:high"}
     assert wide_functions(misshapen) == {"fl_privacy/wide.py:broad"}
-    assert modules_named_like_their_content(misshapen) == {"fl_privacy/shadow.py"}
-    assert names_defined_twice(misshapen) == {"Twin"}

@@ -13,5 +13,5 @@ def test_updates_leak_no_more_than_before(leakage: LeakageCheck) -> None:
         data=digits(),
         batch_size=BATCH_SIZE,
         images=40,
-        attack="inverting_gradients attack.iterations=60",
+        attack="auto attack.budget=quick",
     )

@@ -21,11 +21,12 @@ from fl_privacy.attacks.presets import (
     tag,
 )
 from fl_privacy.attacks.reconstructing import reconstruct
-from fl_privacy.attacks.text import Dager
+from fl_privacy.attacks.text import BagOfWords, Dager
 
 __all__ = [
     "AnalyticInversion",
     "AutoAttack",
+    "BagOfWords",
     "CocktailParty",
     "Dager",
     "ExactInversion",

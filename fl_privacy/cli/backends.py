@@ -26,8 +26,10 @@ def backend_of(config: RunSettings) -> Backend:
         expect_package("flwr", f"backend={name}")
     if name == "ray":
         from fl_privacy.flower.backends import run_ray  # noqa: PLC0415
+        from fl_privacy.flower.ray_nodes import check_request  # noqa: PLC0415
 
         check_arguments(run_ray, settings, "backend")
+        check_request(**{key: value for key, value in settings.items() if key in ("num_cpus", "num_gpus", "actors")})
         expect_answer()
         return partial(run_ray, **settings)
     if settings:

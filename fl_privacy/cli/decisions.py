@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from fl_privacy.report.measured_tables import MeasuredTable, Threat
 
 ACCURACY_LOSS, THREAT, PSNR_BELOW = "accuracy_loss", "threat", "psnr_below"
-ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: "15"}
-"""What may be asked for, with its default; all else is a setting of the measurement."""
+ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: ""}
+"""What may be asked for, with its default, empty for none; all else is a setting of the measurement."""
+
+_EXAMPLES = {ACCURACY_LOSS: "2", PSNR_BELOW: "12"}
 
 KNOWN: tuple[Literal["honest", "adaptive", "malicious"], ...] = ("honest", "adaptive", "malicious")
 
@@ -25,32 +27,31 @@ def advise(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="accuracy_loss=2 (points, at most), threat=adaptive, honest or malicious, psnr_below=15 (dB), and the"
+            help="accuracy_loss=2 (points, at most), threat=adaptive, honest or malicious, psnr_below=DB, and the"
             " settings that were measured: data=mnist_mini model=lenet.",
         ),
     ] = None,
-    grid: Annotated[
-        str | None, typer.Option("--grid", help="Read the runs of this grid (trade-off) instead of the shipped tables.")
-    ] = None,
+    grid: Annotated[str | None, typer.Option("--grid", help="Read the runs of this grid (trade-off).")] = None,
     table: Annotated[
         Path | None,
-        typer.Option("--table", help="Read the folder of a benchmark, or a file that --save wrote, instead."),
+        typer.Option("--table", help="Read the folder of a benchmark, or a file that --save wrote."),
     ] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Also write the tables that were read, as JSON.")] = None,
 ) -> None:
-    """The cheapest defense that costs little accuracy and hides every attacked image, and what it leaves open.
+    """The cheapest defense that costs little accuracy and behind which no image was read, and what it leaves open.
 
     Each measurement of the settings that are named has its own answer.
-    `fl-privacy advise data=mnist_mini model=lenet accuracy_loss=2 threat=adaptive` answers from what comes with the
-    package; `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, from your runs;
-    `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark.
+    `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs;
+    `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. The tables that came with the
+    package are withdrawn until they are measured again.
     """
     bounds, settings = _asked(asked or [])
     if grid is not None and table is not None:
         raise UserError("--grid and --table are expected one at a time, but got both; leave one out.")
     one_of(THREAT, bounds[THREAT], KNOWN)
     threat = next(known for known in KNOWN if known == bounds[THREAT])
-    told = {key: _number(key, bounds[key]) for key in (ACCURACY_LOSS, PSNR_BELOW)}
+    loss, below = _number(ACCURACY_LOSS, bounds[ACCURACY_LOSS]), bounds[PSNR_BELOW]
+    told = {ACCURACY_LOSS: loss} | ({PSNR_BELOW: _number(PSNR_BELOW, below)} if below else {})
     tables = _in_file(table, settings) if table else [_of_grid(grid, settings)] if grid else _shipped(settings)
     if save is not None:
         from fl_privacy.report.measured_tables import write_tables  # noqa: PLC0415
@@ -88,9 +89,9 @@ def _asked(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _number(key: str, value: str) -> float:
     try:
-        return number(key, float(value), example=float(ASKED[key]))
+        return number(key, float(value), at_least=0, example=float(_EXAMPLES[key]))
     except ValueError as error:
-        raise UserError(f"{key} is expected to be a number, but got {value!r}; try {key}={ASKED[key]}.") from error
+        raise UserError(f"{key} is expected to be a number, but got {value!r}; try {key}={_EXAMPLES[key]}.") from error
 
 
 def _in_file(path: Path, settings: Sequence[str]) -> "list[MeasuredTable]":
@@ -116,10 +117,12 @@ def _shipped(settings: Sequence[str]) -> "list[MeasuredTable]":
     tables = [table for path in sorted(SHIPPED.glob("*.json")) for table in read_tables(path)]
     if found := [table for table in tables if table.matches(settings)]:
         return found
-    told = " ".join(settings)
+    told = f" {' '.join(settings)}" if settings else ""
+    there = f"there are: {_there(tables)}" if tables else "those that came with the package are withdrawn until they"
+    there += "" if tables else " are measured again: they took empty pictures for read ones and readable ones for none"
     raise UserError(
-        f"Settings that were measured are expected, but got {told}; there are: {_there(tables)}. Measure yours by"
-        f" `fl-privacy trade-off quick {told}`, then `fl-privacy advise --grid quick {told}`."
+        f"Settings that were measured are expected, but {there}. Measure yours by `fl-privacy trade-off quick{told}`,"
+        f" then `fl-privacy advise --grid quick{told}`."
     )
 
 

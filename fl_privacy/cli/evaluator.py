@@ -41,6 +41,7 @@ from fl_privacy.evaluator import (
 from fl_privacy.experiment.build import build_dataset, resolve_device
 from fl_privacy.experiment.network import build_network
 from fl_privacy.files import user_cache_folder
+from fl_privacy.foreign_files import expect_writable
 from fl_privacy.models import TextModel
 
 SHOWN = 1000
@@ -82,6 +83,7 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
             )
         console.print(f"Found it trained: {file}", highlight=False)
     else:
+        expect_writable(file)
         network = _train(work.train, device, console)
         about = {"key": work.key, "data": dataset.name, "settings": json.dumps(settings)}
         save_evaluator(network, file, {**about, **work.about})

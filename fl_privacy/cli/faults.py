@@ -11,7 +11,7 @@ from types import FrameType
 
 import click
 
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, is_out_of_memory, what_was_asked
 from fl_privacy.extras import missing_extra
 
 EXIT_ERROR = 2
@@ -42,12 +42,6 @@ def in_a_line(error: BaseException) -> str:
     return " ".join(text.split())
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether PyTorch, which has no exception of its own for it on CPUs, could not get memory."""
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
-
-
 def recognized(error: BaseException) -> BaseException | None:
     """``error`` as one of ``FAULTS``; ``None`` where it is a defect of a program."""
     if isinstance(error, click.ClickException):
@@ -57,7 +51,7 @@ def recognized(error: BaseException) -> BaseException | None:
     if isinstance(error, SystemExit):
         return UserError(f"A part that is not this program's ended it (SystemExit: {error.code}); let it return.")
     if is_out_of_memory(error):
-        return MemoryError(str(error).strip().splitlines()[0])
+        return MemoryError(what_was_asked(error))
     return error if isinstance(error, FAULTS) else None
 
 

@@ -1,5 +1,6 @@
 """The Flower app: ``flwr run . --run-config 'overrides="defense=dp_noise attack=idlg"'``."""
 
+import logging
 import math
 import os
 import shlex
@@ -16,13 +17,13 @@ from rich.console import Console
 from fl_privacy.cli.backends import secure_backend_of, unattacked
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.config import RunSettings, compose_run, to_yaml
-from fl_privacy.config.foreign import expect_plain
+from fl_privacy.config.foreign import expect_no_paths, expect_plain
 from fl_privacy.config.targets import plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
 from fl_privacy.experiment.ground_truth import sees_other_images
-from fl_privacy.experiment.own_data import client_of_folder
+from fl_privacy.experiment.own_data import OpenSettingError, client_of_folder
 from fl_privacy.experiment.protocols import Backend, plain_loop
 from fl_privacy.experiment.run import run_baseline, run_experiment
 from fl_privacy.experiment.threat_model import Whereabouts
@@ -41,6 +42,8 @@ from fl_privacy.flower.transport import PromptGrid
 TIMEOUT = "round-timeout"
 AUTHENTICATED = "authenticated-nodes"
 RECONNECT = "reconnect-timeout"
+logger = logging.getLogger(__name__)
+
 OWN_DATA_RUN = "own-data"
 """Keys of the run config."""
 
@@ -130,13 +133,25 @@ def make_client(context: Context) -> PrivacyClient:
     It draws from the node's own secret and keeps its private part in a file of the node, unless the node's environment
     says that this is a simulation.
     """
+    _expect_no_paths(context)
     order = _order(tuple(_overrides(context)), tuple(_trusted_here()))
     client, memory = _client(order, context), None if is_simulation() else node_memory(context)
     if memory is not None:
         client = replace(client, seed=node_secret(context), audit_seed=order.config.seed)
+    made: PrivacyClient
     if order.config.secure_aggregation.name == SECAGG:
-        return MaskableClient(client, memory or context.state, clip=order.config.secure_aggregation.clip)
-    return PrivacyClient(client, memory or context.state)
+        made = MaskableClient(client, memory or context.state, clip=order.config.secure_aggregation.clip)
+    else:
+        made = PrivacyClient(client, memory or context.state)
+    made.last_round = order.config.federation.rounds
+    return made
+
+
+def _expect_no_paths(context: Context) -> None:
+    """Refuse a run that says which files of this node are read: its folder of images is its operator's choice."""
+    if not is_simulation():
+        unread = {"out", "name", *(("data.root",) if DATA_PATH in context.node_config else ())}
+        expect_no_paths(_overrides(context), where="A run started elsewhere", without=unread)
 
 
 def _client(order: _Order, context: Context) -> Client:
@@ -146,9 +161,17 @@ def _client(order: _Order, context: Context) -> Client:
             f"Partitions 0..{number - 1} are expected on the nodes, but this one holds {partition};"
             " start as many SuperNodes as federation.clients says."
         )
-    if DATA_PATH in context.node_config:
-        return client_of_folder(order.text, str(context.node_config[DATA_PATH]), partition)
-    return clients_of(order.text)[partition]
+    try:
+        if DATA_PATH in context.node_config:
+            return client_of_folder(order.text, str(context.node_config[DATA_PATH]), partition)
+        return clients_of(order.text)[partition]
+    except OpenSettingError:
+        raise
+    except UserError as error:
+        if is_simulation():
+            raise
+        logger.error("The node's data can't be used as the run asks: %s", error)
+        raise UserError("The node's data can't be used as the run asks; its own log says why.") from None
 
 
 def _is_audited(context: Context) -> bool:

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from fl_privacy.cli.faults import STOPPING, NothingReconstructedError, in_a_line, recognized
 from fl_privacy.config import RunSettings, compose_run, expand_sweep, to_yaml
+from fl_privacy.config.overrides import override_keys
 from fl_privacy.errors import UserError
 from fl_privacy.results.read import failed_attackers
 
@@ -33,6 +34,8 @@ def run_jobs(
     """
     jobs = expand_sweep(overrides) if multirun else [list(overrides)]
     configs = [compose_run(job) for job in jobs]
+    if not multirun:
+        _expect_budget_spent(configs[0])
     if show_config:
         for config in configs:
             print(to_yaml(config))
@@ -40,6 +43,11 @@ def run_jobs(
     say_what_takes_time()
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
 
+    if command == "attack":
+        from fl_privacy.experiment.captured import expect_not_taken  # noqa: PLC0415
+
+        for job, config in zip(jobs, configs, strict=True):
+            expect_not_taken(config, override_keys(job))
     if not multirun:
         folder = run_job(command, configs[0], RichMonitor(console))
         print(folder)
@@ -66,6 +74,21 @@ def run_jobs(
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0]}")
     expect_reconstructions(folders)
+
+
+def _expect_budget_spent(config: RunSettings) -> None:
+    """Refuse a budget of differential privacy for a single run that adds no noise at all.
+
+    In a sweep over defenses the undefended run stays beside the others.
+
+    Raises:
+        UserError: ``privacy.epsilon`` is set without a defense.
+    """
+    if config.privacy.epsilon is not None and config.choices.defense == "none":
+        raise UserError(
+            f"privacy.epsilon={config.privacy.epsilon:g} is expected with a defense whose noise it sets, but got"
+            " defense=none; set defense=dp_sgd, or privacy.epsilon=null."
+        )
 
 
 def say_what_takes_time() -> None:

@@ -52,15 +52,15 @@ Multirun = Annotated[
 ShowConfig = Annotated[bool, typer.Option("--cfg", help="Print the resolved configuration and stop.")]
 
 
-def _decibels(value: float) -> float:
-    return number("--psnr-below", value, example=15)
+def _decibels(value: float | None) -> float | None:
+    return None if value is None else number("--psnr-below", value, at_least=0, example=12)
 
 
 PsnrBelow = Annotated[
-    float,
+    float | None,
     typer.Option(
         "--psnr-below",
-        help="dB; the page says which defense stays below at the highest accuracy.",
+        help="dB; a defense is only chosen if no attacked image reaches this either.",
         callback=_decibels,
     ),
 ]
@@ -115,7 +115,7 @@ def trade_off(
     overrides: Overrides = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="How many at once, one CPU thread each.")] = 1,
     only_report: Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")] = False,
-    psnr_below: PsnrBelow = 15.0,
+    psnr_below: PsnrBelow = None,
 ) -> None:
     """Accuracy against leakage: every defense of a grid at every strength, one page with curves.
 
@@ -187,7 +187,7 @@ def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False
 def report(  # noqa: PLR0917
     runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that runs have written.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
-    psnr_below: PsnrBelow = 15.0,
+    psnr_below: PsnrBelow = None,
     cap: Annotated[
         bool, typer.Option("--cap", help="Compare defenses, each at several strengths, by PPC curves and CAP.")
     ] = False,

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 def run_trade_off(
-    grid: str, overrides: Sequence[str], *, processes: int, only_report: bool, psnr_below: float, console: Console
+    grid: str,
+    overrides: Sequence[str],
+    *,
+    processes: int,
+    only_report: bool,
+    psnr_below: float | None,
+    console: Console,
 ) -> None:
     """Do what is left of the grid ``grid`` and write the page over all of it.
 

@@ -9,6 +9,7 @@ from fl_privacy.checks import fits, in_words
 from fl_privacy.config.foreign import expect_plain, read_settings, trust_in
 from fl_privacy.config.groups import suggest
 from fl_privacy.config.overrides import expand_sweep, merge_overrides, override_keys, swept_key
+from fl_privacy.config.places import expect_below_here
 from fl_privacy.errors import UserError
 
 GRIDS = Path(__file__).resolve().parent.parent / "grids"
@@ -99,6 +100,8 @@ def load_grid(name: str, overrides: Sequence[str] = ()) -> Grid:
         )
     for own in (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values()):
         expect_plain(own, trust, where=f"The grid {name}")
+        if name not in grid_names():
+            expect_below_here(own, where=f"The grid {name}")
     to_attacks = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("attack.")]
     to_train = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("inference")]
     to_all = [o for o in overrides if o not in (*to_attacks, *to_train)]

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -19,6 +20,12 @@ from fl_privacy.config.groups import CONFIG_DIR, options, suggest
 from fl_privacy.config.settings import RunSettings
 from fl_privacy.errors import UserError
 
+_BEYOND_ASCII = re.compile(r"[\w./-]+")
+"""A word or a path, in whatever script."""
+
+NAMING = ("out", "name", "weights", "captured", "truth", "evaluator")
+"""Settings of a run that name a file, a folder or a part of one."""
+
 MOST_JOBS = 10_000
 """Of one sweep; each is composed and checked before the first one starts."""
 
@@ -30,7 +37,11 @@ def compose_run(overrides: Sequence[str] = ()) -> RunSettings:
         UserError: an override does not parse, names a group, option or key that does not exist, or sets a setting to
             what it can't be.
     """
-    return RunSettings.of(compose_file("config", overrides))
+    config = RunSettings.of(compose_file("config", overrides))
+    for name in NAMING:
+        if (value := getattr(config, name)) is not None and not str(value).strip():
+            raise UserError(f"{name} is expected to name something, but is empty; leave {name}= out.")
+    return config
 
 
 def compose_file(base: str, overrides: Sequence[str] = ()) -> DictConfig:
@@ -131,6 +142,9 @@ def _parsed(text: str) -> Override:
     try:
         (parsed,) = OverridesParser.create().parse_overrides([text])
     except HydraException as error:
+        key, sign, value = text.partition("=")
+        if sign and not value.isascii() and _BEYOND_ASCII.fullmatch(value):  # the grammar knows ASCII alone
+            return _parsed(f'{key}="{value}"')
         raise UserError(f"Overrides are expected as key=value, but got {text!r}; {_remedy(text)}.") from error
     return parsed
 

@@ -139,8 +139,12 @@ class ThreatModelSettings:
     knows_features: bool = setting(ATTACK, "what the victims' private layers put out", captured=True)
     features_at: str | None = setting(
         ATTACK,
-        "the module whose input that is; `null`: the first public layer (with nothing private, the second layer)",
+        "the module whose input that is; `null`: the first public layer, `activation`: behind the private layers'"
+        " activation (with nothing private: the second layer, behind the first activation)",
         captured=True,
+    )
+    features_of: Literal["sent", "trained"] = setting(
+        ATTACK, "of the model as it was `sent`, or of each client's own after its training", captured=True
     )
 
 
@@ -236,6 +240,9 @@ class RunSettings:
         RUNTIME,
         "what a captured configuration may name beside what is registered: import paths of models and defenses, modules"
         " that define them, names of data sets; naming code means running it",
+    )
+    candidates: int = setting(
+        ATTACK, "public images to tell each original from; below 100 none is identified", within=(0, 100_000)
     )
     evaluator: str | None = setting(
         ATTACK, "also measure the noise ratio of reconstructions, by this file of `train-evaluator`"

@@ -13,6 +13,7 @@ from fl_privacy.config.grid import UNDEFENDED, GridPoint, grid_points
 from fl_privacy.config.groups import suggest
 from fl_privacy.config.keys import is_within, keys_of
 from fl_privacy.config.overrides import merge_overrides, override_keys
+from fl_privacy.config.places import expect_below_here
 from fl_privacy.config.settings import Role
 from fl_privacy.errors import UserError
 
@@ -186,6 +187,8 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
             raise UserError(f"{key} of the track {name} is expected to have an entry, but has none.")
     for own in _overrides_of(raw):
         expect_plain(own, (), where=f"The track {name}")
+        if name not in track_names():
+            expect_below_here(own, where=f"The track {name}")
     free = _of_runtime(name, overrides)
     of_attacks = [o for o, key in zip(free, override_keys(free), strict=True) if key.startswith("attack.")]
     return Track(

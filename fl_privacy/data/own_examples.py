@@ -12,10 +12,17 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_privacy.errors import UserError
 from fl_privacy.normalization import Normalization
+from fl_privacy.rng import derive_seed
 
 IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "x")
 LABEL_KEYS = ("label", "labels", "fine_label", "target", "character", "y")
 """Under which data sets of the hub keep them, the likeliest first."""
+
+CHANNELS = (1, 2, 3, 4)
+"""Of an image of Pillow or NumPy: gray, gray and alpha, color, color and alpha."""
+
+_STEPS = {"uint8": 255, "uint16": 65535, "bool": 1}
+"""The brightest value of a kind of whole numbers."""
 
 LOOKED_AT = 256
 """Images from which a normalization is estimated."""
@@ -67,7 +74,7 @@ def as_sample(example: object) -> Sample:
         raise UserError(
             f"An example is expected to be (image, label) or a mapping with both, but is a {type(example).__name__}."
         )
-    return _pixels(image), int(label)
+    return _pixels(image), _class(label)
 
 
 def _first(example: Mapping[Any, Any], keys: Sequence[str]) -> Any:
@@ -80,16 +87,55 @@ def _first(example: Mapping[Any, Any], keys: Sequence[str]) -> Any:
     return example[found]
 
 
+def _class(label: Any) -> int:
+    """A class of whatever has one value: a number, ``array([3])``, a tensor; one-hot vectors name theirs.
+
+    Raises:
+        UserError: it names several classes, or none.
+    """
+    try:
+        values = np.asarray(label.detach().cpu() if isinstance(label, Tensor) else label).astype(float).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"A label is expected to be the number of a class, but got {label!r:.80}.") from error
+    if len(values) == 1 and np.isfinite(values[0]) and values[0] == int(values[0]):
+        return int(values[0])
+    if len(values) > 1 and values.sum() == 1 and values.max() == 1:
+        return int(values.argmax())
+    raise UserError(
+        f"A label is expected to be the number of one class, but got {np.array2string(values, threshold=10):.80};"
+        " of several labels an image, give data whose label is one of them."
+    )
+
+
 def _pixels(image: Any) -> Tensor:
-    """(C, H, W) float; bytes become [0, 1]."""
-    pixels = image if isinstance(image, Tensor) else torch.from_numpy(np.array(image))
+    """(C, H, W) float; whole numbers of 8 or 16 bits become [0, 1]."""
+    if isinstance(image, Tensor):
+        pixels, steps = image, _STEPS.get(str(image.dtype).removeprefix("torch."))
+    else:
+        array = np.array(image)
+        deep = getattr(image, "mode", "")[:1] == "I"  # 16-bit gray, which Pillow may hold in 32 bits
+        steps = _STEPS["uint16"] if deep else _STEPS.get(array.dtype.name)
+        pixels = torch.from_numpy(array.astype(np.float32) if array.dtype.kind in "ub" or deep else array)
     if pixels.dim() == 2:
         pixels = pixels.unsqueeze(0)
-    elif pixels.dim() == 3 and not isinstance(image, Tensor) and pixels.shape[-1] in (1, 3):
+    elif pixels.dim() == 3 and not isinstance(image, Tensor) and pixels.shape[-1] in CHANNELS:
         pixels = pixels.permute(2, 0, 1)
     if pixels.dim() != 3:
         raise UserError(f"An image is expected to have the shape (C, H, W), but has {tuple(pixels.shape)}.")
-    return pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels.detach().cpu().float()
+    pixels = pixels.detach().cpu().float()
+    return pixels if steps is None else pixels / steps
+
+
+def probe_seed(probe: int, size: int) -> int:
+    """Where the global random streams start while the examples of a probe are drawn from a data set.
+
+    A transform that crops or flips at random so gives the same images to who has the same data set.
+
+    Args:
+        probe: number of the batch, from 0.
+        size: examples in it.
+    """
+    return derive_seed(0, "probe", probe, size)
 
 
 def told_normalization(source: object) -> Normalization | None:

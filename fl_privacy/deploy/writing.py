@@ -1,5 +1,6 @@
 """The folder of a deployment: who gets which file."""
 
+import ipaddress
 import json
 import re
 import secrets
@@ -19,7 +20,8 @@ FIRST_RUNTIME_PORT = 9100
 """Of the loopback port by which a SuperNode and its worker talk; one more for each node."""
 
 _EXECUTABLE = 0o755
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?")
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_LONGEST_HOST = 253
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def write_deployment(folder: Path, *, nodes: int, host: str, port: int) -> Path:
     """
     whole("--nodes", nodes, at_least=1, at_most=10_000, example=4)
     whole("--port", port, at_least=1, at_most=65535, example=8000)
-    if not _HOST.fullmatch(host):
+    if not _is_host(host):
         raise UserError(f"--host is expected to be a name or an address, but got {host!r}; try localhost.")
     deployment = Deployment(folder.resolve(), host, port, nodes)
     if (folder / "deployment.json").exists() and (old := Deployment.read(folder)).host != host:
@@ -156,6 +158,17 @@ class _Template(Template):
     """``@{name}`` is a value, ``@@`` an at sign: shell and compose files keep their own dollars."""
 
     delimiter = "@"
+
+
+def _is_host(text: str) -> bool:
+    """Whether ``text`` is an address, of either version, or a name of letters, digits, dots and hyphens."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        labels = text.split(".")
+        named = len(text) <= _LONGEST_HOST and all(map(_LABEL.fullmatch, labels))
+        return named and not labels[-1].isdigit()  # 1.2.3 and 1.2.3.400 are no addresses
+    return "%" not in text
 
 
 def _in_url(host: str) -> str:

@@ -164,6 +164,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
                 monitor=monitor,
                 seed=config.seed,
                 threads=config.attack_threads,
+                candidates=config.candidates,
             )
             monitor.say(said)
         place.write_page()

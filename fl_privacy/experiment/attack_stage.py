@@ -106,6 +106,7 @@ class AttackStage:
             batch_norm=_batch_norm(observations[0]),
             attacker=attacker,
             countermeasures=list(dict.fromkeys(sentence for r in result for sentence in r.countermeasures)),
+            candidates_from=None if (others := self.judge.others.candidates) is None else others.name,
         )
         with self.monitor.working(f"Judging what was made of {who}"):
             scores = self.judge.scores(result, observations)

@@ -30,6 +30,7 @@ class AttackerKnowledge:
         labels: of the client's loss, mixed where the defense mixed them; ``None`` where they are not told.
         public: images of the same domain with their classes.
         defense: public description, for the adaptive attacker; ``None`` where there is none.
+        defenses: by client, the description of those that have one of their own, or none.
         lengths: of texts; ``None`` where they are not told.
         remembers: whether what was made of the same examples in an earlier round is told (attack.start=previous).
     """
@@ -38,6 +39,7 @@ class AttackerKnowledge:
     labels: Callable[[Observation], Tensor] | None = None
     public: Batch | None = None
     defense: Description | None = None
+    defenses: Mapping[int, Description] = field(default_factory=dict)
     remembers: bool = False
     lengths: Callable[[Observation], Tensor] | None = None
     _earlier: dict[str, list[Observation]] = field(default_factory=dict, init=False)
@@ -54,7 +56,8 @@ class AttackerKnowledge:
 
     def of_adaptive(self, plain: Observation) -> Observation:
         """What the plain attacker knows, the defense, and which updates come from the same examples."""
-        return plain.told(defense=self.defense, same_data=self.same_data(plain.id))
+        own = self.defenses.get(plain.id.client, self.defense)
+        return plain.told(defense=own or None, same_data=self.same_data(plain.id))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
         """Updates of earlier rounds from the same examples as ``observations``, which are remembered for later ones."""
@@ -101,7 +104,11 @@ def side_information_of(
     """What help from inside the attacker gets of ``clients``, whose probes are of ``batch_size`` examples.
 
     ``None`` where no layer is private and nothing is shown.
+
+    Raises:
+        UserError: ``features_at`` is no module of the clients' model, or nobody is shown what enters it.
     """
+    _expect_module(threats, clients)
     if not threats.knows_features and not any(client.keeps_private() for client in clients.values()):
         return None
     return SimulatedSideInformation(
@@ -109,9 +116,27 @@ def side_information_of(
         colluder=threats.colluder,
         knows_features=threats.knows_features,
         features_at=threats.features_at,
+        features_of=threats.features_of,
         batch_size=batch_size,
         seed=seed,
     )
+
+
+def _expect_module(threats: ThreatModelSettings, clients: Mapping[int, Client]) -> None:
+    at = threats.features_at
+    if at is None:
+        return
+    if not threats.knows_features:
+        raise UserError(
+            f"threat_model.features_at={at} is expected with threat_model.knows_features=true; set it, or leave"
+            " features_at out."
+        )
+    names = [name for name, _ in next(iter(clients.values())).model.named_modules() if name]
+    if at not in names:
+        raise UserError(
+            f"threat_model.features_at is expected to be a module of the model, such as {', '.join(names[:4])}, but got"
+            f" {at!r}."
+        )
 
 
 def public_examples(count: int, unattacked: LabelledExamples) -> Batch | None:

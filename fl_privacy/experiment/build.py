@@ -1,5 +1,6 @@
 """The objects of a run, made from its configuration."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -244,12 +245,16 @@ def resolve_device(name: str) -> torch.device:
     """``auto`` is the first GPU where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"device is expected to be auto, cpu or cuda, but got {name!r}.") from error
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+        raise UserError(f"device is expected to be auto, cpu or cuda, but got {name!r}.")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda is expected to find a GPU, but PyTorch sees none; use device=cpu.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device={name} is expected to be one of {torch.cuda.device_count()} GPUs, numbered from 0; use"
+            " device=cuda."
+        )
     return device
 
 

@@ -1,14 +1,16 @@
 """What another run captured: its own configuration, and updates that are shown to be of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.config import RunSettings
 from fl_privacy.config.foreign import recorded_parts, trusted
+from fl_privacy.config.keys import captured_groups, captured_keys
 from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import Federation
+from fl_privacy.experiment.foreign_captures import app_captures
 from fl_privacy.results.occupancy import CAPTURES, CONFIG, IDENTITY
 from fl_privacy.results.read import read_identity
 from fl_privacy.types import Observation
@@ -62,6 +64,36 @@ def as_captured(config: RunSettings) -> RunSettings:
     taken = recorded_parts(run / CONFIG, trusted(config.trust))
     _expect_unchanged(taken, run)
     return config.changed(taken)
+
+
+def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
+    """Refuse settings of an attack on captured updates that these bring along, unless they are as those.
+
+    Args:
+        config: of the attack.
+        keys: that the user set.
+
+    Raises:
+        UserError: one of them would have no effect.
+    """
+    if config.captured is None or app_captures(config.captured) is not None:
+        return
+    found = as_captured(config)
+    groups = captured_groups()
+    for key in keys:
+        where = f"choices.{key}" if key in groups else key
+        if key.partition(".")[0] not in groups and not any(is_same_key(key, taken) for taken in captured_keys()):
+            continue
+        asked, recorded = select(config.plain(), where), select(found.plain(), where)
+        if asked != recorded:
+            raise UserError(
+                f"captured={config.captured} brings {key}={recorded} along, but got {key}={asked}; leave {key} out."
+            )
+
+
+def is_same_key(key: str, taken: str) -> bool:
+    """Whether one of two dotted keys is the other, or within it."""
+    return key == taken or key.startswith(f"{taken}.") or taken.startswith(f"{key}.")
 
 
 def _expect_unchanged(taken: Mapping[str, Any], run: Path) -> None:

@@ -1,6 +1,7 @@
 """From captured updates of a Flower app to a page: during an audit, or later from its folder."""
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain, to_plain
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.candidates import MOST, shipped_others
 from fl_privacy.experiment.foreign import (
     AttackPlan,
     Captured,
@@ -26,12 +28,13 @@ from fl_privacy.experiment.known_images import KnownImages, NamedImages
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.files import write_private
 from fl_privacy.interception import at_typical_rates, ids_of
+from fl_privacy.metrics.beyond import Others
 from fl_privacy.normalization import Normalization
 from fl_privacy.report import write_report
 from fl_privacy.report.app_audit import REHEARSED
-from fl_privacy.report.headline import verdict
-from fl_privacy.report.readings import readings_of, worst_by
-from fl_privacy.results import RunFolder, Summary
+from fl_privacy.report.headline import headline_of
+from fl_privacy.results import RunFolder, Summary, read_run, verdict_of
+from fl_privacy.results.readings import readings_of, worst_by
 from fl_privacy.types import Observation, VictimId
 
 NOTE = "audit.json"
@@ -47,30 +50,45 @@ class Note:
     Attributes:
         model: import path of the clients' model, as it was; nothing is imported by it.
         normalization: of their images.
-        defense: that they tell of.
+        normalizations: by client, of those that say theirs.
+        defense: that most of them tell of.
+        defenses: by client, what each tells of.
         fingerprints: of the images behind each probe, by its id.
         rates_estimated: the learning rate of each update was told by that update alone.
     """
 
     model: str = ""
     normalization: Normalization | None = None
+    normalizations: Mapping[int, Normalization | None] = field(default_factory=dict)
     defense: Description = ()
+    defenses: Mapping[int, Description] = field(default_factory=dict)
     fingerprints: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rates_estimated: bool = False
 
 
 def write_note(folder: Path, note: Note) -> None:
     """Write ``note`` into the folder of an audit, for its owner alone."""
-    normalization = note.normalization
     content = {
         "model": note.model,
-        "mean": None if normalization is None else list(normalization.mean),
-        "std": None if normalization is None else list(normalization.std),
+        **_plainly(note.normalization),
+        "normalizations": {str(client): _plainly(one) for client, one in note.normalizations.items()},
         "defense": to_plain(note.defense),
+        "defenses": {str(client): to_plain(parts) for client, parts in note.defenses.items()},
         "fingerprints": {key: list(value) for key, value in note.fingerprints.items()},
         "rates_estimated": note.rates_estimated,
     }
     write_private(folder / NOTE, json.dumps(content, indent=1))
+
+
+def _plainly(normalization: Normalization | None) -> dict[str, list[float] | None]:
+    if normalization is None:
+        return {"mean": None, "std": None}
+    return {"mean": list(normalization.mean), "std": list(normalization.std)}
+
+
+def _normalization(plain: Mapping[str, Any]) -> Normalization | None:
+    mean, std = plain.get("mean"), plain.get("std")
+    return None if mean is None or std is None else Normalization(mean, std)
 
 
 def read_note(folder: Path) -> Note | None:
@@ -95,16 +113,21 @@ def read_note(folder: Path) -> Note | None:
         "std": list[float] | None,
         "fingerprints": Mapping[str, list[str]],
         "rates_estimated": bool,
+        "normalizations": Mapping[str, Mapping[str, list[float] | None]],
+        "defenses": Mapping[str, list[Any]],
     }
     if isinstance(raw, dict):
-        raw.setdefault("rates_estimated", False)
+        raw = {"rates_estimated": False, "normalizations": {}, "defenses": {}, **raw}
     if not isinstance(raw, dict) or any(key not in raw or not fits(raw[key], kinds[key]) for key in kinds):
         raise wrong
-    mean, std = raw["mean"], raw["std"]
+    if not all(re.fullmatch(r"[0-9]{1,9}", client) for client in (*raw["normalizations"], *raw["defenses"])):
+        raise wrong
     return Note(
         model=raw["model"],
-        normalization=None if mean is None or std is None else Normalization(mean, std),
+        normalization=_normalization(raw),
+        normalizations={int(client): _normalization(plain) for client, plain in raw["normalizations"].items()},
         defense=from_plain(raw.get("defense", [])),
+        defenses={int(client): from_plain(plain) for client, plain in raw["defenses"].items()},
         fingerprints=raw["fingerprints"],
         rates_estimated=raw["rates_estimated"],
     )
@@ -118,7 +141,9 @@ class AppReport:
         observations: of training updates and probes.
         source: of the true images.
         fingerprints: of the images behind each probe.
-        defense: that clients tell of.
+        defense: that most clients tell of.
+        defenses: by client, what each tells of.
+        partitions: by client, the partition whose data are its.
         found: sentences on single updates, and on how many each is true of.
         said: sentences on the app.
         victims: images of the server's own, where no client answers probes.
@@ -133,6 +158,8 @@ class AppReport:
     source: NamedImages
     fingerprints: Mapping[VictimId, Sequence[str]]
     defense: Description = ()
+    defenses: Mapping[int, Description] = field(default_factory=dict)
+    partitions: Mapping[int, int] = field(default_factory=dict)
     found: Counter[str] = field(default_factory=Counter)
     said: Sequence[str] = ()
     victims: int = 8
@@ -149,6 +176,7 @@ class AppReport:
             of_client=self.source.of_client,
             normalization=self.source.normalization,
             fingerprints=self.fingerprints,
+            partitions=self.partitions,
             numbers={o.id: o.upload.num_examples for o in self.observations if o.id.client in self.identified},
         )
 
@@ -162,6 +190,7 @@ def report_app(
     monitor: Monitor | None = None,
     seed: int = 0,
     threads: int | None = None,
+    candidates: int = MOST,
 ) -> str:
     """Attack what of ``app`` is worth it, write the page into ``folder``, finish it, and say in a line what came of it.
 
@@ -173,6 +202,7 @@ def report_app(
         monitor: told of the progress.
         seed: of the attack.
         threads: CPU threads of the attack; ``None`` takes PyTorch's.
+        candidates: images that each original is told apart from, at most.
     """
     truth, started = app.truth(), time.perf_counter()
     chosen, said = worth_attacking(app.observations, every=app.every)
@@ -186,23 +216,32 @@ def report_app(
         observations=chosen if attack else (),
         truth=truth,
         defense=app.defense,
-        adaptive=app.adaptive and bool(app.defense),
-        sentences=[*describe_app(app.observations, app.defense, app.found), *app.said, *said, *_told(app.problems)],
+        defenses=app.defenses,
+        adaptive=app.adaptive and (bool(app.defense) or any(app.defenses.values())),
+        sentences=_sentences(app, said),
     )
-    plan = AttackPlan(attack=attack or _nothing, seed=seed, threads=threads or torch.get_num_threads())
+    plan = AttackPlan(
+        attack=attack or _nothing,
+        seed=seed,
+        threads=threads or torch.get_num_threads(),
+        others=shipped_others(chosen[0].input_shape, candidates, seed=seed) if attack and chosen else Others(),
+    )
     attack_captured(captured, plan, folder, monitor or Monitor())
-    summary = folder.finish()
-    page = write_report([folder.path])
-    return " ".join(
-        [
-            f"audit: captured {_what(app.observations)};",
-            f"attacked {len(captured.observations)} by {name} in {time.perf_counter() - started:.0f} s."
-            if captured.observations
-            else "attacked none, which says nothing about privacy.",
-            f"{verdict(summary).text}{_mean_psnr(summary)}.".replace("?.", "?"),
-            f"Page: {page}",
-        ]
+    folder.finish()
+    page, run = write_report([folder.path]), read_run(folder.path)
+    done = (
+        f"attacked {len(captured.observations)} by {name} in {time.perf_counter() - started:.0f} s."
+        if captured.observations
+        else "attacked none, which says nothing of what uploads give away."
     )
+    found = f"{headline_of(verdict_of(run)).text}{_mean_psnr(run.summary)}.".replace("?.", "?")
+    return f"audit: captured {_what(app.observations)}; {done} {found} Page: {page}"
+
+
+def _sentences(app: AppReport, said: Sequence[str]) -> list[str]:
+    """What the page says of the app, before what was attacked."""
+    described = describe_app(app.observations, app.defense, app.found, app.defenses)
+    return [*described, *app.said, *said, *_told(app.problems)]
 
 
 def _not_found(chosen: Sequence[Observation], truth: KnownImages) -> list[str]:

@@ -13,6 +13,7 @@ from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.attacker_knowledge import AttackerKnowledge, data_names, public_examples, side_information_of
 from fl_privacy.experiment.build import Federation, build_metrics
+from fl_privacy.experiment.candidates import unattacked_others
 from fl_privacy.experiment.ground_truth import ClientStates, GroundTruth, fresh_states, sees_other_images
 from fl_privacy.experiment.judge import Judge
 from fl_privacy.experiment.protocols import Monitor
@@ -149,6 +150,14 @@ class Experiment:
                 seed=self.config.seed,
             ),
             vocabulary=self._vocabulary,
+            others=unattacked_others(
+                self.unattacked,
+                self.config.candidates,
+                seed=self.config.seed,
+                name=self.dataset.name,
+                moved=self.transforms,
+            ),
+            augments=self.transforms and not (self.defense.examples or self.defense.data),
         )
 
     def stage(self, attack: ReconstructionAttack, folder: RunFolder, monitor: Monitor) -> AttackStage:
@@ -195,9 +204,10 @@ class Experiment:
             public_images=torch.empty(given.public_images, dtype=kind) if given.public_images else None,
             previous=nothing if self.config.attack.get("start") == "previous" else None,
             private=ModelState({}, {}) if defense.private else None,
-            colluder=given.colluder if defense.private else None,
+            colluder=given.colluder if defense.private or given.features_of == "trained" else None,
             features=nothing if given.knows_features else None,
             features_at=given.features_at,
+            front=ModelState({}, {}) if given.knows_features and given.features_of == "trained" else None,
             lengths=nothing if self._tells_lengths else None,
         )
 

@@ -1,5 +1,6 @@
 """Attacks on what was intercepted of clients that this package did not write, and the page over them."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,10 @@ from fl_privacy.experiment.judge import Judge
 from fl_privacy.experiment.known_images import KnownImages
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.federation import local_update
-from fl_privacy.gradients.unrolled import step_slices
+from fl_privacy.gradients.unrolled import number_of_steps
 from fl_privacy.interception import by_id, describe_model, ids_of, only
 from fl_privacy.metrics import MetricFunction
+from fl_privacy.metrics.beyond import Others
 from fl_privacy.models import has_batch_norm, normalization_of
 from fl_privacy.results import RunFolder
 from fl_privacy.types import Observation, VictimId
@@ -30,6 +32,10 @@ MOST_IMAGES, MOST_STEPS = 16, 8
 tells of single images next to nothing, whatever one image would give away."""
 
 
+MOST_PIXELS, MOST_REPLAYED = 1 << 26, 10_000
+"""Numbers in the guess at an update, and its local steps, beyond which it is not attacked even if it is asked for."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Captured:
     """Intercepted updates of a Flower app.
@@ -37,7 +43,8 @@ class Captured:
     Attributes:
         observations: those that are attacked, in order.
         truth: what is known of the images behind them.
-        defense: what the clients say that they do to their updates; empty where they say nothing.
+        defense: what most clients say that they do to their updates; empty where they say nothing.
+        defenses: what each client says, by client.
         adaptive: whether an attacker that knows the defense attacks as well.
         sentences: what was found out about the app.
     """
@@ -45,18 +52,21 @@ class Captured:
     observations: Sequence[Observation]
     truth: KnownImages
     defense: Description = ()
+    defenses: Mapping[int, Description] = field(default_factory=dict)
     adaptive: bool = False
     sentences: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackPlan:
-    """How captured updates are attacked: by what, with which seed and threads, measured by which further metrics."""
+    """How captured updates are attacked: by what, with which seed and threads, measured by which further metrics, and
+    what else each guess is compared with."""
 
     attack: ReconstructionAttack
     seed: int = 0
     threads: int = 1
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
+    others: Others = field(default_factory=Others)
 
 
 def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, monitor: Monitor) -> None:
@@ -69,9 +79,11 @@ def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, mon
         seed=plan.seed,
         threads=plan.threads,
         knowledge=AttackerKnowledge(
-            same_data=_same_data, defense=(captured.defense or None) if captured.adaptive else None
+            same_data=_same_data,
+            defense=captured.defense if captured.adaptive else None,
+            defenses=captured.defenses,
         ),
-        judge=Judge(truth=captured.truth, functions=plan.functions),
+        judge=Judge(truth=captured.truth, functions=plan.functions, others=plan.others),
         folder=folder,
         monitor=monitor,
     )
@@ -91,7 +103,7 @@ def worth_attacking(
         every: attack all of them.
     """
     if every:
-        return observations, []
+        return _within_reason(observations)
     probes = {id for id in ids_of(observations) if id.probe is not None}
     sizes = {o.id: (o.upload.num_examples, _steps(o)) for o in only(observations, lambda id: id.probe is None)}
     small = {id for id, (images, steps) in sizes.items() if images <= MOST_IMAGES and steps <= MOST_STEPS}
@@ -106,6 +118,17 @@ def worth_attacking(
             " is the worst case, which a client with few images comes to."
         )
     return only(observations, (probes or small).__contains__), said
+
+
+def _within_reason(observations: Sequence[Observation]) -> tuple[Sequence[Observation], list[str]]:
+    """All but those that say to be of so many images or steps that nobody's memory or time is enough for a guess."""
+    large = set()
+    for observation in observations:
+        images = observation.upload.num_examples
+        if images * math.prod(observation.input_shape) > MOST_PIXELS or _steps(observation) > MOST_REPLAYED:
+            large.add(observation.id)
+    said = [f"Not attacked: {len(large)} updates that say to be of more images or steps than can be guessed."]
+    return only(observations, lambda id: id not in large), said if large else []
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
@@ -137,13 +160,19 @@ def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: i
     return made
 
 
-def describe_app(observations: Sequence[Observation], defense: Description, found: Counter[str]) -> list[str]:
+def describe_app(
+    observations: Sequence[Observation],
+    defense: Description,
+    found: Counter[str],
+    defenses: Mapping[int, Description] | None = None,
+) -> list[str]:
     """The threat model and what was found out about the clients, in sentences.
 
     Args:
         observations: that are attacked.
-        defense: that the clients tell of.
+        defense: that most clients tell of.
         found: sentences on single updates, and on how many each was true of.
+        defenses: that each client tells of.
     """
     lines = [
         "The server is honest but curious: it follows the protocol and reads what it receives. The clients are an app's"
@@ -169,15 +198,29 @@ def describe_app(observations: Sequence[Observation], defense: Description, foun
     total = max(found.values(), default=0)
     often = found.most_common(MOST_FOUND)
     lines += [f"{said} (So in {n} of {total} updates.)" if n < total else said for said, n in often]
-    if defense:
-        lines.append(f"Clients say that they defend themselves: {settings_in_words(defense) or defense[0].name}.")
-    else:
-        lines.append("Clients tell of no defense.")
-    return lines
+    return lines + _what_clients_say(defense, defenses or {})
+
+
+def _what_clients_say(defense: Description, defenses: Mapping[int, Description]) -> list[str]:
+    """Sentences on the defense that clients tell of, of each kind that there is."""
+    if all(parts == defense for parts in defenses.values()):
+        if not defense:
+            return ["Clients tell of no defense."]
+        return [f"Clients say that they defend themselves: {_in_words(defense)}."]
+    told = Counter(_in_words(parts) for parts in defenses.values())
+    said = [
+        f"{number} of {len(defenses)} clients {f'say that they defend themselves: {text}' if text else 'tell of none'}."
+        for text, number in told.most_common()
+    ]
+    return [*said, "Each client is taken at its own word; the page goes by what more than half of them say."]
+
+
+def _in_words(defense: Description) -> str:
+    return (settings_in_words(defense) or defense[0].name) if defense else ""
 
 
 def _steps(observation: Observation) -> int:
-    return len(step_slices(observation.upload.num_examples, observation.plan))
+    return number_of_steps(observation.upload.num_examples, observation.plan)
 
 
 def _span(numbers: Sequence[int]) -> str:

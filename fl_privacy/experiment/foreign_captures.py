@@ -1,19 +1,25 @@
 """Attacks on what was captured of somebody else's Flower app, from its folder."""
 
+import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from torch import nn
 
 from fl_privacy.config import RunSettings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.captured_app import NOTE, AppReport, Note, read_note
 from fl_privacy.experiment.known_images import find_images
 from fl_privacy.experiment.network import ANY_MODEL, build_network_for
-from fl_privacy.interception import ids_of, stored_observations
+from fl_privacy.foreign_files import expect_regular_files
+from fl_privacy.interception import changed, ids_of, stored_observations
 from fl_privacy.interception.capture_files import CaptureFile
+from fl_privacy.models import normalized
+from fl_privacy.normalization import Normalization
 from fl_privacy.results.occupancy import CAPTURES, CONFIG
 from fl_privacy.types import Observation, VictimId
 
@@ -39,6 +45,7 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
     Raises:
         UserError: it is not the model of these updates, or none is named.
     """
+    expect_regular_files(captures)
     note = read_note(captures.parent) or read_note(captures) or Note()
     if config.choices.model != "custom" and note.model:
         raise UserError(
@@ -47,13 +54,14 @@ def load_app(captures: Path, config: RunSettings) -> tuple[AppReport, Note]:
         )
     shape, classes = _first_shape(captures)
     model = build_network_for(config.model, shape, classes, seed=config.seed, **_normalizing(config.model, note))
-    observations = stored_observations(captures, model)
+    observations = _as_clients_normalize(stored_observations(captures, model), config.model, note)
     source = find_images(config.truth)
     app = AppReport(
         observations=observations,
         source=source,
         fingerprints=_by_victim(note.fingerprints, observations),
         defense=note.defense,
+        defenses=note.defenses,
         found=Counter(),
         every=True,
         rates_estimated=note.rates_estimated,
@@ -66,6 +74,26 @@ def _normalizing(section: DictConfig, note: Note) -> Mapping[str, Any]:
     if note.normalization is None or any(key in section for key in ANY_MODEL[1:]):
         return {}
     return {"mean": list(note.normalization.mean), "std": list(note.normalization.std)}
+
+
+def _as_clients_normalize(
+    observations: Sequence[Observation], section: DictConfig, note: Note
+) -> Sequence[Observation]:
+    """Each by a model that normalizes as its client said, unless the user says another for all."""
+    if not note.normalizations or any(key in section for key in ANY_MODEL[1:]) or not observations:
+        return observations
+    networks: dict[Normalization | None, nn.Module] = {}
+    for chosen in note.normalizations.values():
+        plain = copy.deepcopy(observations[0].model)
+        plain._forward_pre_hooks.clear()
+        networks[chosen] = plain if chosen is None else normalized(plain, chosen)
+
+    def change(observation: Observation) -> Observation:
+        client = observation.id.client
+        known = client in note.normalizations
+        return replace(observation, model=networks[note.normalizations[client]]) if known else observation
+
+    return changed(observations, change)
 
 
 def _first_shape(captures: Path) -> tuple[tuple[int, ...], int]:

@@ -13,6 +13,7 @@ from fl_privacy.data import Vocabulary
 from fl_privacy.experiment.tracing import Tracer
 from fl_privacy.federation import Replay
 from fl_privacy.metrics import MetricFunction, VictimScore, evaluate_all, unjudged
+from fl_privacy.metrics.beyond import Others
 from fl_privacy.metrics.distortion import UpdateDistortion, distortion_of, linear_system
 from fl_privacy.models import TextModel
 from fl_privacy.progress import counted
@@ -38,6 +39,9 @@ class Judge:
         functions: of the metrics that need something of the run, by name; see ``build_metrics``.
         tracer: runs the tracing attack on what was reconstructed.
         vocabulary: of texts; ``None`` where images are attacked.
+        others: what guesses are compared with beside the truth, for the outcome of each.
+        augments: whether what the model sees is but the client's own crops and flips of the truth, of no defense: what
+            was read is judged by that.
     """
 
     truth: Truth
@@ -46,6 +50,8 @@ class Judge:
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)
     tracer: Tracer = field(default_factory=Tracer)
     vocabulary: Vocabulary | None = None
+    others: Others = field(default_factory=Others)
+    augments: bool = False
 
     def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
         """Of what was made of each of ``observations``."""
@@ -73,8 +79,15 @@ class Judge:
         self, found: Sequence[Reconstruction], truths: Sequence[Batch], transformed: Sequence[Batch] | None
     ) -> list[VictimScore]:
         if self.vocabulary is None:
-            return evaluate_all(found, truths, functions=self.functions, transformed=transformed)
-        scores = evaluate_all(found, truths, language=self.vocabulary)
+            return evaluate_all(
+                found,
+                truths,
+                functions=self.functions,
+                transformed=transformed,
+                others=self.others,
+                augmented=self.augments,
+            )
+        scores = evaluate_all(found, truths, language=self.vocabulary, others=self.others)
         return [replace(score, sentences=_sentences(score, self.vocabulary)) for score in scores]
 
 

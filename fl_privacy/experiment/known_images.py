@@ -1,24 +1,36 @@
 """Which images are behind the uploads of clients that this package did not write, as far as anybody says so."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
 from fl_privacy.data import Dataset, Examples, load_data
-from fl_privacy.data.own_examples import LOOKED_AT, find_normalization, fingerprint, samples
+from fl_privacy.data.own_examples import LOOKED_AT, as_sample, find_normalization, fingerprint, probe_seed, samples
+from fl_privacy.data.own_streams import own_streams_put_back
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Replay
+from fl_privacy.federation import Failure, Replay
+from fl_privacy.federation.replies import attempt
 from fl_privacy.normalization import Normalization
+from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Batch, Observation, VictimId
 
 OfClient = Callable[[int], object]
 """Partition -> what its client trains on."""
 
+MOST_DRAWN = 20_000
+"""Examples of a data set that are drawn anew to find the image behind a probe, where its place is not known."""
+
 Images = Iterator[tuple[Tensor, int]]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +44,7 @@ class KnownImages:
         fingerprints: of the images of each victim, in order.
         numbers: how many examples each victim says that it is of.
         given: the truth behind some victims.
+        partitions: by client, the partition whose data are its, where that is another number.
     """
 
     data: object = None
@@ -40,23 +53,56 @@ class KnownImages:
     fingerprints: Mapping[VictimId, Sequence[str]] = field(default_factory=dict)
     numbers: Mapping[VictimId, int] = field(default_factory=dict)
     given: Mapping[VictimId, Batch] = field(default_factory=dict)
+    partitions: Mapping[int, int] = field(default_factory=dict)
     _found: dict[str, tuple[Tensor, int]] = field(default_factory=dict, init=False, repr=False)
     _searched: set[int | None] = field(default_factory=set, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch | None:
-        """The examples behind ``victim``; ``None`` where that is not known."""
+        """The examples behind ``victim``; ``None`` where that is not known, or the data raise an error."""
         if victim in self.given:
             return self.given[victim]
+        found = attempt(lambda: self._batch(victim))
+        if isinstance(found, Failure):
+            logger.warning("The images behind %s could not be looked up: %s", victim, found.reason)
+            return None
+        return found
+
+    def _batch(self, victim: VictimId) -> Batch | None:
         wanted = self.fingerprints.get(victim)
         if wanted is not None:
             self._search(wanted, victim.client)
             found = [self._found[one] for one in wanted if one in self._found]
-            return _as_batch(found) if len(found) == len(wanted) else None
+            return _as_batch(found) if len(found) == len(wanted) else self._drawn_anew(wanted, victim)
         if victim.probe is not None or self.of_client is None:
             return None
         number = self.numbers.get(victim, 0)
         own = list(islice(self._images(victim.client), number + 1))
         return _as_batch(own) if len(own) == number else None
+
+    def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
+        """The images of a probe that a transform draws at random, from where the client's streams started for it."""
+        if victim.probe is None or (self.data is None and self.of_client is None):
+            return None
+        with streams_put_back():
+            known = self.of_client is not None
+            data = _in_place(self.of_client(self._partition(victim.client)) if self.of_client else self.data)
+        if data is None:
+            return None
+        size, start = len(wanted), victim.probe * len(wanted)
+        for first in [start] if known else range(0, min(len(data), MOST_DRAWN) - size + 1):
+            with streams_put_back(probe_seed(victim.probe, size)), own_streams_put_back(data):
+                drawn = [as_sample(data[k]) for k in range(first, min(first + size, len(data)))]
+            images = [(self._plain(image), label) for image, label in drawn]
+            if [fingerprint(image) for image, _ in images] == list(wanted):
+                return _as_batch(images)
+        return None
+
+    def _partition(self, client: int) -> int:
+        return self.partitions.get(client, client)
+
+    def _plain(self, image: Tensor) -> Tensor:
+        """``image`` of the data in [0, 1]."""
+        return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def first(self, number: int) -> list[Batch]:
         """The first ``number`` images, a batch each; fewer if there are not so many."""
@@ -71,9 +117,10 @@ class KnownImages:
         )
 
     def _images(self, client: int | None) -> Images:
-        data = self.data if self.of_client is None or client is None else self.of_client(client)
+        own = self.of_client is not None and client is not None
+        data = self.of_client(self._partition(client)) if own else self.data  # type: ignore[arg-type, misc]
         for image, label in _examples(data):
-            yield (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1), label
+            yield self._plain(image), label
 
     def _search(self, wanted: Sequence[str], client: int) -> None:
         place = client if self.of_client is not None else None
@@ -165,6 +212,15 @@ def _examples(data: object) -> Images:
             yield data.images[index].float() / 255, int(data.labels[index])
     else:
         yield from samples(data)
+
+
+def _in_place(data: object) -> Any:
+    """What of ``data`` gives the k-th example; ``None`` where only all in a row can be had, or nothing is drawn."""
+    if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
+        data = data[0]
+    data = data.dataset if isinstance(data, DataLoader) else data
+    own = isinstance(data, Dataset | Examples)
+    return data if not own and hasattr(data, "__getitem__") and hasattr(data, "__len__") else None
 
 
 def _as_batch(images: Sequence[tuple[Tensor, int]]) -> Batch:

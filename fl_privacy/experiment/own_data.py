@@ -14,6 +14,10 @@ from fl_privacy.experiment.network import build_network
 from fl_privacy.federation import Client
 
 
+class OpenSettingError(UserError):
+    """The configuration leaves open what all nodes have to have in common."""
+
+
 @lru_cache(maxsize=4)
 def client_of_folder(config_text: str, folder: str, client: int) -> Client:
     """Client ``client`` of a configuration on the images in ``folder`` instead; built once in a process.
@@ -27,7 +31,7 @@ def client_of_folder(config_text: str, folder: str, client: int) -> Client:
     config = RunSettings.of(OmegaConf.create(config_text))
     settings = plain_settings(config.data)
     if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:
-        raise UserError(
+        raise OpenSettingError(
             "Nodes with folders of their own are expected to be told what their images have in common, but"
             f" data.{open_still[0]} is open; set data=image_folder data.image_size=32 data.channels=3"
             " data.classes=[cat,dog] in the overrides."

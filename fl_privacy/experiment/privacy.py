@@ -20,11 +20,15 @@ class Privacy:
         statement: for the report.
         missing: why there is no guarantee; ``None`` if there is one.
         epsilons: after each round; ``None`` without guarantee.
+        unit: what is protected, ``example`` or ``client``.
+        covered: whether the accountant's assumptions hold for how clients draw their batches.
     """
 
     statement: str
     missing: str | None
     epsilons: tuple[float, ...] | None
+    unit: str | None = None
+    covered: bool = False
 
     def epsilon(self, round: int) -> float | None:
         """Spent in the rounds up to ``round``, from 1; ``None`` without guarantee."""
@@ -59,6 +63,8 @@ def privacy_of(federation: Federation, *, delta: float, accountant: Accountant) 
         statement=_statement(worst, taken_part[-1]),
         missing=None,
         epsilons=tuple(max(course[number] for course in courses) for number in taken_part),
+        unit=worst.unit,
+        covered=all(candidate.sample_rate == 1 for candidate in candidates),
     )
 
 

@@ -168,7 +168,11 @@ class _Run:
         )
         self.folder.write_defense(self.experiment.defense.parts)
         self.folder.add_privacy(
-            delta=config.privacy.delta, accountant=config.privacy.accountant, missing=self.privacy.missing
+            delta=config.privacy.delta,
+            accountant=config.privacy.accountant,
+            missing=self.privacy.missing,
+            unit=self.privacy.unit,
+            covered=self.privacy.covered,
         )
         if self.clients.own_data:
             return

@@ -7,6 +7,7 @@ from typing import Literal
 
 from fl_privacy.config import RunSettings, to_yaml
 from fl_privacy.errors import UserError
+from fl_privacy.experiment.build import resolve_device
 from fl_privacy.experiment.protocols import Monitor
 from fl_privacy.report import write_report
 from fl_privacy.results import RunFolder, folder_name, is_finished
@@ -32,7 +33,12 @@ class Destination:
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """The folder with a new page, if there is nothing left to do; decided before anything is built."""
+        """The folder with a new page, if there is nothing left to do; decided before anything is built.
+
+        Raises:
+            UserError: a setting that a finished run does not need any more is wrong.
+        """
+        resolve_device(self.config.device)
         if self.config.overwrite or not is_finished(self.path):
             return None
         monitor.say("Finished already; overwrite=true runs it again.")
@@ -57,7 +63,7 @@ class Destination:
                 label=self._label,
                 config=self.identified,
                 config_text=f"command: {self.command}\n{to_yaml(config)}",
-                undefended=config.choices.defense == "none" and self.command == "run",
+                undefended=config.choices.defense == "none" and config.captured is None,
                 overwrite=config.overwrite,
             )
         except OSError as error:
@@ -76,7 +82,7 @@ class Destination:
         if (inference := config.choices.get("inference", "none")) != "none":
             chosen.append(inference)
         label = "-".join([*front, *chosen])
-        if "/" in label:
+        if "/" in label or "\\" in label or not label.isprintable() or label.startswith("."):
             raise UserError(
                 f"name is expected to be part of a folder's name, but got {config.name!r}; set out=FOLDER too."
             )

@@ -13,7 +13,7 @@ from fl_privacy.experiment.calibration import calibrated, noise_for_budget
 from fl_privacy.experiment.captured import as_captured
 from fl_privacy.experiment.foreign_captures import app_captures
 from fl_privacy.experiment.run_folder import Command, Destination
-from fl_privacy.report.trade_off import Outcome
+from fl_privacy.report.trade_off import SweepEntry
 from fl_privacy.results import is_finished
 from fl_privacy.results.ongoing import write_planned
 
@@ -59,10 +59,10 @@ class Sweep:
         yield list(self.trainings)
         yield [job for of_point in self.attacks for job in of_point.values()]
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[SweepEntry]:
         """Where the results of each point are, once there are any."""
         return [
-            Outcome(
+            SweepEntry(
                 family=point.family,
                 strength=point.strength,
                 training=training.folder,

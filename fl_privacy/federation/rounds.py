@@ -64,10 +64,16 @@ def run_rounds(
     audit: Audit,
     interceptor: CapturesUploads,
     on_round: Callable[[RoundReport], None],
+    first: int = 1,
+    states: Mapping[int, ClientState] | None = None,
 ) -> dict[int, ClientState]:
-    """Train ``server.state`` for ``rounds`` rounds; returns what each client kept for itself."""
-    states = {client: ClientState() for client in clients}
-    for round in range(1, rounds + 1):
+    """Train ``server.state`` from round ``first`` to round ``rounds``; return what each client kept for itself.
+
+    A training that is stopped behind a round goes on with the next round, the server's state and the clients' states;
+    the server's memory of usual norms starts anew.
+    """
+    states = {client: ClientState() if states is None else states[client] for client in clients}
+    for round in range(first, rounds + 1):
         for probe in counted("victim", audit.probes_of(round)):
             victim, sent = probe.in_round(round), server.sent_to(probe.client, round)
             probed = partial(clients[probe.client].probe, sent, states[probe.client], round=round, probe=probe.number)

@@ -1,6 +1,5 @@
 """The edge to Flower: clients, strategies, apps and backends; translates records, adds no mathematics."""
 
-from fl_privacy.flower.audit_report import NothingCapturedError
 from fl_privacy.flower.auditing import AuditedStrategy, audit
 from fl_privacy.flower.backends import run_in_process, run_on_grid, run_ray
 from fl_privacy.flower.client_app import numpy_client_app, simulated_client_app
@@ -39,7 +38,6 @@ __all__ = [
     "LocalGrid",
     "Malicious",
     "NodeMemory",
-    "NothingCapturedError",
     "PassportClient",
     "PrivacyClient",
     "PruningClient",

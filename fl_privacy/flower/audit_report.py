@@ -1,23 +1,26 @@
 """What an audit captured, from the first update to the page."""
 
+import copy
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flwr.serverapp.strategy import Result
+from torch import nn
 
 from fl_privacy.effects import Description
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_by_name import attack_called
 from fl_privacy.flower.audit_records import ProbedImages
+from fl_privacy.flower.audited_clients import agreed_defense
 from fl_privacy.flower.audited_model import AuditedModel
 from fl_privacy.flower.records import to_tensor
-from fl_privacy.interception import CaptureWriter, WaitingUpdates, changed, recognize_training
+from fl_privacy.interception import CaptureWriter, WaitingUpdates, changed, ids_of, recognize_training
 from fl_privacy.models import normalized
+from fl_privacy.normalization import Normalization
 from fl_privacy.results.occupancy import CAPTURES
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 
@@ -25,12 +28,6 @@ logger = logging.getLogger(__name__)
 
 ATTACK = "auto"
 """What audits attack with unless they are told otherwise."""
-
-
-class NothingCapturedError(UserError):
-    """An audit that captured nothing, which says nothing about privacy; ``result`` is that of the training."""
-
-    result: Result | None = None
 
 
 @dataclass(eq=False)
@@ -44,6 +41,7 @@ class AuditReport:
         model: of the clients.
         victims: single images that clients are asked for in a round, at most.
         identified: clients that say which partition they hold.
+        partitions: which one each of them says.
     """
 
     out: Path
@@ -60,14 +58,14 @@ class AuditReport:
         self._observations: WaitingUpdates | None = None
         self._found: Counter[str] = Counter()
         self._images: dict[VictimId, ProbedImages] = {}
-        self._defense: Description = ()
+        self._defenses: dict[int, Description] = {}
+        self.partitions: Mapping[int, int] = {}
         self._folder: Any = None
         self._writer: CaptureWriter | None = None
         self._told: frozenset[str] = frozenset()
         self.identified: set[int] = set()
 
-    @contextmanager
-    def opened(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> Iterator[None]:
+    def open(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> None:
         """Record into a new folder; what an audit told alike left there before is moved aside.
 
         Args:
@@ -94,12 +92,15 @@ class AuditReport:
             raise UserError(
                 f"out is expected to be a folder that can be written, but {self.out} can't ({error.strerror})."
             ) from error
-        with folder:
-            captures = folder.path / CAPTURES
-            self._folder, self._writer = folder, CaptureWriter(captures)
-            self._observations = WaitingUpdates(captures, written=True)
-            self._note()
-            yield
+        captures = folder.path / CAPTURES
+        self._folder, self._writer = folder, CaptureWriter(captures)
+        self._observations = WaitingUpdates(captures, written=True)
+        self._note()
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._folder is not None:
+            self._folder.close()
 
     def captured(self, observation: Observation) -> None:
         """Take an update: find out how its client trained, and write it down."""
@@ -110,14 +111,25 @@ class AuditReport:
         self._observations.append(known)
 
     def probed(self, victim: VictimId, images: ProbedImages) -> None:
-        """Take what a client says of the images behind its answer to a probe."""
+        """Take what a client says of the images behind its answer to a probe, unless it can't be.
+
+        Raises:
+            UserError: its normalization is of images of other channels.
+        """
+        told = images.normalization
+        channels = {len(told.mean), len(told.std)} if told else {1}
+        if not channels <= {1, self.model.input_shape[0]}:
+            raise UserError(
+                f"A client is expected to normalize images of {self.model.input_shape[0]} channels, but {victim} says"
+                f" {told.in_words() if told else ''}."
+            )
         self._images[victim] = images
         self._note()
 
-    def defended(self, parts: Description) -> None:
-        """Take what a client says of its defense."""
-        if parts and not self._defense:
-            self._defense = parts
+    def defended(self, client: int, parts: Description) -> None:
+        """Take what a client says of its defense; what it says first counts."""
+        if (parts and not self._defenses.get(client)) or client not in self._defenses:
+            self._defenses[client] = parts
             self._note()
 
     def finish(self, result: Result, seen: Counter[str]) -> str:
@@ -128,7 +140,7 @@ class AuditReport:
             seen: what went wrong with replies, and how often.
 
         Raises:
-            NothingCapturedError: there is nothing.
+            UserError: there is nothing.
         """
         if not self._observations:
             raise self._nothing(result, seen)
@@ -140,7 +152,9 @@ class AuditReport:
                 observations=observations,
                 source=self.model.source,
                 fingerprints={victim: tuple(i.fingerprints) for victim, i in self._images.items()},
-                defense=self._defense,
+                defense=agreed_defense(self._told_defenses()),
+                defenses=self._told_defenses(),
+                partitions=self.partitions,
                 found=self._found,
                 said=self._sources(),
                 victims=self.victims,
@@ -157,33 +171,46 @@ class AuditReport:
     def _rates_estimated(self) -> bool:
         return "lr" not in self._told
 
-    @property
-    def _normalization(self) -> Any:
-        """As the user told it, else as clients do, else as the data are."""
-        of_clients = [images.normalization for images in self._images.values()]
-        told = self.model.normalization
-        return told if self.model.told or not of_clients else of_clients[0]
+    def _told_defenses(self) -> dict[int, Description]:
+        """By client whose updates were captured, what it says of its defense."""
+        captured = {observation.client for observation in ids_of(self._observations or ())}
+        return {client: parts for client, parts in self._defenses.items() if client in captured}
+
+    def _normalizations(self) -> dict[int, Normalization | None]:
+        """By client that says so, how it normalizes images; what the user told counts for all."""
+        if self.model.told:
+            return {}
+        found: dict[int, Normalization | None] = {}
+        for victim, images in self._images.items():
+            found.setdefault(victim.client, images.normalization)
+        return found
 
     def _sources(self) -> list[str]:
         """Where what is known of the images' normalization comes from."""
         if self.model.told:
             return ["How images are normalized was told."]
-        clients = {images.normalization for images in self._images.values()}
-        said = [f"Clients say that they normalize images by {one.in_words()}." for one in clients if one is not None]
+        clients = Counter(self._normalizations().values())
+        said = [
+            f"{_so_many(number, clients.total())} that they normalize images by {one.in_words()}."
+            for one, number in clients.most_common()
+            if one is not None
+        ]
         seen = self.model.source.normalization
         return said or ([f"The images of data are normalized by {seen.in_words()}."] if seen else [])
 
     def _with_clients_normalization(self) -> Sequence[Observation]:
-        """The observations, by a model that normalizes as the clients say that they do."""
+        """The observations, each by a model that normalizes as its client says that it does."""
         assert self._observations is not None
-        chosen, own = self._normalization, self.model.normalization
-        if chosen == own:
+        told, own = self._normalizations(), self.model.normalization
+        networks: dict[Normalization | None, nn.Module] = {own: self.model.network}
+        for chosen in told.values():
+            if chosen not in networks:
+                plain = copy.deepcopy(self.model.network)
+                plain._forward_pre_hooks.clear()
+                networks[chosen] = plain if chosen is None else normalized(plain, chosen)
+        if len(networks) == 1:
             return self._observations
-        model = self.model.network
-        if own is not None:
-            model._forward_pre_hooks.clear()
-        network = model if chosen is None else normalized(model, chosen)
-        return changed(self._observations, lambda observation: replace(observation, model=network))
+        return changed(self._observations, lambda o: replace(o, model=networks[told.get(o.id.client, own)]))
 
     def _note(self) -> None:
         """What the captures themselves don't hold, for attacks on them later."""
@@ -191,14 +218,16 @@ class AuditReport:
 
         note = Note(
             model=self.model.path,
-            normalization=self._normalization,
-            defense=self._defense,
+            normalization=self.model.normalization,
+            normalizations=self._normalizations(),
+            defense=agreed_defense(self._told_defenses()),
+            defenses=self._told_defenses(),
             fingerprints={str(victim): tuple(images.fingerprints) for victim, images in self._images.items()},
             rates_estimated=self._rates_estimated,
         )
         write_note(self._folder.path, note)
 
-    def _nothing(self, result: Result, seen: Counter[str]) -> NothingCapturedError:
+    def _nothing(self, result: Result, seen: Counter[str]) -> UserError:
         from fl_privacy.experiment.weights import MODEL, write_weights  # noqa: PLC0415
 
         kept = ""
@@ -207,7 +236,7 @@ class AuditReport:
             write_weights(path, ModelState({n: to_tensor(a.numpy()) for n, a in result.arrays.items()}))
             kept = f" The trained weights are in {path}."
         why = max(seen, key=lambda reason: seen[reason], default="") or "no client replied in the audited rounds"
-        return NothingCapturedError(
+        return UserError(
             f"The audit is expected to capture updates, but captured none, which says nothing about privacy: {why};"
             f" audit rounds in which clients train, and see the warnings above.{kept}"
         )
@@ -236,3 +265,8 @@ class AuditReport:
             "batch_size": 1,
             "seed": 0,
         }
+
+
+def _so_many(number: int, total: int) -> str:
+    """``Clients say``, of ``number`` of ``total`` that say something."""
+    return "Clients say" if number == total else f"{number} of {total} clients say"

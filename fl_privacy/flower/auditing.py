@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,22 +12,23 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Result, Strategy
+from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Failure, audited_rounds
 from fl_privacy.federation.replies import attempt
+from fl_privacy.flower.audit_checks import expect_rounds, expect_strategy
 from fl_privacy.flower.audit_records import ANSWERS, asked_probe, probing, told_defense, told_images
-from fl_privacy.flower.audit_report import ATTACK, AuditReport, NothingCapturedError
+from fl_privacy.flower.audit_report import ATTACK, AuditReport
+from fl_privacy.flower.audited_clients import NamingServer
 from fl_privacy.flower.audited_model import AuditedModel, expect_arrays_of, read_model
-from fl_privacy.flower.interception import HonestButCurious
-from fl_privacy.flower.records import CLIENT
 from fl_privacy.flower.strategy_around import StrategyAround
 from fl_privacy.flower.told_plan import Told, read_plan
 from fl_privacy.flower.transport import pair
 from fl_privacy.interception import Interceptor
+from fl_privacy.rng import streams_put_back
 from fl_privacy.types import VictimId
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ PATIENCE = 600.0
 _POLL = 0.5
 
 
+@streams_put_back()
 def audit(
     strategy: Strategy,
     *,
@@ -55,7 +58,8 @@ def audit(
     ``strategy = audit(FedAvg(...), model=Net, data="cifar10")``. Clients need not change. Those behind ``probe_mod``
     are asked, after each audited round, for uploads of single images, the worst case of the literature, and these are
     attacked; else their training updates are, where they are of few images and steps, and else the server computes
-    itself what one image in one step would give away undefended. Nothing that the strategy does is changed.
+    itself what one image in one step would give away undefended. Nothing that the strategy does is changed, no random
+    stream that the app draws from is moved, and the training's result is returned whatever becomes of the audit.
 
     Args:
         strategy: of ``flwr.serverapp.strategy``, or one that inherits from it.
@@ -75,13 +79,10 @@ def audit(
     Raises:
         UserError: something does not fit; what can be checked is checked at once.
     """
-    if not isinstance(strategy, Strategy):
-        raise UserError(_no_strategy(strategy))
-    if isinstance(strategy, FedXgbBagging | FedXgbCyclic):
-        raise UserError(f"A strategy that trains a network is expected, but {type(strategy).__name__} trains trees.")
+    expect_strategy(strategy)
     if isinstance(strategy, AuditedStrategy):
         raise UserError("A strategy is expected to be audited once, but got one that is audited; take one audit off.")
-    _expect_rounds(rounds)
+    expect_rounds(rounds)
     found = read_model(model, data, input_shape, transform)
     read_plan(plan, {})
     report = AuditReport(
@@ -105,6 +106,7 @@ class AuditedStrategy(StrategyAround):
         plan: as the user told it.
         rounds: likewise.
         patience: seconds to wait for the first client.
+        failure: why there is no page, in a line; ``None`` where there is one, or the training has not ended.
     """
 
     model: AuditedModel
@@ -112,7 +114,8 @@ class AuditedStrategy(StrategyAround):
     plan: Told
     rounds: str | int | Sequence[int]
     patience: float = PATIENCE
-    _curious: HonestButCurious | None = field(default=None, init=False, repr=False)
+    failure: str | None = field(default=None, init=False)
+    _curious: NamingServer | None = field(default=None, init=False, repr=False)
     _sent: list[Message] = field(default_factory=list, init=False, repr=False)
     _grid: Grid | None = field(default=None, init=False, repr=False)
     _timeout: float = field(default=3600.0, init=False, repr=False)
@@ -121,9 +124,12 @@ class AuditedStrategy(StrategyAround):
     def start(self, *args: Any, **kwargs: Any) -> Result:
         """As the strategy's own ``start``; then what was captured is attacked, and a line says where the page is.
 
+        Whatever goes wrong with the audit once the training has begun is said in a line and in ``failure``; the
+        training's result is returned all the same.
+
         Raises:
-            UserError: no client is there, the arrays are not of the model, or a round does not exist.
-            NothingCapturedError: nothing was captured; it has the training's ``result``.
+            UserError: before the training: no client is there, the arrays are not of the model, a round does not
+                exist, or ``out`` can't be written.
         """
         signature = inspect.signature(type(self.strategy).start)
         given = signature.bind(self.strategy, *args, **kwargs)
@@ -145,18 +151,29 @@ class AuditedStrategy(StrategyAround):
             num_classes=self.model.num_classes,
             sink=self.report.captured,
         )
-        with self.report.opened(plan, fields_told, sorted(chosen), rounds):
-            self._curious = HonestButCurious(self.strategy, interceptor, Audit(rounds=chosen, uploads="both"))
-            try:
-                result = _start_with_hooks(self.strategy, self, given.args[1:], given.kwargs)
-            finally:
-                self._curious = None
-            try:
-                print(self.report.finish(result, self._seen), flush=True)
-            except NothingCapturedError as error:
-                error.result = result
-                raise
+        self.report.open(plan, fields_told, sorted(chosen), rounds)
+        self._seen.clear()
+        self._curious = NamingServer(self.strategy, interceptor, Audit(rounds=chosen, uploads="both"))
+        try:
+            result = _start_with_hooks(self.strategy, self, given.args[1:], given.kwargs)
+            self._finish(result)
+        finally:
+            self._curious = None
+            attempt(self.report.close)
         return result
+
+    def _finish(self, result: Result) -> None:
+        """Attack what was captured and say what came of it, or why nothing did."""
+        assert self._curious is not None
+        self.report.partitions = self._curious.partitions
+        seen = self._seen + self._curious.problems
+        with streams_put_back():
+            said = attempt(lambda: self.report.finish(result, seen))
+        self.failure = said.reason.removeprefix(f"{UserError.__name__}: ") if isinstance(said, Failure) else None
+        if self.failure is None:
+            print(said, flush=True)
+        else:
+            print(f"audit: no page. {self.failure}", file=sys.stderr, flush=True)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -177,20 +194,22 @@ class AuditedStrategy(StrategyAround):
         """Capture the replies, ask for probes where clients answer them, and pass the replies on."""
         assert self._curious is not None
         received = list(replies)
-        self._note(received)
         if server_round in self._curious.audit.rounds:
-            for work in (self._identify, self._probe):
-                failed = attempt(lambda: work(server_round, received))  # noqa: B023
-                if isinstance(failed, Failure):
-                    logger.warning("The audit of round %d is not complete: %s", server_round, failed.reason)
+            with streams_put_back():
+                for work in (self._identify, self._probe):
+                    failed = attempt(lambda: work(server_round, received))  # noqa: B023
+                    if isinstance(failed, Failure):
+                        logger.warning("The audit of round %d is not complete: %s", server_round, failed.reason)
+                        self._seen[failed.reason[:200]] += 1
         return self._curious.aggregate_train(server_round, received)
 
     def _identify(self, round: int, received: Sequence[Message]) -> None:
-        """Note which clients say what partition they hold."""
+        """Note who the clients are, and what they say of themselves."""
         assert self._curious is not None
-        for message, reply in pair(self._sent, received):
-            if not isinstance(reply, Failure) and CLIENT in reply.content.config_records:
-                self.report.identified.add(self._curious.client_of(message, reply))
+        replied = [(message, r) for message, r in pair(self._sent, received) if not isinstance(r, Failure)]
+        self._curious.name_all(replied)
+        self.report.identified.update(self._curious.partitions)
+        self._note(self._sent, received)
 
     def _probe(self, round: int, received: Sequence[Message]) -> None:
         """Ask the clients of this round that answer probes, ``victims`` in all, for the uploads of single images."""
@@ -213,21 +232,39 @@ class AuditedStrategy(StrategyAround):
             for number in range(share + (rank < more))
         ]
         replies = list(self._grid.send_and_receive(asked, timeout=self._timeout))
-        self._note(replies)
+        self._note(asked, replies)
         for message, reply in pair(asked, replies):
-            if not isinstance(reply, Failure) and (images := told_images(reply.content)) is not None:
-                client = self._curious.client_of(message, reply)
-                number, _ = asked_probe(message.content) or (0, 0)
-                self.report.probed(VictimId(round, client, number), images)
+            if not isinstance(reply, Failure):
+                self._attempt(lambda: self._note_images(round, message, reply))  # noqa: B023
         self._curious.read(round, asked, replies)
 
-    def _note(self, replies: Iterable[Message]) -> None:
-        for reply in replies:
-            if reply.has_error():
-                said = (reply.error.reason or "").strip().splitlines() or [f"Flower's error {reply.error.code}"]
+    def _note_images(self, round: int, message: Message, reply: Message) -> None:
+        """Note what an answer to a probe says of its images."""
+        assert self._curious is not None
+        if (images := told_images(reply.content)) is not None:
+            number, _ = asked_probe(message.content) or (0, 0)
+            self.report.probed(VictimId(round, self._curious.client_of(message, reply), number), images)
+
+    def _note(self, sent: Sequence[Message], replies: Sequence[Message]) -> None:
+        """Note the errors among ``replies``, and what the others say of their defense."""
+        for each in replies:
+            if each.has_error():
+                said = (each.error.reason or "").strip().splitlines() or [f"Flower's error {each.error.code}"]
                 self._seen[said[-1][:200]] += 1
-            else:
-                self.report.defended(told_defense(reply.content))
+        for message, reply in pair(sent, replies):
+            if not isinstance(reply, Failure):
+                self._attempt(lambda: self._note_defense(message, reply))  # noqa: B023
+
+    def _note_defense(self, message: Message, reply: Message) -> None:
+        assert self._curious is not None
+        self.report.defended(self._curious.client_of(message, reply), told_defense(reply.content))
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Do ``work`` on one reply, which may be anything."""
+        failed = attempt(work)
+        if isinstance(failed, Failure):
+            logger.warning("A reply is not understood: %s", failed.reason)
+            self._seen[(failed.reason.partition(": ")[2] or failed.reason)[:200]] += 1
 
     def _wait_for_clients(self, grid: Grid) -> None:
         deadline = time.monotonic() + self.patience
@@ -259,30 +296,3 @@ def _start_with_hooks(strategy: Strategy, audited: AuditedStrategy, args: Any, k
     driver.__dict__ = strategy.__dict__
     result: Result = driver.start(*args, **kwargs)
     return result
-
-
-def _expect_rounds(rounds: object) -> None:
-    """What can be said of ``rounds`` before their number is known."""
-    if isinstance(rounds, str):
-        audited_rounds(rounds, 1, name="rounds", most="num_rounds")
-    elif isinstance(rounds, list | tuple | set | frozenset | range) and rounds:
-        for one in rounds:
-            whole("rounds", one, at_least=1, example=1)
-    elif not rounds or not isinstance(rounds, int):
-        audited_rounds([], 1, name="rounds", most="num_rounds")
-    else:
-        whole("rounds", rounds, at_least=1, example=1)
-
-
-def _no_strategy(strategy: object) -> str:
-    kind = strategy if isinstance(strategy, type) else type(strategy)
-    if isinstance(strategy, type) and issubclass(strategy, Strategy):
-        return f"strategy is expected to be made, but got the class {kind.__name__}; write {kind.__name__}(...)."
-    legacy = any(base.__module__.startswith("flwr.server.strategy") for base in kind.__mro__)
-    if legacy:
-        return (
-            f"A strategy of flwr.serverapp.strategy is expected, but {kind.__name__} is one of the legacy"
-            f" flwr.server.strategy; use flwr.serverapp.strategy.{kind.__name__}, and for NumPyClients"
-            " fl_privacy.flower.numpy_client_app(client_fn)."
-        )
-    return f"A strategy of flwr.serverapp.strategy is expected, but got {kind.__name__}; audit(FedAvg(...), model=Net)."

@@ -1,6 +1,7 @@
 """A client of this package as Flower's ``NumPyClient``; a defense makes a subclass of it in three lines."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -9,6 +10,7 @@ import numpy as np
 from flwr.app import RecordDict
 
 from fl_privacy.defenses import Defense, ats, dp_noise, fdl_pp, pruning, refiner, split_fed, spn
+from fl_privacy.defenses.privacy.accounting import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, LocalResult, private_names
 from fl_privacy.flower.inside.legacy import NumPyClient, Scalar
@@ -16,6 +18,7 @@ from fl_privacy.flower.memory import ContextMemory, Memory
 from fl_privacy.flower.records import (
     BATCH_SIZE,
     DEFENSE_SECONDS,
+    LOSS_WITHHELD,
     ROUND,
     SECONDS,
     TEST,
@@ -25,6 +28,7 @@ from fl_privacy.flower.records import (
     to_tensor,
 )
 from fl_privacy.models import TextModel
+from fl_privacy.rng import Secret
 from fl_privacy.types import ModelState, Tensors
 
 Arrays = list[np.ndarray]
@@ -36,6 +40,9 @@ NAMES = "names"
 
 ATTEMPT = "attempt"
 """Key of the config: the number of the protocol's run under SecAgg+, where a round that failed is tried again."""
+
+MOST_ATTEMPTS = 100
+"""Of each round under SecAgg+."""
 
 COUNTS = "counts"
 """Key of the metrics under which whole-number buffers travel in the clear, as JSON: SecAgg+ would blur them."""
@@ -64,6 +71,10 @@ class PrivacyClient(NumPyClient):
     make_defense: ClassVar[Callable[..., Defense] | None] = None
     """Makes the defense of a subclass; without it the client keeps its own."""
 
+    last_round: int | None = None
+    """Of the run that it takes part in: a later number is refused, since a client that has answered it would refuse all
+    before. ``None`` takes any."""
+
     def __init__(self, client: Client, memory: RecordDict | Memory | None = None, **settings: Any) -> None:
         if self.make_defense is not None:
             client = replace(client, defense=self.make_defense(**settings))
@@ -80,7 +91,8 @@ class PrivacyClient(NumPyClient):
             )
         self.wrapped = client
         memory = RecordDict() if memory is None else memory
-        self.memory: Memory = ContextMemory(memory) if isinstance(memory, RecordDict) else memory
+        once = isinstance(client.seed, Secret)
+        self.memory: Memory = ContextMemory(memory, once=once) if isinstance(memory, RecordDict) else memory
 
     def get_parameters(self, config: Config) -> Arrays:
         """The initial values of the public model."""
@@ -89,7 +101,7 @@ class PrivacyClient(NumPyClient):
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train in the round ``config["server-round"]``; the reply is what the plan shares."""
-        round, number = _integer(config, ROUND), self._message_number(config)
+        round, number = self._round(config), self._message_number(config)
         self.memory.expect_new("train", number)
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.update(self._sent(parameters, config), state, round=round)
@@ -98,6 +110,8 @@ class PrivacyClient(NumPyClient):
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
         """The upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
+        asked = f"probe-{_integer(config, VICTIM)}", self._round(config)
+        self.memory.expect_new(*asked)
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.probe(
             self._sent(parameters, config),
@@ -106,13 +120,12 @@ class PrivacyClient(NumPyClient):
             probe=_integer(config, VICTIM),
             batch_size=_integer(config, BATCH_SIZE),
         )
-        if self.wrapped.defense.examples:
-            self.memory.save(state)
+        self.memory.save(state if self.wrapped.defense.examples else self.memory.load(self.wrapped.device), after=asked)
         return _reply(result)
 
     def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """End the round: train the private part on the new model, and if ``config["test"]`` test both together."""
-        round = _integer(config, ROUND)
+        round = self._round(config)
         self.memory.expect_new("personalize", round)
         state = self.memory.load(self.wrapped.device)
         end = self.wrapped.personalize(
@@ -125,15 +138,37 @@ class PrivacyClient(NumPyClient):
         return tested.loss, tested.num_examples, {SECONDS: end.seconds, "accuracy": tested.accuracy}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """Loss and accuracy of the model sent, with the client's private part, on the client's own examples."""
+        """Loss and accuracy of the model sent, with the client's private part, on the client's own examples.
+
+        Raises:
+            UserError: the defense promises differential privacy, which exact figures of the examples would break.
+        """
+        if promises_privacy(self.wrapped.defense):
+            raise UserError(
+                f"{self.wrapped.defense.name} promises differential privacy, which an exact loss or accuracy on the"
+                " client's own examples would break; test on the server (fraction_evaluate=0)."
+            )
         mine = self.wrapped.examples.subset(self.wrapped.indices)
         state = self.memory.load(self.wrapped.device)
         result = self.wrapped.evaluate(self._sent(parameters, config), state, mine)
         return result.loss, result.num_examples, {"accuracy": result.accuracy}
 
+    def _round(self, config: Config) -> int:
+        """The number of the round.
+
+        Raises:
+            UserError: it is missing, or none of the run's.
+        """
+        number = _integer(config, ROUND)
+        if number < 0 or (self.last_round is not None and number > self.last_round):
+            raise UserError(
+                f"A round of 0 to {self.last_round} is expected of this run, but got {number}; the question is refused."
+            )
+        return number
+
     def _message_number(self, config: Config) -> int:
         """By which a training message is told from earlier ones."""
-        return _integer(config, ROUND)
+        return self._round(config)
 
     def _sent(self, parameters: Arrays, config: Config) -> ModelState:
         model = self.wrapped.model
@@ -237,17 +272,21 @@ class MaskableClient(PrivacyClient):
 
     def _message_number(self, config: Config) -> int:
         """A round that failed may be tried again: what came of the first time stays masked."""
-        return _integer(config, ATTEMPT)
+        number = _integer(config, ATTEMPT)
+        if self.last_round is not None and number > MOST_ATTEMPTS * max(1, self.last_round):
+            raise UserError(f"At most {MOST_ATTEMPTS} attempts of a round are expected, but got number {number}.")
+        return number
 
 
 def _reply(result: LocalResult) -> Reply:
     uploaded = {**result.upload.tensors, **result.upload.buffers}
     metrics: Config = {
         NAMES: json.dumps(list(uploaded)),
-        TRAIN_LOSS: result.train_loss,
         SECONDS: result.seconds,
         DEFENSE_SECONDS: result.defense_seconds,
     }
+    withheld = math.isnan(result.train_loss)
+    metrics |= {LOSS_WITHHELD: 1} if withheld else {TRAIN_LOSS: result.train_loss}
     return [to_array(t) for t in uploaded.values()], result.upload.num_examples, metrics
 
 

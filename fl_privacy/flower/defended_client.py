@@ -13,7 +13,7 @@ from torch import nn
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
-from fl_privacy.flower.guarded_upload import BufferPolicy, GuardedUpload, made_of, parameter_names
+from fl_privacy.flower.guarded_upload import BufferPolicy, GuardedUpload, made_of
 from fl_privacy.flower.records import ROUND, load_state, save_state, to_array, to_tensor
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator
 
@@ -139,7 +139,7 @@ def defend(
         memory: ``context.state``, where hooks keep what survives between rounds.
     """
 
-    guard = GuardedUpload(defense=defense, parameters=parameter_names(model, names), buffers=buffers)
+    guard = GuardedUpload.around(defense, model, names, buffers)
     ordered = names if model is None else list(made_of(model).state_dict())
 
     def wrap(inner: NumPyClient, memory: RecordDict | None) -> DefendedClient:

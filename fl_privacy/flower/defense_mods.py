@@ -9,6 +9,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from fl_privacy.defenses import Defense
+from fl_privacy.effects.kinds import Noise
 from fl_privacy.errors import UserError
 from fl_privacy.flower.audit_records import asked_probe, introduce, is_training, merged_config, tell_defense
 from fl_privacy.flower.guarded_upload import (
@@ -16,8 +17,8 @@ from fl_privacy.flower.guarded_upload import (
     GuardedUpload,
     is_differentially_private,
     made_of,
-    parameter_names,
 )
+from fl_privacy.flower.memory import expect_unanswered, remember_answer
 from fl_privacy.flower.records import PARTITION, ROUND, load_state, save_state, to_array, to_tensor
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator
 from fl_privacy.types import Tensors
@@ -36,7 +37,8 @@ def defense_mod(
     """A mod that puts the upload hooks of ``defense`` on the weights that a client replies to a training message.
 
     ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. Replies to other messages
-    pass. The reply says by what it was defended, which is public. In front of ``probe_mod`` it defends probes as well.
+    pass. One question of a kind (training, each probe) is answered once a round: the mean of many answers has no noise.
+    The reply says by what it was defended, which is public. In front of ``probe_mod`` it defends probes as well.
 
     Args:
         defense: with upload hooks only: noise, clipping, pruning, selective sharing, quantization. What acts within the
@@ -52,23 +54,19 @@ def defense_mod(
     Raises:
         UserError: the defense acts within the training, or adds noise and is told neither ``model`` nor ``names``.
     """
-    guard = GuardedUpload(defense=defense, parameters=parameter_names(model, names), buffers=buffers)
+    guard = GuardedUpload.around(defense, model, names, buffers)
     made = None if model is None else made_of(model)
     if made is not None and buffers == "kept" and is_differentially_private(defense):
-        shown = [name for name, b in made.named_buffers() if b.is_floating_point()]
-        if shown:
-            logger.warning(
-                "The noise of %s is on the parameters; %d buffers such as %s are uploaded as they are, and no guarantee"
-                " covers them (buffers='withheld' keeps them back).",
-                defense.name,
-                len(shown),
-                shown[0],
-            )
+        _warn_of_buffers(made, defense)
     order = None if made is None else list(made.state_dict())
+    noised = any(isinstance(part.effect, Noise) for part in defense.parts)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not is_training(message) or not message.has_content():
             return call_next(message, context)
+        asked = None if seed is not None else _asked(context, message, noised)
+        if asked is not None:
+            expect_unanswered(context.state, *asked)
         sent = _arrays(message, order)
         reply = call_next(message, context)
         if reply.has_error():
@@ -77,12 +75,44 @@ def defense_mod(
         rng = _generator(seed, context, message)
         defended = guard(sent, _expect_like(_arrays(reply, order), sent), state, rng)
         save_state(context.state, state)
+        if asked is not None:
+            remember_answer(context.state, *asked)
         _put(reply, list(defended.values()))
         introduce(reply.content, context)
         tell_defense(reply.content, defense.parts)
         return reply
 
     return mod
+
+
+def _warn_of_buffers(model: nn.Module, defense: Defense) -> None:
+    """Say that running statistics leave without the noise that is on the parameters."""
+    shown = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    if shown:
+        logger.warning(
+            "The noise of %s is on the parameters; %d buffers such as %s are uploaded as they are, and no guarantee"
+            " covers them (buffers='withheld' keeps them back).",
+            defense.name,
+            len(shown),
+            shown[0],
+        )
+
+
+def _asked(context: Context, message: Message, noised: bool) -> tuple[str, int] | None:
+    """The kind and the round of a question, of which there is one answer; ``None`` where it has no round.
+
+    Raises:
+        UserError: it has none, and the defense draws noise, which answers without end would average away.
+    """
+    number, probe = merged_config(context, message.content).get(ROUND), asked_probe(message.content)
+    if isinstance(number, int) and not isinstance(number, bool):
+        return ("train" if probe is None else f"probe-{probe[0]}"), number
+    if noised:
+        raise UserError(
+            f"A client that adds noise expects the number of the round as {ROUND!r} in the server's config, but it is"
+            " missing: without it the same round could be asked for until the noise is averaged away; send it."
+        )
+    return None
 
 
 def _arrays(message: Message, order: Sequence[str] | None) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """The upload hooks of a defense on the weights that a foreign client replies: on which arrays they act."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -12,6 +12,8 @@ from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects.kinds import ClippedExamples, Noise, PrivateRelease
 from fl_privacy.errors import UserError
 from fl_privacy.flower.one_record import STATISTICS
+from fl_privacy.rng import streams_put_back
+from fl_privacy.tied_weights import all_parameter_names, first_names
 from fl_privacy.types import Tensors
 
 BufferPolicy = Literal["kept", "withheld", "defended"]
@@ -30,19 +32,26 @@ _WITHIN = {
 class GuardedUpload:
     """A defense on replied weights: its hooks see their change by name, reply minus sent.
 
-    What they make of it is added to what was sent; a name that they withhold comes back as it was sent. Arrays of
-    whole numbers pass as they are.
+    What they make of it is added to what was sent. What they withhold, and all that the defense does not act on, comes
+    back as it was sent, but for buffers of the model that are ``kept``: no array leaves undefended because a server
+    named it so or sent it as another kind of number.
 
     Attributes:
         defense: with upload hooks only.
-        parameters: names that it acts on; ``None`` takes every floating-point array but batch norm's statistics.
-        buffers: of the other floating-point arrays, such as running statistics: ``kept`` as the client replies them,
-            ``withheld`` (they come back as they were sent), or ``defended`` like parameters.
+        parameters: names that it acts on; ``None`` takes every array of floating-point numbers.
+        buffers: of the model's other arrays, such as running statistics: ``kept`` as the client replies them,
+            ``withheld`` (they come back as they were sent), or ``defended`` like parameters where they are
+            floating-point numbers.
+        of_model: whether ``parameters`` are those of a model, which are floating-point numbers: others are refused. Of
+            names that somebody lists, whole numbers come back as they were sent.
+        tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
     """
 
     defense: Defense
     parameters: frozenset[str] | None = None
     buffers: BufferPolicy = "kept"
+    tied: Mapping[str, str] = field(default_factory=dict)
+    of_model: bool = False
 
     def __post_init__(self) -> None:
         checks.one_of("buffers", self.buffers, ("kept", "withheld", "defended"))
@@ -60,6 +69,23 @@ class GuardedUpload:
                 " names=[...]."
             )
 
+    @classmethod
+    def around(
+        cls,
+        defense: Defense,
+        model: nn.Module | Callable[[], nn.Module] | None,
+        names: Sequence[str] | None,
+        buffers: BufferPolicy,
+    ) -> "GuardedUpload":
+        """Put ``defense`` on the parameters of ``model``, or on those among ``names``, else on all arrays."""
+        return cls(
+            defense=defense,
+            parameters=parameter_names(model, names),
+            buffers=buffers,
+            tied=tied_names(model),
+            of_model=model is not None,
+        )
+
     def expect_known(self, names: Sequence[str]) -> None:
         """Raise ``UserError`` if a parameter that is to be defended is not among ``names``, the arrays of a message."""
         if self.parameters is not None and (missing := sorted(self.parameters - set(names))):
@@ -71,20 +97,45 @@ class GuardedUpload:
     def __call__(
         self, before: Tensors, after: Tensors, state: ClientState, rng: torch.Generator
     ) -> dict[str, torch.Tensor]:
-        """What is uploaded instead of ``after`` by a client that was sent ``before``, under the same names."""
+        """Return what is uploaded instead of ``after`` by a client that was sent ``before``, under the same names.
+
+        Raises:
+            UserError: a parameter is missing, or is no array of floating-point numbers, sent or replied.
+        """
         self.expect_known(list(before))
-        acted = [name for name, t in before.items() if t.is_floating_point() and self._acts_on(name)]
-        change: Tensors = {name: after[name] - before[name] for name in acted}
+        acted = [name for name in before if self._acts_on(name, before[name], after[name])]
+        if not acted:
+            raise UserError(
+                "A defense is expected to find floating-point arrays in the message, but there are none; the reply is"
+                " refused, since nothing of it would be defended."
+            )
+        own = [name for name in acted if name not in self.tied]
+        change: Tensors = {name: after[name] - before[name] for name in own}
         for hook in self.defense.upload:
             change = hook(change, state, rng)
-        defended = {name: before[name] + change[name] if name in change else before[name] for name in acted}
-        withheld = {} if self.buffers != "withheld" else {n: t for n, t in before.items() if n not in defended}
-        return {name: defended.get(name, withheld.get(name, after[name])) for name in before}
+        defended = {name: before[name] + change[name] if name in change else before[name] for name in own}
+        defended |= {name: defended[self.tied[name]] for name in acted if name in self.tied}
+        return {name: defended[name] if name in defended else self._beside(name, before, after) for name in before}
 
-    def _acts_on(self, name: str) -> bool:
-        if self.buffers == "defended":
-            return True
-        return is_statistic(name) is False if self.parameters is None else name in self.parameters
+    def _acts_on(self, name: str, sent: torch.Tensor, replied: torch.Tensor) -> bool:
+        """Whether the defense acts on an array.
+
+        Raises:
+            UserError: it is a parameter of the model, but no array of floating-point numbers.
+        """
+        floating = sent.is_floating_point() and replied.is_floating_point()
+        named = self.parameters is None or self.buffers == "defended" or name in self.parameters
+        if not floating and self.of_model and name in (self.parameters or ()):
+            raise UserError(
+                f"{name} is expected as floating-point numbers, but was sent as {sent.dtype} and replied as"
+                f" {replied.dtype}; the defense does not act on those, and the reply is refused."
+            )
+        return named and floating
+
+    def _beside(self, name: str, before: Tensors, after: Tensors) -> torch.Tensor:
+        """An array that the defense does not act on: a buffer of the model, or one that nobody has declared."""
+        declared = self.parameters is not None and name not in self.parameters and self.buffers == "kept"
+        return after[name] if declared else before[name]
 
 
 def is_statistic(name: str) -> bool:
@@ -109,7 +160,12 @@ def parameter_names(
         return None if names is None else frozenset(name for name in names if not is_statistic(name))
     if names is not None:
         raise UserError("model and names are expected one at a time, but got both; leave names out.")
-    return frozenset(name for name, _ in made_of(model).named_parameters())
+    return all_parameter_names(made_of(model))
+
+
+def tied_names(model: nn.Module | Callable[[], nn.Module] | None) -> dict[str, str]:
+    """Map the second names of tied weights of ``model`` to their first; empty without a model."""
+    return {} if model is None else {name: own for name, own in first_names(made_of(model)).items() if name != own}
 
 
 def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:
@@ -124,7 +180,8 @@ def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Mo
     if not callable(model):
         raise UserError(f"model is expected to be a torch.nn.Module or its class, but got {type(model).__name__}.")
     try:
-        made = model(**(options or {}))
+        with streams_put_back():
+            made = model(**(options or {}))
     except TypeError as error:
         raise UserError(
             f"model={name} is expected to be made without arguments, but: {error}; give an instance, model={name}(...)."

@@ -38,7 +38,7 @@ def guard_mod(model: nn.Module, examples: OwnExamples, *, guard: ModelGuard | No
         found = attempt(lambda: _refusal(message, context))
         reason = found.reason.removeprefix("UserError: ").rstrip(".") if isinstance(found, Failure) else found
         if reason:
-            return Message(Error(CLIENT_RAISED, f"The guard refused: {reason}."), reply_to=message)
+            return Message(Error(CLIENT_RAISED, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
         return call_next(message, context)
 
     def _refusal(message: Message, context: Context) -> str | None:
@@ -60,7 +60,7 @@ def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCal
     """The part of ``guard_mod`` that looks at SecAgg+ alone; goes in front of ``secaggplus_mod``."""
     record = message.content.config_records.get(RECORD_KEY_CONFIGS)
     if record is not None and (reason := secagg_refusal(record)):
-        return Message(Error(CLIENT_RAISED, f"The guard refused: {reason}."), reply_to=message)
+        return Message(Error(CLIENT_RAISED, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
     return call_next(message, context)
 
 

@@ -1,17 +1,19 @@
 """An honest-but-curious server: any Flower strategy, and what it can read on the way."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Failure, Probe
-from fl_privacy.federation.replies import attempt
-from fl_privacy.flower.records import CLIENT, PARTITION, VICTIM, read_state, read_upload
+from fl_privacy.federation.replies import MOST_EXAMPLES, attempt
+from fl_privacy.flower.audit_records import asked_probe
+from fl_privacy.flower.records import BATCH_SIZE, CLIENT, PARTITION, VICTIM, read_state, read_upload
 from fl_privacy.flower.strategy import PROBE
 from fl_privacy.flower.strategy_around import StrategyAround
 from fl_privacy.flower.transport import pair
@@ -36,11 +38,13 @@ class HonestButCurious(StrategyAround):
         audit: the rounds, and of training updates the clients. A client is known by the partition that it reports,
             else by the rank of its node's id among all nodes. A partition is the first node's to report it until that
             node leaves; what another one claims as its own is not captured.
+        problems: why updates could not be captured, and how often.
     """
 
     interceptor: Interceptor
     audit: Audit
     states: States = no_states
+    problems: Counter[str] = field(default_factory=Counter, init=False)
     _sent: list[Message] = field(default_factory=list, init=False, repr=False)
     _node_ids: list[int] = field(default_factory=list, init=False, repr=False)
     _holder: dict[int, int] = field(default_factory=dict, init=False, repr=False)
@@ -76,12 +80,14 @@ class HonestButCurious(StrategyAround):
             result = attempt(lambda: self._capture(round, message, reply, states))  # noqa: B023
             if isinstance(result, Failure):
                 logger.warning("An update of round %d could not be intercepted: %s", round, result.reason)
+                self.problems[result.reason.partition(": ")[2][:200] or result.reason[:200]] += 1
 
     def _capture(self, round: int, message: Message, reply: Message, states: dict[tuple[int, ...], ModelState]) -> None:
         client = self.client_of(message, reply)
         victim = VictimId(round, client)
-        if _is_probe(message):
-            probe = Probe(client, _victim(message.content))
+        asked = _asked(message)
+        if asked is not None:
+            probe = Probe(client, asked[0])
             victim = probe.in_round(round)
             if not self.audit.expects(probe):
                 raise UserError(f"an answer to one of the probes sent is expected, but got {victim}")
@@ -92,6 +98,7 @@ class HonestButCurious(StrategyAround):
         if shared not in states:
             states[shared] = read_state(message.content, model)
         upload = read_upload(reply.content, model)
+        _expect_claim(upload.num_examples, None if asked is None else asked[1])
         self.interceptor.capture(victim, sent=states[shared], upload=upload, states=self._before)
 
     def _held(self, round: int) -> States:
@@ -154,10 +161,29 @@ class _TappedGrid(Grid):
         return self._grid.pull_messages(message_ids)
 
 
-def _is_probe(message: Message) -> bool:
-    """Whether ``message`` asks for the upload of a chosen batch: of a client of this package, or behind its mod."""
-    return message.metadata.message_type == PROBE or PROBE in message.content.config_records
+def _asked(message: Message) -> tuple[int, int] | None:
+    """Number and size of the chosen batch that ``message`` asks a client of this package for, or one behind its mod.
+
+    ``None`` where it asks a client to train.
+    """
+    if message.metadata.message_type != PROBE:
+        return asked_probe(message.content)
+    (config,) = (record for record in message.content.config_records.values() if VICTIM in record)
+    return int(config[VICTIM]), int(config[BATCH_SIZE])  # type: ignore[arg-type]
 
 
-def _victim(content: RecordDict) -> int:
-    return next(int(record[VICTIM]) for record in content.config_records.values() if VICTIM in record)  # type: ignore[arg-type]
+def _expect_claim(number: int, asked: int | None) -> None:
+    """Refuse a reply that says to be of ``number`` examples where that can't be.
+
+    Args:
+        number: that the reply claims.
+        asked: how many examples the probe asked for; ``None`` of a training update.
+
+    Raises:
+        UserError: it is of none, of more than are counted exactly, or of more than the probe asked for.
+    """
+    most = MOST_EXAMPLES if asked is None else asked
+    if not 1 <= number <= most:
+        what = "A reply" if asked is None else "An answer to a probe"
+        got = f"{number:.3g}" if abs(number) > MOST_EXAMPLES else str(number)
+        raise UserError(f"{what} is expected to be of 1 to {most} examples, but says that it is of {got}")

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import safetensors.torch
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 from safetensors import SafetensorError
 
 from fl_privacy.defenses import ClientState
@@ -36,11 +36,46 @@ class Memory(Protocol):
         ...
 
 
-class ContextMemory:
-    """``context.state`` of a node: gone when the node restarts; a simulation may ask for a round twice."""
+ANSWERED = "fl-privacy.answered"
+"""Record of ``context.state``: by kind of message, the last round that was answered."""
 
-    def __init__(self, records: RecordDict) -> None:
-        self.records = records
+
+def expect_unanswered(records: RecordDict, kind: str, round: int) -> None:
+    """Refuse a round that ``remember_answer`` noted down, or an earlier one.
+
+    Raises:
+        UserError: it was answered before.
+    """
+    last = records.config_records[ANSWERED].get(kind) if ANSWERED in records.config_records else None
+    if isinstance(last, int) and round <= last:
+        raise UserError(_answered(last, round))
+
+
+def remember_answer(records: RecordDict, kind: str, round: int) -> None:
+    """Note down in ``records`` that the message ``kind`` of ``round`` is answered."""
+    kept = dict(records.config_records[ANSWERED]) if ANSWERED in records.config_records else {}
+    kept[kind] = round
+    records[ANSWERED] = ConfigRecord(kept)
+
+
+def _answered(last: int, round: int) -> str:
+    return (
+        f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
+        " and a second answer would tell more than one; start a new run."
+    )
+
+
+class ContextMemory:
+    """``context.state`` of a node: gone when the node restarts.
+
+    Args:
+        records: of the node's context.
+        once: whether a round is answered once, as a deployed client needs: each further answer would be another draw
+            of the same noise, and their mean has none. A simulation, whose draws repeat, may ask twice.
+    """
+
+    def __init__(self, records: RecordDict, *, once: bool = False) -> None:
+        self.records, self.once = records, once
 
     def load(self, device: torch.device | str = "cpu") -> ClientState:
         """See ``Memory``."""
@@ -49,9 +84,17 @@ class ContextMemory:
     def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
         """See ``Memory``."""
         save_state(self.records, state)
+        if self.once and after is not None:
+            remember_answer(self.records, *after)
 
     def expect_new(self, kind: str, round: int) -> None:
-        """Nothing is refused."""
+        """Refuse a round that was answered before, where rounds are answered once.
+
+        Raises:
+            UserError: it was, or a later one.
+        """
+        if self.once:
+            expect_unanswered(self.records, kind, round)
 
 
 class NodeMemory:
@@ -95,10 +138,7 @@ class NodeMemory:
         """
         last = self._read()[1].get(kind)
         if last is not None and round <= last:
-            raise UserError(
-                f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
-                " and a second answer would tell more than one; start a new run."
-            )
+            raise UserError(_answered(last, round))
 
     def _read(self) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
         if not self.path.exists():

@@ -71,8 +71,8 @@ def _expect_fits(name: str, array: Array, like: Tensors) -> None:
     known = like[name]
     if tuple(array.shape) != tuple(known.shape):
         raise UserError(
-            f"{name} is not of the architecture agreed on: the shape {tuple(known.shape)} is expected, but it has"
-            f" {tuple(array.shape)}."
+            f"{name} is expected to have the shape {tuple(known.shape)}, but has {tuple(array.shape)};"
+            " it is not of the architecture agreed on."
         )
     fits = array.dtype in FLOATING if known.is_floating_point() else _kind(array.dtype) in "fiub"
     if not fits:  # strategies make fractions of counters: these may come as either

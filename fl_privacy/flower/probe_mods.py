@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from fl_privacy.data.own_examples import as_sample, find_normalization, fingerprint
+from fl_privacy.data.own_examples import as_sample, find_normalization, fingerprint, probe_seed
+from fl_privacy.data.own_streams import own_streams_put_back
 from fl_privacy.errors import UserError
 from fl_privacy.flower.audit_records import (
     ANSWERS,
@@ -27,6 +27,7 @@ from fl_privacy.flower.audit_records import (
 from fl_privacy.flower.guarded_upload import made_of
 from fl_privacy.flower.records import METRICS, NUM_EXAMPLES, all_arrays, to_array, to_tensor
 from fl_privacy.normalization import Normalization
+from fl_privacy.rng import streams_put_back
 
 Train = Callable[..., object]
 """(net, loader) or (net, loader, config): trains ``net`` in place; config is the run's with the message's on top."""
@@ -82,10 +83,13 @@ def _answer(  # noqa: PLR0917
 ) -> RecordDict:
     asked = asked_probe(message.content)
     assert asked is not None
-    batch = examples.batch(*asked)
-    trained = _copy_with(model, message.content)
-    loader = DataLoader(_Few(batch), batch_size=len(batch), collate_fn=examples.collate)
-    with torch.random.fork_rng(devices=[]):
+    with streams_put_back():
+        data = examples.data()
+    with streams_put_back(probe_seed(*asked)):
+        with own_streams_put_back(data):
+            batch = examples.batch(*asked)
+        trained = _copy_with(model, message.content)
+        loader = DataLoader(_Few(batch), batch_size=len(batch), collate_fn=examples.collate)
         if takes_config:
             train(trained, loader, merged_config(context, message.content))
         else:
@@ -119,7 +123,7 @@ class _Examples:
 
     def batch(self, probe: int, size: int) -> list[object]:
         """The examples of the ``probe``-th batch, as the app's own data set has them."""
-        data = self._found()
+        data = self.data()
         if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
             examples = list(islice(_iterated(data), probe * size, (probe + 1) * size))
         else:
@@ -131,7 +135,8 @@ class _Examples:
             )
         return examples
 
-    def _found(self) -> object:
+    def data(self) -> object:
+        """The data set, found when it is first asked for."""
         if self._data is None:
             data = self.dataset
             is_function = callable(data) and not hasattr(data, "__getitem__") and not isinstance(data, DataLoader)

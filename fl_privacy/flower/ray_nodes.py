@@ -207,7 +207,7 @@ def ray_grid(
     timeout: float,
 ) -> Iterator[RayGrid]:
     """A grid on a Ray cluster, joined or started, with as many actors as fit; see ``run_ray``."""
-    _check_request(num_cpus, num_gpus, actors)
+    check_request(num_cpus, num_gpus, actors)
     number("backend.timeout", timeout, above=0, infinite=True, example="it is in seconds, try 3600")
     with ray_cluster():
         import ray  # noqa: PLC0415
@@ -218,7 +218,8 @@ def ray_grid(
         yield RayGrid(clients, partial(process.remote, [ray.put(source)]), capacity, fitting, timeout)
 
 
-def _check_request(num_cpus: float, num_gpus: float, actors: int | None) -> None:
+def check_request(num_cpus: float = 1, num_gpus: float = 0, actors: int | None = None) -> None:
+    """Raise ``UserError`` unless actors can be asked for with these resources."""
     number("backend.num_cpus", num_cpus, above=0, example=1)
     number("backend.num_gpus", num_gpus, at_least=0, example="0.5 lets two share a GPU")
     if actors is not None:

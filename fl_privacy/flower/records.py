@@ -32,6 +32,7 @@ DATA_PATH = "data-path"
 OWN_DATA = "own-data"
 NUM_EXAMPLES = "num-examples"
 TRAIN_LOSS = "train-loss"
+LOSS_WITHHELD = "train-loss-withheld"
 SECONDS = "seconds"
 DEFENSE_SECONDS = "defense-seconds"
 VICTIM = "victim"
@@ -200,7 +201,7 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
             buffers=to_tensors(arrays[BUFFERS]),
             num_examples=int(number(NUM_EXAMPLES)),
         ),
-        train_loss=number(TRAIN_LOSS),
+        train_loss=math.nan if metrics.get(LOSS_WITHHELD) == 1 else number(TRAIN_LOSS),
         seconds=number(SECONDS),
         defense_seconds=number(DEFENSE_SECONDS),
         bytes_up=sum(_bytes_of(array) for record in arrays.values() for array in record.values()),

@@ -250,7 +250,7 @@ class _Summing(LegacyStrategy):
         self.server.receive({min(replies): mean}, server_round, behind=numbers)
 
         def total(metric: str) -> float:
-            return sum(float(reply.metrics[metric]) for reply in replies.values())
+            return sum(float(reply.metrics.get(metric, math.nan)) for reply in replies.values())
 
         self.report = lambda seconds, received: RoundReport(
             round=server_round,

@@ -17,7 +17,7 @@ from fl_privacy.gradients.layered import Layered
 from fl_privacy.gradients.many_models import ManyModels, local_orders, models_at_once
 from fl_privacy.gradients.products import gradient_products, sketched_examples
 from fl_privacy.gradients.sketch import GradientClassifier, GradientSketch
-from fl_privacy.gradients.unrolled import Unrolled, step_slices
+from fl_privacy.gradients.unrolled import Unrolled, number_of_steps, step_slices
 from fl_privacy.gradients.victims import OneByOne, Vectorized, VictimGradients, VictimModel
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "local_orders",
     "loss_gradients",
     "models_at_once",
+    "number_of_steps",
     "register_layer_rule",
     "set_mode",
     "sketched_examples",

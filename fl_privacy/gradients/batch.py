@@ -29,8 +29,11 @@ class GradientResult:
     buffers: Tensors
 
 
-def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"]) -> None:
-    """Training mode, except that ``batch_norm="eval"`` freezes the batch-norm layers at their running statistics."""
+def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"] | None) -> None:
+    """Training mode, except that ``batch_norm="eval"`` freezes the batch-norm layers at their running statistics;
+    ``None`` leaves every layer in the mode that it has."""
+    if batch_norm is None:
+        return
     model.train()
     if batch_norm == "eval":
         for module in model.modules():
@@ -43,7 +46,7 @@ def batch_loss(
     state: ModelState,
     batch: Batch,
     *,
-    batch_norm: Literal["train", "eval"] = "train",
+    batch_norm: Literal["train", "eval"] | None = "train",
     loss_scale: float = 1.0,
     loss_function: LossFunction = F.cross_entropy,
     changes: Sequence[LossChange] = (),
@@ -66,7 +69,7 @@ def loss_gradients(
     state: ModelState,
     batch: Batch,
     *,
-    batch_norm: Literal["train", "eval"] = "train",
+    batch_norm: Literal["train", "eval"] | None = "train",
     loss_scale: float = 1.0,
     loss_function: LossFunction = F.cross_entropy,
     changes: Sequence[LossChange] = (),

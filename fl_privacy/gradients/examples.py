@@ -123,7 +123,14 @@ def _one_by_one(
 
     values = {name: state.parameters[name].detach() for name in names}
     per_example = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
-    found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
+    try:
+        found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
+    except RuntimeError:  # recurrent layers, among others, can't be batched
+        each = [
+            grad_and_value(loss)(values, image, label) for image, label in zip(batch.inputs, batch.labels, strict=True)
+        ]
+        gradients = {name: torch.stack([own[name] for own, _ in each]) for name in values}
+        return gradients, torch.stack([value for _, value in each])
     return found
 
 

@@ -1,13 +1,14 @@
 """The frozen model that gradients of many victims are computed with, and how it is differentiated twice."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.parametrizations import _SpectralNorm
 
+from fl_privacy.plain_models import detached_copy
 from fl_privacy.types import LocalPlan, ModelState
 
 
@@ -27,10 +28,11 @@ def frozen_copy(
 ) -> nn.Module:
     """A copy of ``model`` with the values ``sent`` that no longer trains.
 
-    Batch norm is as the plan says: ``train`` uses the statistics of the batch and nothing else. Dropout is off, since
-    its masks are the client's secret; nothing works in place, so that every activation can be read.
+    Batch norm is as the plan says: ``train`` uses the statistics of the batch and nothing else. All else is in the
+    plan's ``mode``. Dropout is off, since its masks are the client's secret, and a spectral norm no longer iterates;
+    nothing works in place, so that every activation can be read.
     """
-    copied = copy.deepcopy(model).to(device=device, dtype=dtype).train().requires_grad_(False)
+    copied = detached_copy(model).to(device=device, dtype=dtype).train(plan.mode == "train").requires_grad_(False)
     with torch.no_grad():
         for name, parameter in copied.named_parameters():
             parameter.copy_(sent.parameters[name])
@@ -42,6 +44,8 @@ def frozen_copy(
             _set_batch_norm(module, plan)
         elif isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
+        elif isinstance(module, _SpectralNorm):
+            module.eval()
         if getattr(module, "inplace", False):
             module.inplace = False  # type: ignore[assignment]
     return copied

@@ -20,6 +20,7 @@ from fl_privacy.gradients.low_rank import pays
 from fl_privacy.gradients.normalization import separated_copy
 from fl_privacy.gradients.victims import VictimGradients, VictimModel
 from fl_privacy.gradients.watch import Call, leaving
+from fl_privacy.losses import is_plain
 from fl_privacy.types import Tensors
 
 _TOLERANCE, _ROUNDING = 1e-3, 1e-6
@@ -135,7 +136,7 @@ class Layered(VictimGradients):
         with torch.enable_grad(), leaving(modules, _tracked) as tape:
             self._victims.count = count
             logits = self._model(inputs.flatten(0, 1))
-            loss = F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
+            loss = self._summed_loss(logits, labels)
             if hidden is not None:
                 loss = loss + (hidden.flatten(0, 1) * self._features(tape)).sum()
             loss = self._victim_model.plan.loss_scale / size * loss
@@ -155,6 +156,14 @@ class Layered(VictimGradients):
             )
             for call, delta in zip(tape, deltas, strict=True)
         ]
+
+    def _summed_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The sum over the victims of B times the loss of each."""
+        count, size = labels.shape[:2]
+        if is_plain(self._victim_model.loss):
+            return F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
+        of_each = zip(logits.reshape(count, size, -1), labels, strict=True)  # functions of users are not batched
+        return size * torch.stack([self._victim_model.loss(own, own_labels) for own, own_labels in of_each]).sum()
 
     def _features(self, tape: Sequence[Call]) -> Tensor:
         """(V B, F) what enters the layer ``victim_model.hidden``."""

@@ -10,8 +10,23 @@ from fl_privacy.gradients.victims import VictimGradients, VictimLoss, VictimMode
 from fl_privacy.types import LocalPlan, Tensors
 
 
+def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
+    """How many local steps ``step_slices`` would give, counted without making them: claims may be of any size."""
+    if num_examples < 1:
+        return 0
+    size = min(plan.batch_size or num_examples, num_examples)
+    if plan.epochs is not None:
+        return plan.epochs * -(-num_examples // size)
+    return plan.steps or 1
+
+
 def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
-    """The examples of each local step in an order of the attacker's own, since the client's is secret."""
+    """The examples of each local step in an order of the attacker's own, since the client's is secret.
+
+    None where there is no example.
+    """
+    if num_examples < 1:
+        return []
     size = min(plan.batch_size or num_examples, num_examples)
     if plan.epochs is not None:
         return [slice(i, i + size) for _ in range(plan.epochs) for i in range(0, num_examples, size)]

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fl_privacy.gradients.batch import loss_gradients
 from fl_privacy.gradients.normalization import separated_copy
+from fl_privacy.losses import CROSS_ENTROPY, Loss
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 
@@ -24,12 +24,14 @@ class VictimModel:
         names: the tensors that were uploaded and are to be matched.
         plan: of the clients.
         hidden: weight of the linear layer into whose input a loss that nobody else knows sends gradients.
+        loss: of the clients.
     """
 
     model: nn.Module
     names: Sequence[str]
     plan: LocalPlan
     hidden: str | None = None
+    loss: Loss = CROSS_ENTROPY
 
 
 class VictimGradients(ABC):
@@ -55,7 +57,7 @@ class VictimLoss:
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._separated = separated_copy(victim_model.model)
-        self._scale = victim_model.plan.loss_scale
+        self._scale, self._of_outputs = victim_model.plan.loss_scale, victim_model.loss
 
     def parameters(self) -> dict[str, Tensor]:
         values = dict(self._separated.model.named_parameters())
@@ -65,7 +67,7 @@ class VictimLoss:
         """Scalar; parameters that are missing are as sent."""
         renamed = {self._separated.names[name]: value for name, value in parameters.items()}
         logits = functional_call(self._separated.model, renamed, (inputs,))
-        return self._scale * F.cross_entropy(logits, labels)
+        return self._scale * self._of_outputs(logits, labels)
 
 
 class Vectorized(VictimGradients):
@@ -98,7 +100,8 @@ class OneByOne(VictimGradients):
             self._victim_model.model,
             self._state,
             batch,
-            batch_norm=plan.batch_norm,
+            batch_norm=None,
             loss_scale=plan.loss_scale,
+            loss_function=self._victim_model.loss,
             create_graph=torch.is_grad_enabled(),
         ).gradients

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_privacy.gradients import gradient_products, step_slices
+from fl_privacy.gradients import gradient_products, number_of_steps
 from fl_privacy.types import Batch, ModelState, Observation, Tensors
 
 CHUNK = 1000
@@ -165,7 +165,7 @@ def mean_gradient(observation: Observation) -> Tensors:
     update, plan = observation.update(), observation.plan
     if plan.shares == "gradient":
         return update
-    steps = len(step_slices(max(1, observation.upload.num_examples), plan))
+    steps = number_of_steps(max(1, observation.upload.num_examples), plan)
     return {name: t / (-plan.lr * steps) for name, t in update.items()}
 
 

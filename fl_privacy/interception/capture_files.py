@@ -26,6 +26,7 @@ FORMAT = 1
 PARAMETERS, BUFFERS, UPDATE = "parameters/", "buffers/", "update/"
 LABELS, PUBLIC_IMAGES, PUBLIC_LABELS, PREVIOUS = "labels", "public_images", "public_labels", "previous"
 FEATURES, PRIVATE_PARAMETERS, PRIVATE_BUFFERS = "features", "private_parameters/", "private_buffers/"
+FRONT_PARAMETERS, FRONT_BUFFERS = "front_parameters/", "front_buffers/"
 """Names in the tensor files; those that end in a slash are prefixes."""
 
 MOST_JSON, MOST_TENSORS = 1 << 20, 1 << 30

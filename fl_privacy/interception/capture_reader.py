@@ -15,6 +15,7 @@ from fl_privacy.checks import fits
 from fl_privacy.effects import Description, from_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import MOST_EXAMPLES
+from fl_privacy.foreign_files import expect_regular_files
 from fl_privacy.interception import capture_files as layout
 from fl_privacy.interception.capture_files import CaptureFile, without_prefix
 from fl_privacy.interception.lazy_observations import LazyObservations
@@ -28,12 +29,14 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """What parameters and images may be of."""
 
 
-def load_observations(folder: Path, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
+def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
     """All of ``stored_observations`` in memory; see there."""
     return list(stored_observations(folder, model, inside=inside))
 
 
-def stored_observations(folder: Path, model: nn.Module, *, inside: nn.Module | None = None) -> "StoredObservations":
+def stored_observations(
+    folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None
+) -> "StoredObservations":
     """The observations below ``folder``, in the order of their ids (``client-2`` before ``client-10``).
 
     Each is read when it is asked for, and checked then.
@@ -46,6 +49,9 @@ def stored_observations(folder: Path, model: nn.Module, *, inside: nn.Module | N
     Raises:
         UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
     """
+    folder = Path(folder)
+    if folder.is_dir():
+        expect_regular_files(folder)
     paths = list(folder.rglob("*.json"))
     if not paths:
         raise UserError(f"Captured updates are expected in {folder}, but there are none; run with intercept.save=true.")
@@ -161,6 +167,8 @@ class _Reader:
 
     def _upload(self, raw: Mapping[str, Any]) -> Upload:
         update, buffers = self._split(self.file.digest(raw, "upload"), layout.UPDATE, layout.BUFFERS)
+        if not update:
+            self.file.refuse("was answered with no parameter at all")
         return Upload(
             tensors=self._parameters(update),
             buffers=self._buffers(buffers),
@@ -176,15 +184,13 @@ class _Reader:
 
     def _knowledge(self, raw: Mapping[str, Any]) -> Knowledge:
         tensors = self._tensors(self.file.digest(raw, "knowledge"))
-        labels, images, previous = (
-            tensors.get(layout.LABELS),
-            tensors.get(layout.PUBLIC_IMAGES),
-            tensors.get(layout.PREVIOUS),
-        )
+        labels, images, previous = map(tensors.get, (layout.LABELS, layout.PUBLIC_IMAGES, layout.PREVIOUS))
         classes = tensors.get(layout.PUBLIC_LABELS)
         self._expect_images(images, "public images", raw)
         self._expect_images(previous, "a previous reconstruction", raw)
         self._expect_classes(labels, "labels", raw)
+        if labels is not None and len(labels) != self._count(raw, "num_examples"):
+            self.file.refuse(f"has {len(labels)} labels of {raw['num_examples']} examples")
         self._expect_classes(classes, "classes of public images", raw)
         if classes is not None and (images is None or classes.shape != images.shape[:1]):
             self.file.refuse(f"has classes of public images of shape {tuple(classes.shape)}")
@@ -208,10 +214,11 @@ class _Reader:
             public_images=images,
             public_labels=classes,
             previous=previous,
-            private=self._private(tensors),
+            private=self._values(tensors, layout.PRIVATE_PARAMETERS, layout.PRIVATE_BUFFERS),
             colluder=colluder,
             features=features,
             features_at=features_at,
+            front=self._values(tensors, layout.FRONT_PARAMETERS, layout.FRONT_BUFFERS),
         )
 
     def _defense(self, raw: object) -> Description | None:
@@ -240,8 +247,8 @@ class _Reader:
         if classes.numel() and not (classes.min() >= 0 and classes.max() <= (count - 1 if indices else 1)):
             self.file.refuse(f"has {what} beyond the {count} classes")
 
-    def _private(self, tensors: Tensors) -> ModelState | None:
-        parameters, buffers = (without_prefix(p, tensors) for p in (layout.PRIVATE_PARAMETERS, layout.PRIVATE_BUFFERS))
+    def _values(self, tensors: Tensors, *prefixes: str) -> ModelState | None:
+        parameters, buffers = (without_prefix(p, tensors) for p in prefixes)
         return ModelState(self._parameters(parameters), self._buffers(buffers)) if parameters or buffers else None
 
     def _plan(self, raw: object) -> LocalPlan:
@@ -251,7 +258,7 @@ class _Reader:
         for key, value in raw.items():
             if key not in types or not fits(value, types[key]):
                 self.file.refuse(f"has {key}={value!r} in its plan")
-        if missing := [f.name for f in fields(LocalPlan) if f.name not in raw]:
+        if missing := [f.name for f in fields(LocalPlan) if f.name not in {*raw, "mode"}]:
             self.file.refuse(f"has no {missing[0]} in its plan")
         return LocalPlan(**raw)
 

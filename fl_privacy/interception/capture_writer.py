@@ -95,14 +95,13 @@ def _of_knowledge(knowledge: Knowledge) -> Tensors:
         layout.FEATURES: knowledge.features,
     }
     told = {name: tensor for name, tensor in optional.items() if tensor is not None}
-    if knowledge.private is None:
-        return told
-    private = knowledge.private
-    return (
-        told
-        | with_prefix(layout.PRIVATE_PARAMETERS, private.parameters)
-        | with_prefix(layout.PRIVATE_BUFFERS, private.buffers)
-    )
+    for parameters, buffers, state in (
+        (layout.PRIVATE_PARAMETERS, layout.PRIVATE_BUFFERS, knowledge.private),
+        (layout.FRONT_PARAMETERS, layout.FRONT_BUFFERS, knowledge.front),
+    ):
+        if state is not None:
+            told |= with_prefix(parameters, state.parameters) | with_prefix(buffers, state.buffers)
+    return told
 
 
 def _to_json(description: dict[str, object], id: VictimId) -> bytes:

@@ -36,7 +36,13 @@ class Interceptor:
     side_information: SideInformation | None = None
 
     def capture(self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states) -> None:
-        """Make the observation of one upload and hand it to the sink; ``states`` are what the clients held before."""
+        """Make the observation of one upload and hand it to the sink; ``states`` are what the clients held before.
+
+        An upload whose arrays have other shapes than the model's is none of this model, and left out.
+        """
+        values = sent.parameters
+        if any(name in values and t.shape != values[name].shape for name, t in upload.tensors.items()):
+            return
         observation = Observation(
             id=victim,
             model=self.model,

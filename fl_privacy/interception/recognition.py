@@ -11,13 +11,16 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fl_privacy.gradients.unrolled import step_slices
+from fl_privacy.gradients.unrolled import number_of_steps
 from fl_privacy.interception.lazy_observations import changed
 from fl_privacy.models import has_batch_norm
 from fl_privacy.types import LocalPlan, ModelState, Observation
 
 _OFF = 3.0
 """Factor by which a learning rate may be off before it is called wrong."""
+
+MOST_COUNTED = 1_000_000
+"""Local steps that a counter of batch norm is believed: whoever replies can write any number there."""
 
 _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 
@@ -117,7 +120,10 @@ def _steps(observation: Observation, told: Collection[str], said: list[str]) -> 
     taken = min(counted, default=0)
     if plan.shares == "gradient" or taken < 1:
         return plan
-    expected = len(step_slices(number, plan))
+    if taken > MOST_COUNTED or number < 1:
+        said.append(f"Counters of batch norm say {taken} local steps on {number} examples, which is not believed.")
+        return plan
+    expected = number_of_steps(number, plan)
     if taken > 1:
         said.append(f"Clients took {taken} local steps on {number} examples, which an attack has to replay.")
     if taken == expected:
@@ -175,7 +181,7 @@ def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observatio
 
 
 def _is_one_step_on_one_example(observation: Observation) -> bool:
-    return observation.upload.num_examples == 1 and len(step_slices(1, observation.plan)) == 1
+    return observation.upload.num_examples == 1 and number_of_steps(1, observation.plan) == 1
 
 
 def estimated_lr(observation: Observation) -> float | None:

@@ -37,6 +37,27 @@ def balanced_accuracy_bound(*, epsilon: float, delta: float) -> float:
     return 1 - share
 
 
+def identification_bound(*, epsilon: float, delta: float, candidates: int) -> float:
+    """The largest probability with which (epsilon, delta) lets an attacker name the one example that is in the data.
+
+    Whoever sees nothing names it with the prior 1 / (candidates + 1); who sees all that was released does with at most
+    e^epsilon times that plus delta, whatever else it knows: the trade-off of tests between any two data sets (Kairouz
+    et al. 2015) at a false positive rate of the prior. It bounds reconstruction up to any event of that prior (Balle,
+    Cherubin and Hayes 2022, "Reconstructing Training Data with Informed Adversaries", Thm. 2; Hayes, Mahloujifar and
+    Balle 2023, "Bounding Training Data Reconstruction in DP-SGD", Thm. 2).
+
+    Args:
+        epsilon: of the guarantee.
+        delta: likewise.
+        candidates: others among which the example is, at least 1; each is equally likely before.
+
+    >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)
+    0.0027
+    """
+    prior = np.asarray(1 / (candidates + 1))
+    return float(tpr_bound(prior, epsilon=epsilon, delta=delta))
+
+
 def proven_epsilon(found: Separation, *, delta: float) -> float:
     """The largest epsilon that the attack disproves at ``delta`` with 95 % confidence; 0 where it disproves none.
 

@@ -15,6 +15,9 @@ ANY_VALUE = (-math.inf, math.inf)
 FEW = 5
 """Below so many independent groups an interval says little: Student's factor is 2.8 with five and 12.7 with two."""
 
+_NORMAL_975 = 1.959963984540054
+"""Quantile of the standard normal distribution."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
@@ -112,6 +115,36 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     if seen >= number:
         return 1.0
     return float(_special().betaincinv(seen + 1, number - seen, 0.95))
+
+
+def wilson_interval(count: int, n: int, *, groups: int | None = None) -> tuple[float, float]:
+    """95 % confidence interval of a share of which ``count`` of ``n`` were seen (Wilson 1927, score interval).
+
+    Args:
+        count: of those seen.
+        n: how many were looked at, at least 1.
+        groups: how many of them are independent; fewer than ``n`` count as that many.
+
+    >>> [round(end, 2) for end in wilson_interval(0, 4)]
+    [0.0, 0.49]
+    """
+    number = n if groups is None else min(n, groups)
+    share, square = count / n, _NORMAL_975**2
+    center = (share + square / (2 * number)) / (1 + square / number)
+    half = _NORMAL_975 * math.sqrt(share * (1 - share) / number + square / (4 * number**2)) / (1 + square / number)
+    return max(0.0, center - half) if count else 0.0, min(1.0, center + half) if count < n else 1.0
+
+
+def binomial_tail(count: int, n: int, share: float) -> float:
+    """Probability that at least ``count`` of ``n`` happen by chance, each with probability ``share``.
+
+    >>> round(binomial_tail(1, 10, 1 / 1001), 4)
+    0.0099
+    """
+    if count <= 0:
+        return 1.0
+    below = (math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(count))
+    return max(0.0, 1.0 - math.fsum(below))
 
 
 def share_interval(count: int, n: int) -> tuple[float, float]:

@@ -140,6 +140,14 @@ _OF_TEXTS: tuple[tuple[str, Literal["texts", "words"], str, str], ...] = (
 )
 """Name, what is compared, title, description."""
 
+_OF_BAGS: tuple[tuple[str, str, str], ...] = (
+    ("word_f1", "Words F1", "F1 of the different words read of all texts of an upload, in no order."),
+    ("word_precision", "Words precision", "Share of the different words read that are in the texts."),
+    ("word_recall", "Words recall", "Share of the texts' different words that were read."),
+    ("count_f1", "Word counts F1", "F1 of the words read, each as often as it is there."),
+)
+"""Name, title, description of the metrics of words read in no order."""
+
 METRICS: dict[str, Metric] = {
     "psnr": Metric(
         function=_in("images", "psnr"),
@@ -188,6 +196,29 @@ METRICS: dict[str, Metric] = {
         title="rMSE",
         description="Error relative to the image, ||guess - x|| / ||x||.",
     ),
+    "likeness": Metric(
+        function=None,
+        leaks="high",
+        range=(0.0, 1.0),
+        title="Likeness",
+        description="Correlation of guess and original after the best harmless change: negative, brightness and"
+        " contrast, mirror image, shift, blur, one half alone.",
+    ),
+    "aligned_psnr": Metric(
+        function=None,
+        leaks="high",
+        title="Aligned PSNR",
+        unit="dB",
+        digits=decibel,
+        description="Peak signal-to-noise ratio after the best harmless change.",
+    ),
+    "aligned_ssim": Metric(
+        function=None,
+        leaks="high",
+        range=(-1.0, 1.0),
+        title="Aligned SSIM",
+        description="Structural similarity after the best harmless change.",
+    ),
     "noise_ratio": Metric(
         function=None,
         leaks="low",
@@ -227,6 +258,19 @@ METRICS: dict[str, Metric] = {
         )
         for name, of, title, description in _OF_TEXTS
     },
+    **{
+        name: Metric(
+            function=None,
+            of="words",
+            leaks="high",
+            range=(0.0, 1.0),
+            threshold=Threshold(value=0.5, source="fl_privacy") if name == "word_f1" else None,
+            title=title,
+            digits=whole_percent,
+            description=description,
+        )
+        for name, title, description in _OF_BAGS
+    },
     "label_correct": Metric(
         function=_in("matching", "label_correct"),
         of="labels",
@@ -242,6 +286,8 @@ NOT_METRICS = frozenset(
     {
         *("kind", "attacker", "id", "round", "client", "image", "failure"),
         *("label", "label_source", "certainty", "member", "attack_loss"),
+        *("exact", "rank", "lead", "candidates", "control_psnr", "control_ssim", "control_lead", "control_f1"),
+        *("words_read", "words_there", "words_false", "words_of", "word_control_f1"),
     }
 )
 """What else is recorded of an image; no metric goes by one of these names."""

@@ -1,12 +1,14 @@
 """The one place where a guess meets the truth."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
+from fl_privacy.metrics.bags import bag_figures
+from fl_privacy.metrics.beyond import Figures, Others, compare_images, compare_texts
 from fl_privacy.metrics.images import MetricFunction
 from fl_privacy.metrics.matching import Match, hard_labels, match
 from fl_privacy.metrics.registry import METRICS
@@ -27,6 +29,7 @@ class ImageScore:
         values: by name in ``METRICS``; NaN where a metric can't be computed, empty after a failure.
         failure: one line on why there is nothing to compare.
         certainty: the attacker's own, of the guess.
+        compared: figures by which its outcome is judged, by name in ``OUTCOME_COLUMNS``; empty where not asked for.
     """
 
     image: int
@@ -34,6 +37,7 @@ class ImageScore:
     values: dict[str, float]
     failure: str | None = None
     certainty: Certainty = Certainty.APPROXIMATE
+    compared: Mapping[str, float | int | bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,6 +89,8 @@ def evaluate_all(
     functions: Mapping[str, MetricFunction] = _NOTHING,
     transformed: Sequence[Batch] | None = None,
     language: Language | None = None,
+    others: Others | None = None,
+    augmented: bool = False,
 ) -> list[VictimScore]:
     """Match each reconstruction to its truth, then compute every metric of all images at once.
 
@@ -100,6 +106,9 @@ def evaluate_all(
         transformed: what a defense put in place of each truth, in the same order of images; guesses are matched to
             them apart. Without it the metrics of transformed images are left out.
         language: of texts; without it every token is a word.
+        others: what guesses are compared with beside the truths, for the outcome of each; ``None`` leaves that out.
+        augmented: ``transformed`` is what the client's own crops and flips made of the truths, and no defense: what
+            was read is judged by these images.
 
     Raises:
         UserError: lengths or image shapes differ, or batches are to be matched and scipy is not installed.
@@ -110,23 +119,37 @@ def evaluate_all(
         )
     if truths and is_text(truths[0].inputs):
         matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
-        return _scored(reconstructions, matches, _measure_texts(matches, language))
+        compared = None if others is None else [compare_texts(m, others, language) for m in matches]
+        scored = _scored(reconstructions, matches, _measure_texts(matches, language), compared)
+        bags = [bag_figures(r, t, others, language) for r, t in zip(reconstructions, truths, strict=True)]
+        return [_with_words(score, *bag) for score, bag in zip(scored, bags, strict=True)]
     if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
         raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
     matches = [match(r, t) for r, t in zip(reconstructions, truths, strict=True)]
     to_transformed = None
     if transformed is not None:
         to_transformed = [match(r, t) for r, t in zip(reconstructions, transformed, strict=True)]
-    scores = _scored(reconstructions, matches, _measure(matches, to_transformed, functions))
+    compared = None
+    if others is not None:
+        fed = transformed if augmented and transformed is not None else [None] * len(matches)
+        compared = [
+            compare_images(m, others, r.id, None if f is None else f.inputs)
+            for m, r, f in zip(matches, reconstructions, fed, strict=True)
+        ]
+    scores = _scored(reconstructions, matches, _measure(matches, to_transformed, functions), compared)
     if to_transformed is None:
         return scores
     return [replace(score, transformed=m.originals) for score, m in zip(scores, to_transformed, strict=True)]
 
 
 def _scored(
-    reconstructions: Sequence[Reconstruction], matches: Sequence[Match], measured: Sequence[dict[str, float]]
+    reconstructions: Sequence[Reconstruction],
+    matches: Sequence[Match],
+    measured: Sequence[dict[str, float]],
+    compared: Sequence[Sequence[Figures]] | None = None,
 ) -> list[VictimScore]:
-    rows = iter(measured)
+    figures: Sequence[Figures] = [{} for _ in measured] if compared is None else [f for each in compared for f in each]
+    rows = iter(zip(measured, figures, strict=True))
     return [
         VictimScore(
             id=reconstruction.id,
@@ -142,6 +165,17 @@ def _scored(
         )
         for reconstruction, m in zip(reconstructions, matches, strict=True)
     ]
+
+
+def _with_words(score: VictimScore, values: Mapping[str, float], figures: Figures) -> VictimScore:
+    """``score`` with what was read of the words of all its texts together, for each of them that has a guess."""
+    images = tuple(
+        replace(image, values={**image.values, **values}, compared={**image.compared, **figures})
+        if image.failure is None
+        else image
+        for image in score.images
+    )
+    return replace(score, images=images)
 
 
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...]) -> VictimScore:
@@ -250,11 +284,17 @@ def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, T
 
 
 def _score(
-    image: int, guess: int, rows: Iterator[dict[str, float]], failure: str | None, reconstruction: Reconstruction
+    image: int,
+    guess: int,
+    rows: Iterator[tuple[dict[str, float], Figures]],
+    failure: str | None,
+    reconstruction: Reconstruction,
 ) -> ImageScore:
     if guess < 0:
         return ImageScore(image=image, guess=None, values={}, failure=failure)
-    return ImageScore(image=image, guess=guess, values=next(rows), certainty=_certainty(reconstruction, guess))
+    values, compared = next(rows)
+    certainty = _certainty(reconstruction, guess)
+    return ImageScore(image=image, guess=guess, values=values, certainty=certainty, compared=compared)
 
 
 def _certainty(reconstruction: Reconstruction, guess: int) -> Certainty:

@@ -108,6 +108,22 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
     return _share(2 * best[:, -1].double(), _count(guesses) + _count(truths))
 
 
+def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
+    """Guess texts from how often tokens occur, which takes no update: (N, L) the tokens that most public texts share.
+
+    Args:
+        public: (M, W) tokens of public texts, -1 where there is none.
+        lengths: (N,) how many tokens to guess for each text; those of one length get the same.
+    """
+    numbered = _numbered(public)[public >= 0]
+    tokens, counts = torch.unique(numbered, return_counts=True)
+    order = counts.argsort(descending=True, stable=True)
+    width = int(lengths.max()) if len(lengths) else 0
+    best = tokens[order][:width] // public.shape[1]
+    best = torch.nn.functional.pad(best, (0, width - len(best)), value=-1)
+    return best.expand(len(lengths), width).masked_fill(torch.arange(width) >= lengths[:, None], -1)
+
+
 def exact_match(guesses: Tensor, truths: Tensor) -> Tensor:
     """1 where every token is right and at its place, else 0; (N,) float64."""
     guesses, truths = widened([guesses, truths])

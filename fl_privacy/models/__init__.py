@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         normalized,
     )
     from fl_privacy.models.convnet import ConvNet
-    from fl_privacy.models.cut import Front, Rest, cut_layer
+    from fl_privacy.models.cut import Front, Rest, behind_activation, cut_layer
     from fl_privacy.models.initialization import INITIALIZERS, initialize
     from fl_privacy.models.layers import ACTIVATIONS, InputNormalization, has_batch_norm
     from fl_privacy.models.lenet import DLNet, LeNet, LeNet5
@@ -39,7 +39,7 @@ _HOMES = {
         "normalized",
     ),
     "fl_privacy.models.convnet": ("ConvNet",),
-    "fl_privacy.models.cut": ("Front", "Rest", "cut_layer"),
+    "fl_privacy.models.cut": ("Front", "Rest", "behind_activation", "cut_layer"),
     "fl_privacy.models.initialization": ("INITIALIZERS", "initialize"),
     "fl_privacy.models.layers": ("ACTIVATIONS", "InputNormalization", "has_batch_norm"),
     "fl_privacy.models.lenet": ("DLNet", "LeNet", "LeNet5"),
@@ -79,6 +79,7 @@ __all__ = [
     "TransformerLM",
     "ViT",
     "adapter_of",
+    "behind_activation",
     "bert_mini",
     "bert_tiny",
     "build_fitting",

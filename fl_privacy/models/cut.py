@@ -1,6 +1,7 @@
 """A model cut in two at the input of one of its layers."""
 
 from collections.abc import Collection
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -8,18 +9,24 @@ from torch import Tensor, nn
 from fl_privacy.errors import UserError
 from fl_privacy.gradients.watch import entering, owners, replaced_input
 
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+
 
 def called_layers(model: nn.Module, image_shape: tuple[int, ...]) -> list[str]:
     """Names of the modules that own parameters, in the order in which an image meets them."""
-    values = next(model.parameters())
+    with torch.no_grad(), entering(owners(model)) as calls:
+        _evaluated(model, next(model.parameters()).new_zeros(1, *image_shape))
+    return list(dict.fromkeys(call.name for call in calls))
+
+
+def _evaluated(model: nn.Module, inputs: Tensor) -> None:
+    """Pass ``inputs`` through ``model`` in evaluation mode and leave its modes as they were."""
     modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.no_grad(), entering(owners(model)) as calls:
-            model.eval()(values.new_zeros(1, *image_shape))
+        model.eval()(inputs)
     finally:
         for module, training in modes:
             module.training = training
-    return list(dict.fromkeys(call.name for call in calls))
 
 
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
@@ -47,6 +54,33 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
             f" {', '.join(layers)}, of which {', '.join(private) or 'none'} is private; keep earlier layers private."
         )
     return found
+
+
+def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
+    """Name the module that the activation of the last private layer enters; where nothing is private, of the first.
+
+    FDL-PP's private part is a layer with its activation (Gu et al. 2021, Definition 4). Pooling behind it is public.
+    Where the model has no module for its activation, this is ``cut_layer``.
+
+    Args:
+        model: architecture.
+        image_shape: (C, H, W).
+        public: names of the public parameters.
+    """
+    layers = called_layers(model, image_shape)
+    first = cut_layer(model, image_shape, public)
+    last = layers[layers.index(first) - 1]
+    leaves = {name: m for name, m in model.named_modules() if name and next(m.children(), None) is None}
+    with torch.no_grad(), entering(leaves) as calls:
+        _evaluated(model, next(model.parameters()).new_zeros(1, *image_shape))
+    order = list(dict.fromkeys(call.name for call in calls))
+    behind = order[order.index(last) + 1 :] if last in order else []
+    for name, following in pairwise(behind):
+        if type(leaves[name]).__module__ == nn.ReLU.__module__:
+            return following
+        if name in layers and not isinstance(leaves[name], NORMS):
+            break
+    return first
 
 
 class Front(nn.Module):

@@ -54,7 +54,7 @@ def write_baseline(path: Path, measurements: Mapping[str, Measurement]) -> None:
     for name, measurement in sorted(measurements.items()):
         found = measurement.statistic
         seen = {"mean": found.mean, "ci95": found.ci95, "images": found.n, "independent_uploads": found.groups}
-        tests[name] = {**seen, "recognizable": measurement.recognizable, **asdict(measurement)}
+        tests[name] = {**seen, **asdict(measurement)}
     write_whole(path, json.dumps({"format": FORMAT, "tests": tests}, indent=1) + "\n")
 
 
@@ -63,6 +63,8 @@ def _read(entry: Any, wrong: UserError) -> Measurement:
         raise wrong
     if not entry["values"] or len(entry["values"]) != len(entry["uploads"]) or entry["metric"] not in METRICS:
         raise wrong
-    chosen: dict[str, Any] = {name: entry[name] for name in _KINDS}
+    chosen: dict[str, Any] = {name: entry[name] for name in _KINDS} | {"read": entry.get("read")}
+    if not fits(chosen["read"], int | None) or not 0 <= (chosen["read"] or 0) <= len(entry["values"]):
+        raise wrong
     chosen |= {name: tuple(entry[name]) for name in ("values", "uploads")}
     return Measurement(**chosen)

@@ -120,14 +120,14 @@ def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float
     unit = f" {metric.unit}" if metric.unit else ""
     low, high = change.ci95 or (change.mean, change.mean)
     verdict = "more than before" if worse else "no more than before, as far as this test can tell"
-    recognizable = f"; {now.recognizable} of {change.n} images are recognizable, {before.recognizable} were"
+    read = f" Read: {now.read_in_words}; before: {before.read_in_words}."
     others = [f"{k} {before.versions.get(k)} -> {v}" for k, v in now.versions.items() if before.versions.get(k) != v]
     also = [f"the attack was {before.attack} and is {now.attack}"] if before.attack != now.attack else []
     note = f" ({'; '.join([*others, *also])})" if others or also else ""
     return (
         f"The uploads leak {verdict}: mean {metric.title} {metric.digits(old)} -> {metric.digits(new)}{unit}"
         f" ({change.mean:+.2g}{unit}, 95 % interval {low:+.2g} to {high:+.2g}; p = {p:.2g}, {change.groups} independent"
-        f" groups of uploads){recognizable if metric.threshold else ''}{note}."
+        f" groups of uploads){note}.{read}"
     )
 
 

@@ -12,6 +12,8 @@ from typing import Any
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 from fl_privacy.metrics import METRICS, Metric, Statistic, aggregate
+from fl_privacy.metrics.intervals import wilson_interval
+from fl_privacy.metrics.outcome import READ, Outcome, outcome_of
 from fl_privacy.results import Attacker, Run, read_run
 from fl_privacy.victim_ids import VictimId
 
@@ -27,6 +29,7 @@ class Measurement:
         uploads: (N,) which upload each image was in; images of one upload were attacked together.
         victims: a digest of the images, which tells whether another measurement is of the same ones.
         versions: of the packages that decide the values.
+        read: images that were read, by the rule of every page; ``None`` where an older version measured.
     """
 
     metric: str
@@ -35,6 +38,7 @@ class Measurement:
     uploads: tuple[int, ...]
     victims: str
     versions: Mapping[str, str]
+    read: int | None = None
 
     @property
     def judged_by(self) -> Metric:
@@ -49,9 +53,14 @@ class Measurement:
         return found
 
     @property
-    def recognizable(self) -> int:
-        """Images that the literature calls recognizable."""
-        return sum(map(self.judged_by.is_leak, self.values))
+    def read_in_words(self) -> str:
+        """How many were read of how many; where none was, with the largest share that this allows (95 %)."""
+        if self.read is None:
+            return f"an unknown number of {len(self.values)} images"
+        if self.read:
+            return f"{self.read} of {len(self.values)} images"
+        upper = wilson_interval(0, len(self.values), groups=len(set(self.uploads)))[1]
+        return f"none of {len(self.values)} images (up to {100 * upper:.0f} % of such images may be)"
 
 
 def expect_metric(metric: str) -> None:
@@ -64,7 +73,13 @@ def expect_metric(metric: str) -> None:
 
 
 def measured(
-    *, metric: str, attack: str, values: Iterable[float], uploads: Iterable[object], victims: Iterable[str]
+    *,
+    metric: str,
+    attack: str,
+    values: Iterable[float],
+    uploads: Iterable[object],
+    victims: Iterable[str],
+    outcomes: Iterable[Outcome | None] = (),
 ) -> Measurement:
     """A measurement, of images of which every value is known.
 
@@ -74,6 +89,7 @@ def measured(
         values: (N,) of the metric, NaN where an attack failed.
         uploads: (N,) names of the uploads.
         victims: (N,) what tells each image from others.
+        outcomes: (N,) what was read of each, ``None`` where that cannot be said.
 
     Raises:
         UserError: there is no such metric, no image, or one of which nothing is known.
@@ -86,15 +102,24 @@ def measured(
     if unknown or not known:
         raise UserError(
             f"{metric} is expected to be known of every attacked image, but is not of {unknown or 'any'} of"
-            f" {len(known)}: the attack failed, or the metric can't be computed, which says nothing about privacy."
+            f" {len(known)}: the attack failed, or the metric can't be computed, which says nothing of the uploads."
         )
     digest = hashlib.sha256("\n".join(victims).encode()).hexdigest()
     versions = {package: version(package) for package in ("fl-privacy", "torch")}
-    return Measurement(metric=metric, attack=attack, values=known, uploads=groups, victims=digest, versions=versions)
+    found = list(outcomes)
+    return Measurement(
+        metric=metric,
+        attack=attack,
+        values=known,
+        uploads=groups,
+        victims=digest,
+        versions=versions,
+        read=None if not found or None in found else sum(outcome in READ for outcome in found),
+    )
 
 
 def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
-    """Of the run, attack or audit in ``folder``: in the attacked round and by the attacker that read most.
+    """Of the run, attack or audit in ``folder``: in the attacked round and by the attacker with the worst mean.
 
     Images are told by their victim's name, whatever the round, so that two runs are of the same ones if both have the
     same seed and data.
@@ -117,6 +142,7 @@ def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
         attack=f"{choices.get('attack', 'an attack')}, {attacker} attacker, round {round}",
         values=[_value(image, metric) for image in images],
         uploads=[image["id"] for image in images],
+        outcomes=[outcome_of(image) for image in images],
         victims=[f"{choices.get('data')} {VictimId.parse(str(i['id'])).source} {i['image']}" for i in images],
     )
 

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import torch
@@ -17,8 +18,10 @@ from fl_privacy.data.own_examples import find_normalization, fingerprint, sample
 from fl_privacy.defenses import ClientState, Defense, none
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.experiment.attack_by_name import attack_called
+from fl_privacy.experiment.candidates import shipped_others
 from fl_privacy.interception.recognition import recognize_training
 from fl_privacy.metrics import METRICS, VictimScore, evaluate_all
+from fl_privacy.metrics.outcome import Outcome, outcome_of
 from fl_privacy.models import normalized
 from fl_privacy.regression.measurement import Measurement, expect_metric, measured
 from fl_privacy.rng import derive_seed
@@ -63,32 +66,40 @@ def measure_training(
     """
     expect_metric(metric)
     examples = _examples(data, images, batch_size)
-    network, normalization = _made(model, seed), told_normalization(data) or find_normalization(examples)
-    pixels = [image if normalization is None else normalization.undo(image) for image, _ in examples]
-    observed = normalized(network, normalization) if normalization is not None else network
+    network, scale = _made(model, seed), told_normalization(data) or find_normalization(examples)
+    pixels = [image if scale is None else scale.undo(image) for image, _ in examples]
+    observed = normalized(network, scale) if scale is not None else network
     guard = none() if defense is None else _expect_on_upload(defense)
     observations, truths = [], []
     for index in range(images // batch_size):
         rows = slice(index * batch_size, (index + 1) * batch_size)
         drawn = derive_seed(seed, "upload", index)
         change = _change(network, train, examples[rows], drawn)
-        defended = _defended(change.parameters, guard, drawn)
-        upload = Upload(tensors=defended, buffers=change.buffers, num_examples=batch_size)
+        tensors = _defended(change.parameters, guard, drawn)
+        upload = Upload(tensors=tensors, buffers=change.buffers, num_examples=batch_size)
         truth = Batch(torch.stack(pixels[rows]).clamp(0, 1), torch.tensor([label for _, label in examples[rows]]))
         observations.append(_observation(network, observed, upload, index, tuple(truth.inputs.shape[1:])))
         truths.append(truth)
-    made, name = attack_called(attack)
-    if made is None:
-        raise UserError("attack is expected to be one, but got none; nothing would be measured.")
+    made, name = _called(attack)
     knowing = [[o.told(defense=guard.parts) for o in observations]] if guard.parts else []
-    read = [_read(evaluate_all(made(_at_one_rate(o), seed=seed), truths), metric) for o in (observations, *knowing)]
+    judge = partial(evaluate_all, truths=truths, others=shipped_others(truths[0].inputs.shape[1:], seed=seed))
+    scores = [judge(made(_at_one_rate(o), seed=seed)) for o in (observations, *knowing)]
     return measured(
         metric=metric,
         attack=name,
-        values=[_worst(metric, values) for values in zip(*read, strict=True)],
+        values=_worst_values(scores, metric),
         uploads=[o.id for o in observations for _ in range(batch_size)],
+        outcomes=_most(scores),
         victims=[fingerprint(image) for image in pixels],
     )
+
+
+def _called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack, str]:
+    """The attack and its name."""
+    made, name = attack_called(attack)
+    if made is None:
+        raise UserError("attack is expected to be one, but got none; nothing would be measured.")
+    return made, name
 
 
 def _at_one_rate(observations: Sequence[Observation]) -> list[Observation]:
@@ -100,6 +111,26 @@ def _at_one_rate(observations: Sequence[Observation]) -> list[Observation]:
 def _read(scores: Sequence[VictimScore], metric: str) -> list[float]:
     """Of each image, NaN after a failure."""
     return [image.values.get(metric, math.nan) for score in scores for image in score.images]
+
+
+def _worst_values(scores: Sequence[Sequence[VictimScore]], metric: str) -> list[float]:
+    """Of each image, by the attacker that read most of it."""
+    return [_worst(metric, values) for values in zip(*(_read(found, metric) for found in scores), strict=True)]
+
+
+def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
+    """The most that any attacker read of each image; ``None`` where that cannot be said of one of them."""
+    found = zip(*map(_outcomes, scores), strict=True)
+    return [None if None in each else min(filter(None, each), key=list(Outcome).index) for each in found]
+
+
+def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
+    """What was read of each image."""
+    return [
+        outcome_of({**image.values, **image.compared, "certainty": image.certainty, "failure": image.failure})
+        for score in scores
+        for image in score.images
+    ]
 
 
 def _worst(metric: str, values: Sequence[float]) -> float:

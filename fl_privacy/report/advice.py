@@ -1,4 +1,4 @@
-"""Which measured defense to take: the cheapest that costs little accuracy and hides every image from every attacker."""
+"""Which measured defense to take: the cheapest that costs little accuracy and behind which nothing was read."""
 
 import math
 from collections.abc import Sequence
@@ -6,19 +6,19 @@ from dataclasses import replace
 
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.epsilon_bounds import promises_little
-from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.measured_tables import MeasuredDefense, MeasuredTable, Threat
-from fl_privacy.report.numbers import metric, percent, seconds, size, title
-from fl_privacy.report.recommendation import Candidate, bound_as_goal, bound_of, nothing_told, told_beside, unread
-
-ROUNDING = 1e-9
-"""Of accuracies: a loss of exactly the bound is within it."""
+from fl_privacy.report.numbers import percent, seconds, size
+from fl_privacy.report.recommendation import doubts, goal_in_words, leakage_in_words, nothing_told, read_of
+from fl_privacy.results.candidates import ROUNDING, comparable, unread_undefended
+from fl_privacy.results.readings import Extent
 
 LITTLE_TIME = 0.01
 """Seconds; less is nothing beside a client's training, and differs from one measurement to the next."""
 
 
-def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, psnr_below: float) -> list[str]:
+def advice_from(
+    table: MeasuredTable, *, accuracy_loss: float, threat: Threat, psnr_below: float | None = None
+) -> list[str]:
     """Sentences: the cheapest defense within both bounds, or that there is none and what comes nearest; and what it
     does not protect from.
 
@@ -28,8 +28,7 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
         table: what was measured.
         accuracy_loss: at most so many percentage points below the undefended accuracy.
         threat: whose attacks count.
-        psnr_below: dB that no attacked image may reach, nor the upper end of the mean's 95 % interval; texts may not be
-            recognizable instead.
+        psnr_below: dB that no attacked image may reach either, nor the upper end of the mean's 95 % interval.
 
     Raises:
         UserError: nobody measured that threat, or images were read of some and texts of others.
@@ -39,22 +38,21 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
     if threat not in undefended.by_threat or not known:
         raise _not_measured(table, threat)
     candidates = [d.by_threat[threat] for d in (undefended, *known)]
-    if len({c.judged_by for c in candidates}) > 1:
+    if not comparable(candidates):
         raise UserError("A table of images, or one of texts, is expected, but got both; name settings of one of them.")
-    if quiet := unread([replace(candidates[0], undefended=True)], psnr_below):
-        return [f"Measured on {' '.join(table.settings)}: {len(known)} defenses. {nothing_told(quiet, psnr_below)}"]
-    bound = bound_of(candidates, psnr_below)
+    if quiet := unread_undefended([replace(candidates[0], undefended=True)]):
+        return [f"Measured on {' '.join(table.settings)}: {len(known)} defenses. {nothing_told(quiet)}"]
     affordable = [d for d in known if d.accuracy >= undefended.accuracy - accuracy_loss / 100 - ROUNDING]
-    safe = [d for d in affordable if d.by_threat[threat].keeps_all_below(bound)]
+    safe = [d for d in affordable if d.by_threat[threat].unread(psnr_below)]
     allowed = f"{accuracy_loss:g} points of accuracy"
     lines = [
         f"Measured on {' '.join(table.settings)}: {len(known)} defenses, of which {len(affordable)} cost at most"
-        f" {allowed} and {len(safe)} of these keep {bound_as_goal(candidates, psnr_below)}.",
+        f" {allowed} and {len(safe)} of these leave {goal_in_words(candidates, psnr_below)}.",
         *_unknown([*table.unknown, *(d.name for d in defended if d not in known)]),
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
     if safe:
-        best = min(safe, key=lambda d: (*_cost(d), *_leak(d, threat)))
+        best = min(safe, key=lambda d: (_cost(d), _leak(d, threat)))
         lines.append(
             f"Take {best.name} ({' '.join(best.overrides)}), the cheapest: {_figures(best, undefended, threat)}."
         )
@@ -63,7 +61,7 @@ def advice_from(table: MeasuredTable, *, accuracy_loss: float, threat: Threat, p
     if affordable:
         least = min(affordable, key=lambda d: _leak(d, threat))
         lines.append(f"Least is read of {least.name}, which is not enough: {_figures(least, undefended, threat)}.")
-    hiding = [d for d in known if d.by_threat[threat].keeps_all_below(bound)]
+    hiding = [d for d in known if d.by_threat[threat].unread(psnr_below)]
     if hiding:
         costly = max(hiding, key=lambda d: d.accuracy)
         lines.append(f"Enough, at a higher price, is {costly.name}: {_figures(costly, undefended, threat)}.")
@@ -92,10 +90,8 @@ def _cost(defense: MeasuredDefense) -> tuple[float, float]:
     return float(f"{took:.0e}"), defense.upload_bytes if math.isfinite(defense.upload_bytes) else math.inf
 
 
-def _leak(defense: MeasuredDefense, threat: Threat) -> tuple[bool, bool, bool, float, float]:
-    """Smaller is less; what an attack failed on, or what is told beside images, may be worse than any figure."""
-    found = defense.by_threat[threat]
-    return bool(found.failures), bool(found.tells), bool(found.exposed), found.recognizable / found.images, found.upper
+def _leak(defense: MeasuredDefense, threat: Threat) -> Extent:
+    return defense.by_threat[threat].extent
 
 
 def _figures(defense: MeasuredDefense, undefended: MeasuredDefense, threat: Threat) -> str:
@@ -103,22 +99,8 @@ def _figures(defense: MeasuredDefense, undefended: MeasuredDefense, threat: Thre
     took = seconds(defense.seconds) if math.isfinite(defense.seconds) else "unknown time"
     sent = size(defense.upload_bytes) if math.isfinite(defense.upload_bytes) else "unknown bytes"
     return (
-        f"accuracy {percent(defense.accuracy)} ({0.0 - loss:+.1f} points), {_read(defense.by_threat[threat])}; {took}"
-        f" and {sent} an upload"
-    )
-
-
-def _read(found: Candidate) -> str:
-    name = found.judged_by
-    kind = "images" if name == IMAGE_METRIC else "texts"
-    at_most = metric(found.upper, name) if math.isfinite(found.upper) else "unknown"
-    by = f" by the {found.by}" if found.by else ""
-    exposed = f", and {found.exposed} as what the defense put in their place" if found.exposed else ""
-    failed = f", while an attack failed on {found.failures}" if found.failures else ""
-    return (
-        f"the worst attack reads a mean {title(name)} of at most {at_most}{by} and {found.recognizable} of"
-        f" {found.images} {kind} recognizably, the best at {metric(found.largest, name)}{exposed}{failed}"
-        f"{told_beside(found)}"
+        f"accuracy {percent(defense.accuracy)} ({0.0 - loss:+.1f} points),"
+        f" {leakage_in_words(defense.by_threat[threat])}; {took} and {sent} an upload"
     )
 
 
@@ -128,15 +110,14 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
         epsilon=defense.epsilon, delta=1.0 if defense.delta is None else defense.delta
     )
     delta = "an unknown delta" if defense.delta is None else f"delta {defense.delta:.3g}"
-    if found.doubts:
-        lines.append(found.doubts)
+    if doubted := doubts(found):
+        lines.append(doubted)
     if threat == "honest":
         known = defense.by_threat.get("adaptive")
         lines.append(
             "Against who knows the defense it was not measured."
             if known is None
-            else f"Against who knows the defense it was not asked for: there at most"
-            f" {metric(known.upper, known.judged_by)} and {known.recognizable} of {known.images} recognizable."
+            else f"Against who knows the defense it was not asked for: there {read_of(known)}."
         )
     lines.append(
         "It gives no guarantee of differential privacy."

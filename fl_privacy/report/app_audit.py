@@ -4,13 +4,7 @@ from collections.abc import Mapping
 
 from fl_privacy.report.settings import chosen
 from fl_privacy.results import Run
-
-REHEARSED = (
-    "No client answers probes: the uploads that were attacked were computed by the server itself, of the first images"
-    " of data, one image in one step, undefended, with the models that clients were sent. What clients' own training"
-    " and defense make of a single image is measured with probe_mod in the client app."
-)
-"""Of an audit that had nothing of the clients that was worth attacking."""
+from fl_privacy.results.attack_facts import REHEARSED
 
 
 def is_audit(run: Run) -> bool:
@@ -32,7 +26,7 @@ def audit_lede(run: Run) -> str:
     guarded = (
         f"defended by {' and '.join(run.defenses)}, as clients say"
         if run.defenses
-        else "without a defense that clients tell of"
+        else "undefended as far as clients say"
     )
     attacked = run.of_kind("image")
     against = f", attacked by {chosen(run, 'attack')}" if attacked else ""
@@ -46,7 +40,7 @@ def _attacked(run: Run) -> str:
     for image in run.of_kind("image"):
         sizes[image["id"]] = max(sizes.get(image["id"], 0), image["image"] + 1)
     if not sizes:
-        return "No upload was attacked, which says nothing about privacy."
+        return "No upload was attacked, which says nothing of what uploads give away."
     probes = [size for id, size in sizes.items() if "victim-" in id]
     updates = [size for id, size in sizes.items() if "victim-" not in id]
     said = []

@@ -6,9 +6,9 @@ from typing import Any
 from fl_privacy import malicious
 from fl_privacy.config.reading import select
 from fl_privacy.report.app_audit import audit_lede, is_audit
-from fl_privacy.report.readings import kind_of, readings_of
 from fl_privacy.report.settings import chosen
 from fl_privacy.results import Attacker, Run
+from fl_privacy.results.readings import kind_of, readings_of
 
 
 def what_was_done(run: Run) -> str:

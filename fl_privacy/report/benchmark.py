@@ -7,11 +7,10 @@ from itertools import product
 from pathlib import Path
 
 from fl_privacy.config.track import AttackCell, Track
-from fl_privacy.report.advice import ROUNDING
 from fl_privacy.report.measured_tables import THREATS, MeasuredDefense, Threat
-from fl_privacy.report.readings import Reading, readings_of
-from fl_privacy.report.recommendation import Candidate, candidate_of
-from fl_privacy.results import Attacker, Summary, read_summary
+from fl_privacy.results import Attacker, Candidate, Reading, Summary, read_summary
+from fl_privacy.results.candidates import ROUNDING, candidate_of, extent_or_worst
+from fl_privacy.results.readings import Extent, readings_of
 
 NO_DEFENSE = ("defense=none",)
 
@@ -130,7 +129,7 @@ class DefenseStanding:
             if (
                 (threat == "malicious" or not cell.server)
                 and not any(
-                    cell.server or (r.statistic("psnr") and not r.failures) for r in self.readings.get(cell, ())
+                    cell.server or (r.statistic("psnr") and not r.leakage.failures) for r in self.readings.get(cell, ())
                 )
             )
             or not (threat == "honest" or cell.server or self._who_knows_was_heard(cell))
@@ -159,12 +158,9 @@ class DefenseStanding:
             readings={cell: read for cell, read in self.readings.items() if cell.uploads in uploads},
         )
 
-    def rank(self, threat: Threat) -> tuple[bool, float, float, float]:
-        """Smaller leaks less: what is not known counts as worst, then the upper end of the mean's interval decides."""
-        found = self.candidate(threat)
-        if found is None:
-            return True, math.inf, math.inf, math.inf
-        return bool(self.missing(threat)), found.upper, found.recognizable / found.images, found.psnr
+    def extent(self, threat: Threat) -> Extent:
+        """How much attackers up to ``threat`` read; what is not known to the end counts as the worst."""
+        return extent_or_worst(self.candidate(threat), complete=not self.missing(threat))
 
     def _most(self, figure: str) -> float:
         return max((s.upload[figure].mean for s in self.trainings.values() if figure in s.upload), default=math.nan)
@@ -274,10 +270,12 @@ def _board(standings: Sequence[DefenseStanding], threat: Threat, loss: float) ->
     for strengths in families.values():
         within = [s for s in strengths if s.loss is not None and s.loss <= loss + ROUNDING and s.candidate(threat)]
         if within:
-            ranked.append(min(within, key=lambda s: s.rank(threat)))
+            ranked.append(min(within, key=lambda s: s.extent(threat)))
         else:
             beyond.append(min(strengths, key=lambda s: math.inf if s.loss is None else s.loss))
-    return Board(threat=threat, accuracy_loss=loss, ranked=sorted(ranked, key=lambda s: s.rank(threat)), beyond=beyond)
+    return Board(
+        threat=threat, accuracy_loss=loss, ranked=sorted(ranked, key=lambda s: s.extent(threat)), beyond=beyond
+    )
 
 
 def _counts(cell: AttackCell, reading: Reading, threat: Threat) -> bool:

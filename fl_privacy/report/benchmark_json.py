@@ -9,10 +9,9 @@ from fl_privacy.metrics import Statistic
 from fl_privacy.report.benchmark import Board, DefenseStanding, Measured
 from fl_privacy.report.benchmark_page import why_incomplete
 from fl_privacy.report.measured_tables import THREATS
-from fl_privacy.report.readings import Reading
-from fl_privacy.report.recommendation import Candidate
+from fl_privacy.results import Candidate, Reading
 
-FORMAT = 1
+FORMAT = 2
 SCHEMA = Path(__file__).resolve().parent / "benchmark.schema.json"
 
 
@@ -70,8 +69,12 @@ def _worst(found: Candidate) -> dict[str, Any]:
         "psnr": found.psnr,
         "psnr_at_most": found.upper,
         "largest": found.largest,
-        "recognizable": found.recognizable,
+        "read": found.read,
+        "exact": found.exact,
+        "identified": found.identified,
+        "read_at_most": found.at_most,
         "images": found.images,
+        "unjudged": found.unjudged,
         "victims": found.groups,
         "failures": found.failures,
         "by": found.by,
@@ -79,13 +82,12 @@ def _worst(found: Candidate) -> dict[str, Any]:
 
 
 def _reading(cell: str, reading: Reading) -> dict[str, Any]:
-    bound = reading.recognized_by()
     return {
         "cell": cell,
         "attacker": str(reading.attacker),
         "images": reading.leakage.images,
-        "failures": reading.failures,
-        "recognizable": bound.recognizable if bound else None,
+        "failures": reading.counts.failures,
+        "counts": reading.counts.as_plain(),
         "metrics": {
             name: _statistic(s) for name in ("psnr", "ssim", "lpips") if (s := reading.statistic(name)) is not None
         },

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from fl_privacy.report.benchmark import Board, DefenseStanding, Measured
-from fl_privacy.report.charts import INK, SERIES, draw_svg
+from fl_privacy.report.charts import SERIES, draw_svg
 from fl_privacy.report.measured_tables import THREATS, Threat
 from fl_privacy.report.numbers import metric, seconds
 from fl_privacy.report.page import render
-from fl_privacy.report.readings import Reading, Tone, most_recognized, tone_of
-from fl_privacy.report.recommendation import RECOGNIZABLE, Candidate
+from fl_privacy.report.recommendation import read_of
+from fl_privacy.results import Candidate, Reading
+from fl_privacy.results.readings import leaks_most
+from fl_privacy.results.verdict import Tone, tone_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +48,7 @@ class PageRow:
         standing: what is known of it.
         found: what the worst attacker read; ``None`` for what is not ranked.
         why: it is not ranked.
-        most: the reading with most recognizable images.
+        most: the reading that leaks most.
         tone: of the figure.
         missing: cells of each kind of upload that were not measured.
         by_uploads: what the worst attacker read of each kind of upload.
@@ -152,7 +154,6 @@ def _rows(board: Board, uploads: Sequence[str]) -> list[PageRow]:
         ranked, defended = order < len(board.ranked), not standing.tried.undefended
         rank += ranked and defended
         heard = standing.heard(board.threat)
-        tone = tone_of([reading for reading in heard if reading.statistic("psnr")])
         missing = Counter(cell.uploads for cell in standing.missing(board.threat))
         why = "not measured" if standing.loss is None or not heard else "costs more"
         rows.append(
@@ -164,8 +165,8 @@ def _rows(board: Board, uploads: Sequence[str]) -> list[PageRow]:
                 standing=standing,
                 found=standing.candidate(board.threat) if ranked else None,
                 why="" if ranked else why,
-                most=most_recognized(heard),
-                tone="open" if missing and tone == "private" else tone,
+                most=leaks_most(heard),
+                tone=tone_of(heard),
                 missing=missing,
                 by_uploads={name: standing.candidate(board.threat, name) if ranked else None for name in uploads},
             )
@@ -188,20 +189,18 @@ def _lede(measured: Measured, board: Board) -> str:
         )
     if best is not None and not best.missing(board.threat) and (found := best.candidate(board.threat)) is not None:
         at_most = f", at most {metric(found.upper, 'psnr')}" if found.upper < 100 else ""
-        count = f"{found.recognizable} of {found.images} images recognizably"
-        count = count if found.recognizable else f"none of {found.images} images recognizably"
         sentences.append(
-            f"Behind {best.tried.name} the worst attacker{f' [{found.by}]' if found.by else ''} reads a mean PSNR"
-            f" of {metric(found.psnr, 'psnr')}{at_most}, and {count}."
+            f"Behind {best.tried.name}: {read_of(found)} by the worst attacker{f' [{found.by}]' if found.by else ''},"
+            f" mean PSNR {metric(found.psnr, 'psnr')}{at_most}."
         )
     whole = [standing for standing in board.defended if not standing.missing(board.threat)]
     found_by = [found for s in whole if (found := s.candidate(board.threat)) is not None]
     if not found_by:
         return " ".join(sentences)
-    hide = sum(found.keeps_all_below(RECOGNIZABLE) for found in found_by)
+    hide = sum(found.unread() for found in found_by)
     sentences.append(
-        f"{hide or 'None'} of {len(found_by)} within that loss {'keeps' if hide == 1 else 'keep'} every attacked image"
-        f" below {metric(RECOGNIZABLE, 'psnr')}."
+        f"{hide or 'None'} of {len(found_by)} within that loss {'leaves' if hide == 1 else 'leave'} no attacked image"
+        " read."
     )
     return " ".join(sentences)
 
@@ -257,7 +256,6 @@ def _picture(board: Board) -> Markup | None:
                         elinewidth=1.2,
                         capsize=2,
                     )
-        axes.axvline(RECOGNIZABLE, color=INK, linestyle="--", linewidth=1.0)
         axes.set_yticks(range(len(shown)), [standing.tried.name for standing in shown], fontsize=8)
         axes.set(xlabel="PSNR in dB", xlim=(0.0, FARTHEST + 1.0), ylim=(len(shown) - 0.5, -0.5))
         axes.grid(visible=False, axis="y")

@@ -7,28 +7,21 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
-from fl_privacy.metrics import share_at_most
+from fl_privacy.foreign_files import expect_file_name
 from fl_privacy.metrics.epsilon_bounds import balanced_accuracy_bound
 from fl_privacy.report.attacked import what_was_done
 from fl_privacy.report.glossary import glossary_of
-from fl_privacy.report.headline import Verdict, bound_in_words, verdict
-from fl_privacy.report.inferred import HEADINGS, HEADLINE, MEASURES, TOLD, sentence, strongest, told_apart
+from fl_privacy.report.headline import headline_of, read_in_words
+from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
 from fl_privacy.report.numbers import interval, metric, percent, points, ratio, title
 from fl_privacy.report.page import render
-from fl_privacy.report.readings import (
-    Reading,
-    kind_of,
-    most_exposed,
-    most_recognized,
-    readings_of,
-    recognized_otherwise,
-    worst_by,
-)
 from fl_privacy.report.settings import batch_norm_in_words
-from fl_privacy.results import Run, read_run
+from fl_privacy.results import Reading, Run, Verdict, read_run, verdict_of
+from fl_privacy.results.inferred import HEADLINE, TOLD, strongest
+from fl_privacy.results.readings import worst_by
 from fl_privacy.results.sentences import SENTENCE_FILES
 from fl_privacy.results.summary import Spent
-from fl_privacy.victim_ids import Certainty
+from fl_privacy.results.verdict import Ground
 
 NOT_TESTED = ("Not tested:", "Captured but not attacked:")
 """How sentences of a threat model begin that say so."""
@@ -61,6 +54,8 @@ def write_brief(run_dir: Path, out: Path | None = None) -> Path:
     Raises:
         UserError: the folder is not that of a run, or the page can't be written.
     """
+    if out is not None:
+        expect_file_name(out)
     run = read_run(run_dir)
     page = out or run.path / "brief.html"
     try:
@@ -73,14 +68,15 @@ def write_brief(run_dir: Path, out: Path | None = None) -> Path:
 
 def render_brief(run: Run) -> str:
     """The HTML of the page; pictures, texts and paths of the run are not in it."""
-    found = readings_of(run.summary, undefended=run.identity.undefended)
+    verdict = verdict_of(run)
+    found = verdict.readings
     texts = any((run.path / "reconstructions").glob(SENTENCE_FILES))
-    kind = "text" if texts else kind_of(found)
-    said = verdict(run.summary, kind, undefended=run.identity.undefended)
-    facts, meaning = _facts(run, found, kind), _meaning(run, said, kind)
+    kind = "text" if texts else verdict.kind
+    said = headline_of(verdict, kind)
+    facts, meaning = _facts(run, verdict, kind), _meaning(verdict, kind)
     attacked = " ".join(filter(None, [what_was_done(run), batch_norm_in_words([run.summary])]))
     assumptions = [line for line in run.threat_model if not line.startswith(NOT_TESTED)]
-    untested, risks = _untested(run, found, kind), _risks(run, found, said, kind)
+    untested, risks = _untested(run, found, kind), _risks(run, verdict, said.basis, kind)
     words = [said.text, said.basis, meaning, attacked, *assumptions, *untested, *risks]
     words += [f"{fact.name} {fact.value} {fact.note}" for fact in facts]
     return render(
@@ -107,73 +103,41 @@ def _date(run: Run) -> str:
     return f"{day.day} {day:%B %Y}"
 
 
-def _meaning(run: Run, said: Verdict, kind: str) -> str:
-    """The verdict for people who know nothing of metrics: the first of these sentences that is true."""
-    found, told = readings_of(run.summary), " and ".join(told_apart(run.summary.inferred))
-    most, proven = most_recognized(found), _proven(found)
-    made = any(reading.failures < reading.leakage.images for reading in found)
-    cases = (
-        (
-            most is not None and most.recognized > 0,
-            f"Whoever runs the server can make out {kind}s of clients by what they upload{told and ', and tell '}{told}"
-            f". Such uploads deserve the care that the {kind}s themselves get.",
-        ),
-        (bool(told), f"Whoever runs the server can tell {told} from what clients upload, better than by guessing."),
-        (
-            said.tone == "private",
-            f"Of the {kind}s that these uploads were computed from none came out recognizable, and enough were attacked"
-            " to say so. That is evidence against the attackers below, not a proof against all.",
-        ),
-        (
-            not found and not run.summary.inferred,
-            "Nothing was attacked. That says nothing about what the uploads give away.",
-        ),
-        (
-            not found,
-            "What was asked could not be told from chance here. A stronger attack may tell it; this is no clearance.",
-        ),
-        (
-            most is None and proven > 0,
-            f"{kind.capitalize()}s were reconstructed, and the attacker can prove of {proven} that they are what the"
-            " model was given, though the originals are not known here. Such uploads deserve the care that the"
-            f" {kind}s themselves get.",
-        ),
-        (
-            most is None and made,
-            f"{kind.capitalize()}s were reconstructed, but the originals are not known here, so that nothing says how"
-            " near they are. Whoever has the originals decides by the pictures of the run's own page.",
-        ),
-        (most is None, "The attack came to no result. That says nothing about what another one reads: no clearance."),
-        (
-            recognized_otherwise(found) is not None,
-            f"By one measure no {kind} came out recognizable, by another some did. What a person sees in them no figure"
-            " says: look at the run's own page before you call these uploads private.",
-        ),
-        (
-            most_exposed(found) is not None,
-            f"No {kind} came out recognizable, but what the defense put in their place did. What that shows of the"
-            f" {kind}s no figure says: look at the run's own page before you call these uploads private.",
-        ),
-        (
-            run.identity.undefended,
-            f"No {kind} came out recognizable, though clients did not defend themselves. That tells of this attack,"
-            " not of a protection: a stronger one may read them.",
-        ),
-    )
-    few = (
-        f"No {kind} came out recognizable, but too few were attacked, they came too close to the bound, the attack"
-        " failed on some, or the originals of some are not known. That is too little to call the uploads private."
-    )
-    return next((words for applies, words in cases if applies), few)
-
-
-def _facts(run: Run, found: Sequence[Reading], kind: str) -> list[Fact]:
-    """What was measured, each figure by who read most, in whichever round."""
-    facts, summary = [], run.summary
-    if (most := most_recognized(found)) is not None and (bound := most.recognized_by()) is not None:
-        facts.append(
-            Fact("Recognizable", f"{bound.recognizable} of {bound.n}", _of(most, found, bound_in_words(bound)))
+def _meaning(verdict: Verdict, kind: str) -> str:
+    """The verdict for people who know nothing of metrics."""
+    told = " and ".join(TOLD.get(about, about) for about in verdict.told)
+    care = f"Such uploads deserve the care that the {kind}s themselves get."
+    if verdict.ground is Ground.NO_TRUTH and verdict.proven:
+        return (
+            f"{kind.capitalize()}s were reconstructed, and the attacker can prove of {verdict.proven} that they are"
+            f" what the model was given, though the originals are not known here. {care}"
         )
+    return {
+        Ground.READ: f"Whoever runs the server can make out {kind}s of clients by what they"
+        f" upload{told and ', and tell '}{told}. {care}",
+        Ground.TOLD: f"Whoever runs the server can tell {told} from what clients upload, better than by guessing.",
+        Ground.BOUNDED: f"Differential privacy bounds what any attacker can learn of one {kind}, those below and all"
+        " others, as long as clients draw their noise as they say.",
+        Ground.NOTHING: "Nothing was attacked. That says nothing about what the uploads give away.",
+        Ground.UNTOLD: "What was asked could not be told from chance here. A stronger attack may tell it; this is no"
+        " clearance.",
+        Ground.OLDER: "An older version judged this run by a measure that empty pictures pass and readable ones fail."
+        " Run it again before you rely on it.",
+        Ground.NO_TRUTH: f"{kind.capitalize()}s were reconstructed, but most originals are not known here, so that"
+        " nothing says how near they are. Whoever has the originals decides by the pictures of the run's own page.",
+        Ground.FAILED: "The attack came to no result. That says nothing about what another one reads: no clearance.",
+        Ground.BY_CHANCE: f"As few {kind}s were picked out of many as guessing would. That tells of this attack, not of"
+        " a protection: a stronger one may read them.",
+        Ground.UNREAD: f"This attack read no {kind}. That tells of this attack, not of a protection: a stronger one may"
+        " read them, and no guarantee bounds it.",
+    }[verdict.ground]
+
+
+def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
+    """What was measured, each figure by who it is worst for, in whichever round."""
+    facts, summary, found = [], run.summary, verdict.readings
+    if verdict.most is not None:
+        facts.append(Fact("Read", read_in_words(verdict.counts), _of(verdict.most, found, _ways(verdict))))
     for name in dict.fromkeys([*(reading.main for reading in found), "label_correct"]):
         worst = worst_by(name, found)
         statistic = worst.statistic(name) if worst else None
@@ -183,8 +147,10 @@ def _facts(run: Run, found: Sequence[Reading], kind: str) -> list[Fact]:
         note = _of(worst, found, f"{spread}n = {statistic.n}")
         named = "Labels found" if name == "label_correct" else f"Mean {title(name)}"
         facts.append(Fact(named, metric(statistic.mean, name), note))
-    if proven := _proven(found):
-        facts.append(Fact("Proven exact", str(proven), f"{kind}s that the attacker is sure of, without the truth"))
+    if verdict.proven:
+        facts.append(
+            Fact("Proven exact", str(verdict.proven), f"{kind}s that the attacker is sure of, without the truth")
+        )
     for about in TOLD:
         if (told := strongest(summary.inferred, about)) is not None:
             shown, (finding, measure) = MEASURES[HEADLINE[about]], told
@@ -200,9 +166,11 @@ def _facts(run: Run, found: Sequence[Reading], kind: str) -> list[Fact]:
     return facts
 
 
-def _proven(found: Sequence[Reading]) -> int:
-    """Examples that one attacker is sure of, at most."""
-    return max((reading.leakage.certainties.get(Certainty.PROVEN, 0) for reading in found), default=0)
+def _ways(verdict: Verdict) -> str:
+    counts = verdict.counts
+    if not counts.read:
+        return "95 % confidence"
+    return f"{counts.exact} exactly, {counts.identified} identified, {counts.recognizable} recognizable"
 
 
 def _of(reading: Reading, others: Sequence[Reading], words: str) -> str:
@@ -232,14 +200,13 @@ def _untested(run: Run, found: Sequence[Reading], kind: str) -> list[str]:
     return [*lines, *_UNTRIED]
 
 
-def _risks(run: Run, found: Sequence[Reading], said: Verdict, kind: str) -> list[str]:
+def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
     """What may still happen where the page is believed, with the figures that bound it."""
-    lines = [said.basis] if said.basis else []
-    most = most_recognized(found)
-    bound, statistic = (most.recognized_by(), most.statistic(most.main)) if most else (None, None)
-    if bound is not None and statistic is not None and bound.recognizable:
-        share = percent(share_at_most(bound.recognizable, bound.n, groups=statistic.groups))
-        lines.append(f"Of all such {kind}s, up to {share} may be recognizable (95 % confidence).")
+    lines, found = [basis] if basis else [], verdict.readings
+    if verdict.most is not None:
+        lines.append(
+            f"Of all such {kind}s, up to {100 * verdict.counts.interval[1]:.0f} % may be read (95 % confidence)."
+        )
     for name in dict.fromkeys(reading.main for reading in found):
         if measured := [s.max for reading in found if (s := reading.statistic(name)) is not None]:
             lines.append(f"The {kind} that was read best came to {title(name)} {metric(max(measured), name)}.")

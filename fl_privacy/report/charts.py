@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, MUTED, GRID = "#000001", "#000002", "#000003"
-LEAK, PRIVATE = "#000004", "#000005"
+LEAK = "#000004"
 SERIES = tuple(f"#0000{number}" for number in range(10, 20))
 _VARIABLES = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",
     GRID: "var(--line)",
     LEAK: "var(--leak)",
-    PRIVATE: "var(--private)",
 } | {color: f"var(--series-{number})" for number, color in enumerate(SERIES)}
 """Stand-ins that matplotlib can draw with -> the page's colors, which differ by day and night."""
 

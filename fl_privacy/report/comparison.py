@@ -1,5 +1,6 @@
 """The page of many runs."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,23 +12,27 @@ from fl_privacy.metrics import METRICS, Statistic, aggregate
 from fl_privacy.report.attacked import said_together, uploads_of
 from fl_privacy.report.charts import ChartPoint, Curve, line_chart, scatter_chart
 from fl_privacy.report.cost import figures_of
-from fl_privacy.report.inferred import AXES, strongest
-from fl_privacy.report.numbers import metric, percent
+from fl_privacy.report.headline import read_in_words
+from fl_privacy.report.inferred import AXES
+from fl_privacy.report.numbers import metric, papers_bound, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc_view import PpcView
-from fl_privacy.report.readings import COMPARED, main_of, most_exposed, readings_of
-from fl_privacy.report.recommendation import Candidate, answer, asked_of, candidate_of, unread
+from fl_privacy.report.recommendation import answer
 from fl_privacy.report.run_row import RunRow, pmm_of
 from fl_privacy.report.settings import batch_norm_in_words, differences, names
-from fl_privacy.results import Attacker, Run
+from fl_privacy.results import Attacker, Candidate, Run
+from fl_privacy.results.candidates import asked_of, candidate_of
 from fl_privacy.results.identity import attacked_hash
+from fl_privacy.results.inferred import strongest
+from fl_privacy.results.readings import COMPARED, main_of, readings_of
+from fl_privacy.results.verdict import BOUNDED, LEAK
 
 
-def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc: PpcView | None = None) -> str:
+def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | None, ppc: PpcView | None = None) -> str:
     """The HTML that compares ``runs``, with links to their own pages relative to the file ``out``.
 
-    It names the most accurate training that keeps every attacked image below ``psnr_below`` dB, and shows ``ppc`` if
-    given.
+    It names the most accurate training behind which no image was read, and none came to ``psnr_below`` dB if given, and
+    shows ``ppc`` if given.
     """
     own, shared = names(runs)
     rows = [
@@ -51,7 +56,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
         other_metrics=[name for name in shown if name not in compared],
         uploads=said_together((row.letter, uploads_of(row.run)) for row in rows),
         lede=_lede(rows, psnr_below),
-        unread=unread(_candidates(rows), psnr_below),
+        headline=_headline(rows),
         batch_norm=batch_norm_in_words(run.summary for run in runs),
         shared=shared,
         figures=figures_of(*(run.summary for run in runs)),
@@ -59,7 +64,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float, ppc:
         ppc=ppc,
         unfinished=[row.letter for row in rows if not row.run.finished],
         has_epsilon=any(row.epsilon is not None for row in rows),
-        has_bound=any(row.recognized for row in rows),
+        has_counts=any(row.readings for row in rows),
         inferred=[about for about in AXES if any(strongest(row.summary.inferred, about) for row in rows)],
         strongest=strongest,
         axes=AXES,
@@ -96,7 +101,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
             x="PMM, percent" if use_pmm else "Test accuracy, percent",
             y=shown.axis,
             bound=shown.bound,
-            bound_label=f"recognizable {shown.side}",
+            bound_label=papers_bound(name),
             alt=f"{shown.title} against accuracy: "
             + ", ".join(f"{p.label} at {p.x:.1f} %, {metric(p.y, name)}" for p in points),
         )
@@ -155,20 +160,37 @@ def _utility(row: RunRow, *, use_pmm: bool) -> float:
     return 100 * (row.summary.final_accuracy or 0.0)
 
 
-def _lede(rows: Sequence[RunRow], psnr_below: float) -> str:
+def _headline(rows: Sequence[RunRow]) -> str:
+    """Of how many runs anything was read, of how many it is bounded, and of how many neither can be said."""
+    tones = Counter(row.verdict.tone for row in rows if row.attacked or row.verdict.told)
+    if not tones:
+        return f"{len(rows)} runs, none of them attacked"
+    number = tones.total()
+    left = number - tones[LEAK] - tones[BOUNDED]
+    if left == number:
+        return f"The attacks that were tried read nothing in {number} attacked runs"
+    said = [f"Clients' data were read in {tones[LEAK]} of {number} attacked runs"]
+    said += [f"a guarantee bounds what can be read in {tones[BOUNDED]}"] * bool(tones[BOUNDED])
+    said += [f"in {left} the attacks that were tried read nothing"] * bool(left)
+    return "; ".join(said)
+
+
+def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:
     main = main_of([reading for row in rows for reading in row.readings])
     attacked = [(row, mean) for row in rows if (mean := row.mean(main)) is not None]
     trained = [row for row in rows if row.summary.final_accuracy is not None]
     sentences = []
     if attacked:
-        least, mean = min(attacked, key=lambda pair: _leaks(pair[0]))
-        worst = least.worst(main)
+        least, mean = min(attacked, key=lambda pair: pair[0].extent)
+        worst, most = least.worst(main), least.most
         by = worst.among(least.readings) if worst else ""
-        failed = max(reading.failures for reading in least.readings)
+        failed = max(reading.counts.failures for reading in least.readings)
+        read = f"{read_in_words(most.counts)} read" if most else "what was read is not known"
         told = ", ".join(
             filter(
                 None,
                 [
+                    read,
                     f"mean {METRICS[main].title} {metric(mean, main)}",
                     by,
                     f"the attack failed on {failed}" if failed else "",
@@ -181,19 +203,6 @@ def _lede(rows: Sequence[RunRow], psnr_below: float) -> str:
         shown = percent(best.summary.final_accuracy)
         sentences.append(f"The most accurate is {best.letter} ({shown}).")
     return " ".join([*sentences, answer(_candidates(rows), psnr_below)]).strip()
-
-
-def _leaks(row: RunRow) -> tuple[float, int, int, float, float]:
-    """Larger where more leaks: the share recognizable, how many that a defense put in place of the images are, how many
-    nobody could judge, the interval's end, the mean."""
-    statistics = [s for reading in row.readings if (s := reading.statistic(reading.main)) is not None]
-    return (
-        row.recognized.recognized if row.recognized else 1.0,
-        exposed.recognizable if (exposed := most_exposed(row.readings)) else 0,
-        max(reading.unjudged for reading in row.readings),
-        max(s.ci95[1] if s.ci95 else float("inf") for s in statistics),
-        max(s.mean for s in statistics),
-    )
 
 
 def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:

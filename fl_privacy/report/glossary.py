@@ -32,10 +32,14 @@ TERMS = {
     "Proven exact": (r"[Pp]roven", "the attacker itself can show that no other example fits the upload"),
     "PSNR": (
         r"PSNR",
-        "likeness of two images in decibels: about 8 for unlike ones, from 15 on recognizable, beyond 30 hardly told"
-        " apart",
+        "likeness of two images in decibels: about 8 for unlike ones, beyond 30 hardly told apart; a flat gray picture"
+        " can come to 16, so that it alone says little",
     ),
-    "Recognizable": (r"[Rr]ecognizable", "beyond the bound from which on published work counts an example as read"),
+    "Read": (
+        r"\b[Rr]ead\b",
+        "reconstructed exactly, or so near that the example is picked out of many others, or beyond a published bound"
+        " and beyond what a guess without the update shows",
+    ),
     "Secure aggregation": (r"SecAgg|secure aggregation|CKKS", "the server learns the sum of all uploads and no single"),
     "SSIM": (r"SSIM", "likeness of two images by their structure, 1 for equal ones"),
     "Token F1": (r"Token F1|token F1", "share of a text's words, or parts of words, that were read, in any order"),

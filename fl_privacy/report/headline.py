@@ -1,41 +1,32 @@
-"""What a run showed, in a sentence."""
+"""A verdict in words: the first line of a page, and what it rests on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fl_privacy.metrics import FEW, share_at_most
-from fl_privacy.report.inferred import told_apart
-from fl_privacy.report.numbers import metric, percent, title
-from fl_privacy.report.readings import (
-    Reading,
-    Tone,
-    in_round,
-    kind_of,
-    most_exposed,
-    most_recognized,
-    readings_of,
-    recognized_otherwise,
-    tone_of,
-)
-from fl_privacy.results import Recognized, Summary
-from fl_privacy.victim_ids import Certainty
+from fl_privacy.metrics import FEW
+from fl_privacy.report.numbers import metric, percent, ratio, title
+from fl_privacy.results import Counts, Reading, Recognized, Verdict
+from fl_privacy.results.attack_facts import AttackedUploads, AttackFacts
+from fl_privacy.results.inferred import TOLD
+from fl_privacy.results.readings import in_round
+from fl_privacy.results.verdict import Ground, Tone
 
 UNDEFENDED_UNREAD = (
-    "Clients did not defend themselves: that nothing was recognized tells of this attack, not of a protection. A"
-    " stronger one, of more iterations or by attack=auto, may read more."
+    "Clients did not defend themselves: that nothing was read tells of this attack, not of a protection. A stronger"
+    " one, of more iterations or by attack=auto, may read more."
 )
+
+_PLURAL = {True: "was", False: "were"}
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A headline.
+class Headline:
+    """A verdict in words.
 
     Attributes:
-        text: how many images are recognizable.
-        basis: by which bound, and what stays open.
-        tone: ``leak`` if any image is recognizable in any round to any attacker, ``private`` if clients defended
-            themselves and none is, by no metric, nor what a defense put in its place, and there are enough of them to
-            say so, the attack failed on none and all originals are known, ``open`` otherwise.
+        text: what was read, by whom, of how many; or what bounds it; or why nothing can be said.
+        basis: what it rests on and what stays open, in sentences.
+        tone: of the verdict.
     """
 
     text: str
@@ -43,78 +34,245 @@ class Verdict:
     tone: Tone
 
 
-def verdict(summary: Summary, kind: str = "image", *, undefended: bool = False) -> Verdict:
-    """The headline of a run: what of its images, or examples of another ``kind``, is recognizable, and what else was
-    told of them. Of an ``undefended`` one that was not read, that says more of the attack than of the uploads."""
-    found = readings_of(summary, undefended=undefended)
-    images, told = _of_images(summary, found, kind), told_apart(summary.inferred)
-    if not told:
-        return images
-    known = f"the server can tell {' and '.join(told)}"
-    if not found:
-        return Verdict(known[0].upper() + known[1:], images.basis, "leak")
-    return Verdict(f"{images.text}{'; ' if images.tone == 'leak' else ', but '}{known}", images.basis, "leak")
+def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
+    """``verdict`` in words, of examples of a ``kind`` that is called otherwise than the verdict does."""
+    kind = kind or verdict.kind
+    return Headline(_text(verdict, kind), " ".join(_basis(verdict, kind)), verdict.tone)
 
 
-def _of_images(summary: Summary, found: Sequence[Reading], kind: str) -> Verdict:
-    """By the main metric: the last attacked round and the first, each by the attacker that read most."""
-    if not found:
-        asked = "; what was asked beside was not told from chance" if summary.inferred else ""
-        return Verdict(f"No {kind} was attacked{asked}", "", "open")
-    most = most_recognized(found)
-    if most is None:
-        number = found[-1].leakage.images
-        if any(reading.failures < reading.leakage.images for reading in found):
-            return _without_truth(found, kind)
-        return Verdict(
-            f"The attack failed on {f'the only {kind}' if number == 1 else f'all {number} {kind}s'}", "", "open"
-        )
-    rounds = sorted({reading.round for reading in found})
-    worst = {round: reading for round in rounds if (reading := most_recognized(in_round(found, round))) is not None}
-    text = _count(worst[max(worst)]) + _to_whom(worst[max(worst)], found)
-    if len(rounds) > 1:
-        others = [round for round in dict.fromkeys((min(worst), most.round)) if round != max(worst)]
-        beside = "".join(f"; in round {round}, {_share(worst[round])}" for round in others)
-        text = f"In round {max(worst)}, {text[0].lower()}{text[1:]}{beside}"
-    basis = _basis(found, worst)
-    if not most.recognized and (other := recognized_otherwise(found)):
-        text += f", but by {title(other.metric)} {_by_another(other)}"
-        basis += f" {bound_in_words(other)} counts as recognizable as well ({other.source})."
-    if not most.recognized and (exposed := most_exposed(found)):
-        text += f"{', and' if other else ', but'} {_in_its_place(exposed, kind)}"
-        basis += (
-            f" Those that the defense put in their place count by {bound_in_words(exposed)}; what they show of the"
-            " originals no figure says: look at the pictures."
-        )
-    return Verdict(text, basis, tone_of(found))
+def _text(verdict: Verdict, kind: str) -> str:
+    known = f"the server can tell {' and '.join(TOLD.get(about, about) for about in verdict.told)}" * bool(verdict.told)
+    fixed = {
+        Ground.NOTHING: f"No {kind} was attacked: nothing is known",
+        Ground.UNTOLD: f"No {kind} was attacked; what was asked beside was not told from chance",
+        Ground.OLDER: "Judged by an older version: run again to know what was read",
+    }
+    if verdict.ground in fixed:
+        return fixed[verdict.ground]
+    if not verdict.readings:
+        return f"{known[0].upper()}{known[1:]}"
+    joint = "; " if verdict.ground is Ground.READ else ", but "
+    return f"{_of_examples(verdict, kind)}{joint}{known}" if known else _of_examples(verdict, kind)
 
 
-def _by_another(bound: Recognized) -> str:
-    if bound.n == 1:
-        return "it is"
-    return f"{bound.recognizable} of {bound.n} {'is' if bound.recognizable == 1 else 'are'}"
+def _of_examples(verdict: Verdict, kind: str) -> str:
+    if verdict.most is None or verdict.ground in (Ground.FAILED, Ground.NO_TRUTH):
+        return _without_verdict(verdict, kind)
+    who, counts = _who(verdict), verdict.most.counts
+    if verdict.ground is Ground.BOUNDED:
+        return f"{_bounded(verdict, kind)}; {_few_words(counts)} {_verb(counts)} read by {who}"
+    if not counts.read:
+        text = f"{_subject(counts, kind)} read by {who}, {uploads_in_words(verdict.facts, kind)}"
+        return f"{text}{_exposed(verdict, kind)}; {_at_most(counts, kind)}"
+    chance = " (no more than chance allows)" if verdict.ground is Ground.BY_CHANCE else ""
+    text = f"{_subject(counts, kind)} read by {who}{chance}, {uploads_in_words(verdict.facts, kind)}"
+    return f"{text}{_other_rounds(verdict)}"
 
 
-def _in_its_place(exposed: Recognized, kind: str) -> str:
-    if exposed.n == 1:
-        return "the one that the defense put in its place is"
-    verb = "is" if exposed.recognizable == 1 else "are"
-    return f"{exposed.recognizable} of the {exposed.n} {kind}s that the defense put in their place {verb}"
+def _subject(counts: Counts, kind: str) -> str:
+    """For example ``2 of 6 attacked images were``."""
+    known = " whose original is known" if counts.unknown else ""
+    if counts.judged == 1:
+        return f"The attacked {kind}{known} was{'' if counts.read else ' not'}"
+    if not counts.read:
+        return f"None of {counts.judged} attacked {kind}s{known} was"
+    return f"{counts.read} of {counts.judged} attacked {kind}s{known} {_verb(counts)}"
 
 
-def _without_truth(found: Sequence[Reading], kind: str) -> Verdict:
-    """Reconstructions, and nobody who could say what they should be but, of some, the attacker itself."""
-    made = sum(reading.leakage.images - reading.failures for reading in found)
-    failed = sum(reading.failures for reading in found)
-    beside = f" The attack failed on {failed} more." if failed else ""
-    proven = sum(reading.leakage.certainties.get(Certainty.PROVEN, 0) for reading in found)
-    sure = f", {f'{proven} of them' if made > 1 else 'and'} proven exact" if proven else ""
-    return Verdict(
-        f"{made} {kind}{' was' if made == 1 else 's were'} reconstructed{sure}: are these yours?",
-        "The originals are not known here, so that no figure says how near they are: whoever has them can tell by the"
-        f" pictures, or measure by truth=FOLDER.{beside}",
-        "open",
+def _few_words(counts: Counts) -> str:
+    return f"{counts.read or 'none'} of {counts.judged}"
+
+
+def _verb(counts: Counts) -> str:
+    return _PLURAL[counts.read <= 1]
+
+
+def _at_most(counts: Counts, kind: str) -> str:
+    return f"up to {_upper(counts)} of such {kind}s may be readable"
+
+
+def _upper(counts: Counts) -> str:
+    return f"{100 * counts.interval[1]:.0f} %"
+
+
+def read_in_words(counts: Counts) -> str:
+    """How many were read of how many; where none was, with the largest share that this allows."""
+    return _few_words(counts) + ("" if counts.read else f" (up to {_upper(counts)})")
+
+
+def uploads_in_words(facts: AttackFacts, kind: str) -> str:
+    """What was attacked, such as ``from uploads of one image each``."""
+    low, high = facts.examples or (1, 1)
+    number = f"one {kind} each" if high == 1 else f"{low if low == high else f'{low} to {high}'} {kind}s each"
+    match facts.source:
+        case AttackedUploads.SERVER:
+            return f"from uploads of {number} that the server made itself"
+        case AttackedUploads.TRAINING:
+            return f"from training updates of {number}"
+    return f"from {'test uploads' if facts.trained else 'uploads'} of {number}"
+
+
+def _who(verdict: Verdict) -> str:
+    facts, most = verdict.facts, verdict.most
+    name = facts.attack or (f"a malicious server ({facts.server})" if facts.server else "the attacker")
+    rivals = [r for r in verdict.readings if most and r.round == most.round and r.attacker is not most.attacker]
+    if most is None or not most.counts.read or not rivals:
+        return name
+    if any(rival.counts.share == most.counts.share for rival in rivals):
+        return name
+    return f"{name} ({'which knew' if most.attacker == 'adaptive' else 'which did not know'} the defense)"
+
+
+def _other_rounds(verdict: Verdict) -> str:
+    """The round of the most, and beside it the last one and the first, where several were attacked."""
+    most, rounds = verdict.most, verdict.by_round
+    if most is None or len(rounds) < 2:
+        return ""
+    others = [round for round in dict.fromkeys((max(rounds), min(rounds))) if round != most.round]
+    beside = "".join(f"; in round {round}, {read_in_words(rounds[round].counts)}" for round in others)
+    return f" in round {most.round}{beside}"
+
+
+def _bounded(verdict: Verdict, kind: str) -> str:
+    bound = verdict.bound
+    assert bound is not None, "only a bound makes it green"
+    protected = "one example" if bound.unit == "example" else "all that a client sends"
+    rounds = f"{bound.rounds} round{'' if bound.rounds == 1 else 's'}"
+    return (
+        f"Bounded: no attacker picks the right {kind} out of {bound.candidates + 1:,} more than"
+        f" {percent(bound.at_most)} of the time (epsilon {ratio(bound.epsilon)} at delta {ratio(bound.delta)} for"
+        f" {protected}, over {rounds})"
     )
+
+
+def _exposed(verdict: Verdict, kind: str) -> str:
+    exposed = verdict.exposed
+    if exposed is None:
+        return ""
+    if exposed.n == 1:
+        return ", but the one that the defense put in its place came out"
+    return f", but {exposed.recognizable} of the {exposed.n} {kind}s that the defense put in their place came out"
+
+
+def _without_verdict(verdict: Verdict, kind: str) -> str:
+    """The attack failed on all, or the originals of most are not known."""
+    attacked = [reading.counts for reading in verdict.readings]
+    if verdict.ground is Ground.FAILED:
+        number = max(counts.images for counts in attacked)
+        return (
+            f"The attack failed on {f'the only {kind}' if number == 1 else f'all {number} {kind}s'}: nothing is known"
+        )
+    counts = max(attacked, key=lambda c: c.judged)
+    if counts.judged:
+        return (
+            f"No verdict: the originals of {counts.unknown} of {counts.images} attacked {kind}s are not known;"
+            f" {_few_words(counts)} known {_verb(counts)} read by {_who(verdict)} (up to {_upper(counts)} may be)"
+        )
+    made = sum(c.images - c.failures for c in attacked)
+    done = f"{made} {kind}{' was' if made == 1 else 's were'} reconstructed"
+    return f"{done} by {_who(verdict)}, {uploads_in_words(verdict.facts, kind)}: are these yours?"
+
+
+def _basis(verdict: Verdict, kind: str) -> list[str]:
+    """How they were read, who else tried, what failed, what is not known, and what was not tried."""
+    if not verdict.readings:
+        return []
+    sentences = []
+    if verdict.ground is Ground.OLDER:
+        return [
+            "Its figures were compared with no control, so that nobody can say whether what was read is more than a"
+            " guess without the update shows."
+        ]
+    if verdict.ground is Ground.NO_TRUTH:
+        sentences.append(
+            "The originals are not known here, so that no figure says how near the guesses are: whoever has them can"
+            " tell by the pictures, or measure by truth=FOLDER."
+        )
+    if verdict.most is not None and verdict.counts.read:
+        sentences.append(_ways(verdict.counts, kind))
+    sentences.append(tried_in_words(verdict, kind))
+    sentences += _others(verdict)
+    counts = [reading.counts for reading in verdict.readings]
+    if verdict.ground is not Ground.FAILED and (failures := max(c.failures for c in counts)):
+        sentences.append(f"The attack failed on {failures} more, which count as neither.")
+    if verdict.ground is not Ground.NO_TRUTH and (unknown := max(c.unknown for c in counts)):
+        sentences.append(f"Of {unknown} more nobody here has the originals, so that they count as neither.")
+    if verdict.exposed:
+        sentences.append(
+            f"Those that the defense put in their place count by {bound_in_words(verdict.exposed)}; what they show of"
+            " the originals no figure says: look at the pictures."
+        )
+    return [*sentences, *_open_ends(verdict, kind)]
+
+
+def _ways(counts: Counts, kind: str) -> str:
+    ways = [
+        f"{counts.exact} exactly" if counts.exact else "",
+        f"{counts.identified} identified among {counts.candidates:,} other {kind}s" if counts.identified else "",
+        f"{counts.recognizable} recognizable beyond what a guess without the update shows"
+        if counts.recognizable
+        else "",
+    ]
+    low, high = counts.interval
+    return (
+        f"Read: {', '.join(filter(None, ways))}. Of such {kind}s, {100 * low:.0f} to {100 * high:.0f} % can be read"
+        " like this (95 % confidence)."
+    )
+
+
+def tried_in_words(verdict: Verdict, kind: str) -> str:
+    """Who tried, with what knowledge and budget, on how many uploads of the same example, with which prior."""
+    facts = verdict.facts
+    server = f"a malicious server ({facts.server})" if facts.server else "a server that follows the protocol"
+    name = facts.attack or "the server's own reading"
+    budget = f" ({facts.budget})" if facts.budget else ""
+    adaptive = any(reading.attacker == "adaptive" for reading in verdict.readings)
+    knows = (
+        ""
+        if facts.undefended or not facts.defenses
+        else ", with and without knowledge of the defense"
+        if adaptive
+        else (", without knowledge of the defense")
+    )
+    uploads = f"{facts.uploads} uploads of the same {kind}" if facts.uploads > 1 else f"one upload of each {kind}"
+    prior = f"{facts.prior} as its prior" if facts.prior else f"no prior of how {kind}s look"
+    return f"Tried: {name}{budget} by {server}{knows}, with {uploads} and {prior}."
+
+
+def _others(verdict: Verdict) -> list[str]:
+    """What attackers other than the one in the headline read."""
+    shown = list(verdict.by_round.values())
+    others = [r for r in verdict.readings if r.counts.judged and not any(r is one for one in shown)]
+    sentences = []
+    for attacker in dict.fromkeys(reading.attacker for reading in others):
+        own = [reading for reading in reversed(others) if reading.attacker == attacker]
+        told = ", ".join(
+            read_in_words(r.counts) + (f" in round {r.round}" if len(verdict.by_round) > 1 else "")
+            for r in own[:: max(1, len(own) - 1)]
+        )
+        sentences.append(f"By the {attacker} attacker: {told}.")
+    return sentences
+
+
+def _open_ends(verdict: Verdict, kind: str) -> list[str]:
+    """Of what was not read: how little few examples say, and what was not tried."""
+    if verdict.ground not in (Ground.UNREAD, Ground.BY_CHANCE, Ground.BOUNDED):
+        return []
+    sentences = []
+    if verdict.ground is not Ground.BOUNDED and 0 < verdict.counts.groups < FEW:
+        number = verdict.counts.groups
+        sentences.append(f"That rests on {number} upload{'' if number == 1 else 's'} alone.")
+    if verdict.facts.undefended and verdict.ground is not Ground.BOUNDED:
+        sentences.append(UNDEFENDED_UNREAD)
+    if verdict.bound is not None and verdict.ground is not Ground.BOUNDED:
+        sentences.append(
+            f"Epsilon {ratio(verdict.bound.epsilon)} is no bound for this: it lets whoever attacks name the right"
+            f" {kind} among {verdict.bound.candidates + 1:,} up to {percent(verdict.bound.at_most)} of the time."
+        )
+    adaptive = any(reading.attacker == "adaptive" for reading in verdict.readings)
+    untried = [] if adaptive or verdict.facts.undefended else ["an attacker that knows the defense"]
+    untried += ["" if verdict.facts.attack == "auto" else "the strongest attacker (attack=auto)", "longer attacks"]
+    return [*sentences, f"Not tried: {', '.join(filter(None, untried))}."]
 
 
 def bound_in_words(bound: Recognized) -> str:
@@ -123,55 +281,6 @@ def bound_in_words(bound: Recognized) -> str:
     return f"{title(bound.metric)} {sign} {metric(bound.value, bound.metric)}"
 
 
-def _count(reading: Reading) -> str:
-    (count, n), kind = _recognized(reading), kind_of([reading])
-    if n == 1:
-        return f"The attacked {kind} is {'' if count else 'not '}recognizable"
-    if count:
-        return f"{count} of {n} attacked {kind}s {'is' if count == 1 else 'are'} recognizable"
-    return f"None of the {n} attacked {kind}s is recognizable"
-
-
-def _share(reading: Reading) -> str:
-    count, n = _recognized(reading)
-    return f"{count or 'none'} of {n}"
-
-
-def _to_whom(reading: Reading, found: Sequence[Reading]) -> str:
-    rivals = [other for other in in_round(found, reading.round) if other.attacker != reading.attacker]
-    if not rivals or not reading.recognized or any(other.recognized == reading.recognized for other in rivals):
-        return ""
-    return f" to an attacker that {'knows' if reading.attacker == 'adaptive' else 'does not know'} the defense"
-
-
-def _recognized(reading: Reading) -> tuple[int, int]:
-    bound = reading.recognized_by()
-    return (bound.recognizable, bound.n) if bound else (0, 0)
-
-
-def _basis(found: Sequence[Reading], worst: Mapping[int, Reading]) -> str:
-    """By which bound, what the other attacker read, what failed, and what so few images leave open."""
-    most = max(worst.values(), key=lambda reading: reading.recognized)
-    bound, statistic = most.recognized_by(), most.statistic(most.main)
-    assert bound is not None and statistic is not None
-    sentences = [f"Recognizable means {bound_in_words(bound)} ({bound.source})."]
-    others = [reading for reading in found if reading not in worst.values() and reading.recognized_by()]
-    for attacker in dict.fromkeys(reading.attacker for reading in others):
-        own = [reading for reading in reversed(others) if reading.attacker == attacker]
-        told = ", ".join(
-            _share(r) + (f" in round {r.round}" if len(worst) > 1 else "") for r in own[:: max(1, len(own) - 1)]
-        )
-        sentences.append(f"To the {attacker} attacker: {told}.")
-    if failures := max(reading.failures for reading in found):
-        sentences.append(f"The attack failed on {failures} more, which count as neither.")
-    if unknown := max(reading.unjudged - reading.failures for reading in found):
-        sentences.append(f"Of {unknown} more nobody here has the originals, so that they count as neither.")
-    if not bound.recognizable:
-        share = percent(share_at_most(0, bound.n, groups=statistic.groups))
-        too_few = ", too few to call them private" if statistic.groups < FEW else ""
-        sentences.append(
-            f"From {bound.n} alone{too_few}, up to {share} of all {kind_of(found)}s could be (95 % confidence)."
-        )
-        if most.undefended:
-            sentences.append(UNDEFENDED_UNREAD)
-    return " ".join(sentences)
+def readings_in_words(found: Sequence[Reading], round: int) -> str:
+    """What each attacker read in ``round``."""
+    return ", ".join(f"{reading.attacker} {read_in_words(reading.counts)}" for reading in in_round(found, round))

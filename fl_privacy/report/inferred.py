@@ -13,8 +13,9 @@ from markupsafe import Markup
 from fl_privacy.metrics.epsilon_bounds import tpr_bound
 from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
 from fl_privacy.report.numbers import MISSING, percent, ratio
-from fl_privacy.report.readings import Tone
 from fl_privacy.results import Finding, Measure
+from fl_privacy.results.inferred import HEADLINE, LOW_LEAKS, is_above_chance, strongest
+from fl_privacy.results.verdict import CHANCE_TONES, Tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,13 +32,11 @@ class MeasureTitle:
         title: its head.
         meaning: how to read it.
         show: a value in words.
-        leaks: whether high or low values mean that more was inferred.
     """
 
     title: str
     meaning: str
     show: Callable[[float | None], str] = percent
-    leaks: str = "high"
 
 
 def _decimal(value: float | None) -> str:
@@ -63,7 +62,6 @@ MEASURES: dict[str, MeasureTitle] = {
         title="Mean error",
         meaning="of a client's share of a class, beside that of guessing the mean over clients",
         show=_decimal,
-        leaks="low",
     ),
     "correlation": MeasureTitle(title="Correlation", meaning="of guessed and true shares; 0 by chance", show=_decimal),
 }
@@ -82,9 +80,6 @@ HEADINGS = {
 
 AXES = {"membership": "Membership, TPR at 1 % FPR", "attribute": "Attribute, ASR"}
 """What stands beside PSNR where defenses are compared."""
-
-HEADLINE = {"membership": "tpr_at_1_percent", "source": "asr", "attribute": "asr", "property": "error"}
-"""What was asked -> the measure by which methods are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,34 +137,9 @@ def views_of(findings: Sequence[Finding]) -> list[InferredView]:
     ]
 
 
-def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure] | None:
-    """The method that came farthest above chance by the measure of the question; ``None`` where none has it."""
-    name = HEADLINE.get(about, "")
-    known = [(f, f.measures[name]) for f in findings if f.about == about and name in f.measures]
-    sign = -1 if name in MEASURES and MEASURES[name].leaks == "low" else 1
-    return max(known, key=lambda pair: (sign * pair[1].value, sign * pair[1].low), default=None)
-
-
 def tone_of_measure(name: str, measure: Measure) -> Tone:
-    """A leak where chance is outside of the interval; never private: another attack may do better."""
-    if name in MEASURES and MEASURES[name].leaks == "low":
-        return "leak" if measure.high < measure.chance else "open"
-    return "leak" if measure.low > measure.chance else "open"
-
-
-TOLD = {
-    "membership": "who took part",
-    "source": "whose an example is",
-    "attribute": "what the examples are like",
-    "property": "what a client has",
-}
-"""What was asked -> what the server can tell, in a headline."""
-
-
-def told_apart(findings: Sequence[Finding]) -> list[str]:
-    """What the server can tell, of all that was asked: where any measure of any method is off chance."""
-    leaks = {f.about for f in findings if any(tone_of_measure(n, m) == "leak" for n, m in f.measures.items())}
-    return [TOLD.get(about, about) for about in dict.fromkeys(f.about for f in findings) if about in leaks]
+    """Red where chance is outside of the interval; else gray: another attack may do better."""
+    return CHANCE_TONES[is_above_chance(name, measure)]
 
 
 def sentence(findings: Sequence[Finding], about: str) -> str:
@@ -192,14 +162,14 @@ def _in_words(finding: Finding, name: str, measure: Measure) -> str:
     value, chance = shown.show(measure.value), shown.show(measure.chance)
     interval = f"[{shown.show(measure.low)}, {shown.show(measure.high)}]"
     bound = f", {shown.show(measure.bound)} allowed by (epsilon, delta)" if measure.bound is not None else ""
-    clear = "" if tone_of_measure(name, measure) == "leak" else " It is not told from chance."
+    clear = "" if is_above_chance(name, measure) else " It is not told from chance."
     return f"{finding.title} has {shown.title} {value} {interval} where guessing has {chance}{bound}.{clear}"
 
 
 def _view(about: str, findings: Sequence[Finding]) -> InferredView:
     heading, question = HEADINGS.get(about, (about.capitalize(), ""))
     name = HEADLINE.get(about, "")
-    sign = -1 if name in MEASURES and MEASURES[name].leaks == "low" else 1
+    sign = -1 if name in LOW_LEAKS else 1
     ordered = sorted(findings, key=lambda f: -sign * f.measures[name].value if name in f.measures else math.inf)
     names = [n for n in MEASURES if any(n in f.measures for f in ordered)]
     curves = [f for f in ordered if f.fpr]

@@ -8,14 +8,14 @@ from urllib.parse import quote
 
 from fl_privacy.config.reading import select
 from fl_privacy.errors import UserError
-from fl_privacy.report.headline import Verdict, verdict
+from fl_privacy.report.headline import Headline, headline_of
 from fl_privacy.report.images import data_uri
 from fl_privacy.report.numbers import percent, seconds
-from fl_privacy.report.readings import kind_of, readings_of
 from fl_privacy.report.sentences import Piece, uncolored
-from fl_privacy.results import Run
+from fl_privacy.results import Run, verdict_of
 from fl_privacy.results.occupancy import IDENTITY, METRICS, SUMMARY
 from fl_privacy.results.ongoing import PROGRESS, read_guesses, read_ongoing, read_texts
+from fl_privacy.results.verdict import OPEN
 
 LAST_ROUNDS = 5
 """By which the time left of a training is told."""
@@ -51,7 +51,7 @@ class LiveRun:
     share: float | None
     left: float | None
     silent: float
-    verdict: Verdict
+    verdict: Headline
     guesses: Sequence[str] = ()
     texts: Sequence[Sequence[Piece]] = ()
 
@@ -68,7 +68,7 @@ class LiveRun:
                 share=None,
                 left=None,
                 silent=0.0,
-                verdict=Verdict("Not known", "", "open"),
+                verdict=Headline("Not known", "", OPEN),
             )
         doing, share, left = _doing(path, told)
         hidden = told.finished or told.shared
@@ -116,7 +116,7 @@ class Told:
     """
 
     finished: bool
-    verdict: Verdict
+    verdict: Headline
     pictured: bool
     attacked: int
     rounds: int
@@ -132,7 +132,7 @@ class Told:
         trains = run.identity.config.get("command") not in {"attack", "audit"} and isinstance(total, int) and total >= 1
         return cls(
             finished=run.finished,
-            verdict=verdict(run.summary, kind_of(readings_of(run.summary)), undefended=run.identity.undefended),
+            verdict=headline_of(verdict_of(run)),
             pictured=bool(images) and run.shared != "figures",
             attacked=len(images),
             rounds=len(rounds),

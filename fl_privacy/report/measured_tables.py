@@ -13,10 +13,9 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.inference.kinds import About
 from fl_privacy.metrics import METRICS
-from fl_privacy.report.readings import Reading
-from fl_privacy.report.recommendation import Candidate, asked_of, candidate_of
 from fl_privacy.report.trade_off import DefenseRow
-from fl_privacy.results import Attacker, Measure
+from fl_privacy.results import Attacker, Candidate, Measure, Reading
+from fl_privacy.results.candidates import asked_of, candidate_of
 
 Threat = Literal["honest", "adaptive", "malicious"]
 """Attackers that count: those that know nothing of the defense, those that know it as well, or servers that do not
@@ -26,7 +25,7 @@ THREATS: tuple[Threat, ...] = get_args(Threat)
 
 T = TypeVar("T")
 
-FORMAT = 2
+FORMAT = 3
 MEASURED = "measured.json"
 """Name of the tables in the folder of a benchmark."""
 
@@ -169,7 +168,8 @@ def _candidate(told: object, where: str) -> Candidate:
     unbounded = partial(_figure, missing=math.inf)
     figures = dict.fromkeys(("psnr", "upper", "largest"), unbounded)
     found = _made(Candidate, told, where, inferred=partial(_named, _measure, tuple(About)), **figures)
-    counts = 0 <= found.recognizable <= found.images and found.images > 0 and min(found.groups, found.failures) >= 0
+    least = min(found.exact, found.identified, found.groups, found.failures, found.unjudged)
+    counts = found.exact + found.identified <= found.read <= found.images and found.images > 0 and least >= 0
     highest = min(found.upper, found.largest)
     if not counts or not (found.psnr <= highest or math.isclose(found.psnr, highest)):
         raise ValueError(f"figures of {where} contradict each other")

@@ -12,13 +12,18 @@ from fl_privacy.types import Reconstruction
 SHOWN_HEIGHT = 128
 """Pixels to which small images are enlarged at least."""
 
+_BEYOND = 0.01
+"""By which pixels may leave [0, 1] for rounding."""
+
 
 def show(found: Reconstruction | Sequence[Reconstruction], originals: Tensor | None = None) -> Image.Image:
-    """Reconstructions in a row, over their ``originals`` (B, C, H, W) in [0, 1] where given: a picture that notebooks
-    show by themselves.
+    """Reconstructions in a row, over their ``originals`` (B, C, H, W) where given: a picture that notebooks show.
+
+    Inputs beyond [0, 1] are shown on a scale from the least to the largest value of all; of volumes (B, C, D, H, W) the
+    middle slice is shown.
 
     Raises:
-        UserError: an attack failed, with its reason.
+        UserError: an attack failed, with its reason, or the inputs are no images.
     """
     found = [found] if isinstance(found, Reconstruction) else found
     batches = []
@@ -26,7 +31,11 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Tensor | N
         if one.batch is None:
             raise UserError(f"A reconstruction is expected, but the attack failed: {one.failure}")
         batches.append(one.batch.inputs.detach().cpu().float())
+    sizes = {tuple(batch.shape[1:]) for batch in batches}
+    if len(sizes) > 1:
+        raise UserError(f"Images of one shape are expected, but got {sorted(sizes)}; show them one after the other.")
     rows = [torch.cat(batches)] if originals is None else [originals.detach().cpu().float(), torch.cat(batches)]
+    rows = _on_one_scale([_images(row) for row in rows])
     lines = [torch.cat(list(torch.nn.functional.pad(row.clamp(0, 1), (1, 1, 1, 1), value=1.0)), 2) for row in rows]
     width = max(line.shape[2] for line in lines)
     padded = [torch.nn.functional.pad(line, (0, width - line.shape[2]), value=1.0) for line in lines]
@@ -35,3 +44,23 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Tensor | N
     picture = Image.fromarray(shown.contiguous().numpy())
     larger = max(1, SHOWN_HEIGHT * len(rows) // picture.height)
     return picture.resize((picture.width * larger, picture.height * larger), Image.Resampling.NEAREST)
+
+
+def _images(inputs: Tensor) -> Tensor:
+    """(B, C, H, W) of ``inputs``."""
+    if inputs.dim() == 5:
+        inputs = inputs[:, :, inputs.shape[2] // 2]
+    if inputs.dim() != 4:
+        raise UserError(
+            f"Images (B, C, H, W) or volumes (B, C, D, H, W) are expected, but got inputs {tuple(inputs.shape)}; plot"
+            " found.batch.inputs."
+        )
+    return inputs
+
+
+def _on_one_scale(rows: Sequence[Tensor]) -> list[Tensor]:
+    """In [0, 1], where ``rows`` clearly are not."""
+    low, high = (float(of(torch.stack([of(row) for row in rows]))) for of in (torch.min, torch.max))
+    if low >= -_BEYOND and high <= 1 + _BEYOND:
+        return list(rows)
+    return [(row - low) / max(high - low, _BEYOND) for row in rows]

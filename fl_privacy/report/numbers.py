@@ -69,3 +69,9 @@ def title(name: str) -> str:
 
 def _digits(name: str) -> Callable[[float], str]:
     return METRICS[name].digits if name in METRICS else decimals
+
+
+def papers_bound(name: str) -> str:
+    """What a line across a chart at the threshold of the metric ``name`` means: a paper's own bound, no verdict."""
+    threshold = METRICS[name].threshold
+    return "" if threshold is None else f"{threshold.source}'s bound"

@@ -11,7 +11,8 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fl_privacy.report import numbers, readings
+from fl_privacy.report import headline, numbers
+from fl_privacy.results import readings
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -59,6 +60,7 @@ def _environment() -> Environment:
         "interval": numbers.interval,
         "title_of": numbers.title,
         "few": readings.few,
+        "read_in_words": headline.read_in_words,
     }
     return environment
 

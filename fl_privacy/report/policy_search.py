@@ -31,7 +31,7 @@ class Findings:
     Attributes:
         scored: all policies.
         untransformed: the images as they are.
-        accepted: the policies that fulfill all demands, the most private first.
+        accepted: the policies that fulfill all demands, the lowest score first.
         chosen: the set that clients share.
         threshold: least accuracy score.
         without_effect: policies that leave too many of the images as they are.
@@ -46,7 +46,7 @@ class Findings:
 
     @property
     def singles(self) -> list[Scored]:
-        """Single operations with an effect, the most private first."""
+        """Single operations with an effect, the lowest score first."""
         idle = {s.policy for s in self.without_effect}
         alone = (s for s in self.scored if len(s.policy.indices) == 1 and s.policy not in idle)
         return sorted(alone, key=lambda s: s.privacy)
@@ -87,12 +87,12 @@ def _scatter(found: Findings) -> Markup:
         axes.axhline(found.threshold, color=INK, linestyle="--", linewidth=1.0)
         axes.axvline(found.untransformed.privacy, color=INK, linestyle="--", linewidth=1.0)
         _scale([s.accuracy for s in [*rest, *fine, found.untransformed]], axes)
-        axes.set(xlabel="Privacy score, lower is better", ylabel="Accuracy score, higher is better")
+        axes.set(xlabel="Leakage score, lower is better", ylabel="Accuracy score, higher is better")
         axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, fontsize=9, handletextpad=0.2)
 
     return draw_svg(
         draw,
-        f"Accuracy score over privacy score of {len(found.scored)} policies: {len(found.accepted)} are accepted,"
+        f"Accuracy score over leakage score of {len(found.scored)} policies: {len(found.accepted)} are accepted,"
         f" {len(found.chosen)} of them chosen",
     )
 
@@ -127,10 +127,10 @@ def _ranking(found: Findings) -> Markup:
             )  # fmt: skip
         axes.margins(y=0.12)
         axes.grid(visible=False, axis="x")
-        axes.set(xlabel="Operation; the line: no transformation", ylabel="Privacy score, lower is better")
+        axes.set(xlabel="Operation; the line: no transformation", ylabel="Leakage score, lower is better")
 
     best = ", ".join(str(s.policy) for s in lowest)
     words = (
-        f"Privacy score of each single operation, beside {found.untransformed.privacy:.3f} without; the lowest: {best}"
+        f"Leakage score of each single operation, beside {found.untransformed.privacy:.3f} without; the lowest: {best}"
     )
     return draw_svg(draw, words)

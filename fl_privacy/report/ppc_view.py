@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from fl_privacy.metrics.trade_off import GREEN_BELOW, RED_ABOVE, PpcPoint
-from fl_privacy.report.charts import INK, LEAK, PRIVATE, SERIES, draw_svg
+from fl_privacy.report.charts import INK, LEAK, MUTED, SERIES, draw_svg
 from fl_privacy.report.ppc import DISTANCES, Cap, Sample, caps
 from fl_privacy.report.trade_off import Versus
 from fl_privacy.results import Attacker
@@ -115,7 +115,7 @@ def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distan
         shown = [[p for p in points if math.isfinite(p.abscissa)] for points in (plain, adaptive)]
         everything = [*shown[0], *shown[1]]
         end = max([point.abscissa for point in everything] + [math.log10(RED_ABOVE + 1)]) * 1.05
-        axes.axvspan(0, math.log10(GREEN_BELOW + 1), color=PRIVATE, alpha=0.12, linewidth=0)
+        axes.axvspan(0, math.log10(GREEN_BELOW + 1), color=MUTED, alpha=0.12, linewidth=0)
         axes.axvspan(math.log10(RED_ABOVE + 1), end, color=LEAK, alpha=0.12, linewidth=0)
         for points, line, face in ((shown[0], "-o", None), (shown[1], "--o", "none")):
             ordered = sorted(points, key=lambda point: point.abscissa)

@@ -2,18 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fl_privacy.metrics import pmm
-from fl_privacy.report.readings import (
-    Reading,
-    Tone,
-    most_exposed,
-    most_recognized,
-    recognized_otherwise,
-    tone_of,
-    worst_by,
-)
-from fl_privacy.results import Attacker, Recognized, Run, Summary
+from fl_privacy.results import Attacker, Reading, Recognized, Run, Summary, Verdict, verdict_of
+from fl_privacy.results.readings import Extent, extent_of, most_exposed, worst_by
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,22 +40,25 @@ class RunRow:
         """The epsilon spent; ``None`` where there is no guarantee."""
         return self.run.summary.privacy.epsilon if self.run.summary.privacy else None
 
-    @property
-    def recognized(self) -> Reading | None:
-        """The one that recognized the largest share of the images."""
-        return most_recognized(self.readings)
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What may be said of the run."""
+        return verdict_of(self.run)
 
     @property
-    def beside(self) -> list[Recognized]:
-        """What else is recognizable: by another metric, or as what the defense put in place of the images."""
-        if self.recognized is None or self.recognized.recognized:
-            return []
-        return [bound for bound in (recognized_otherwise(self.readings), most_exposed(self.readings)) if bound]
+    def most(self) -> Reading | None:
+        """The reading that leaks most."""
+        return self.verdict.most
 
     @property
-    def tone(self) -> Tone:
-        """Of all attackers and rounds."""
-        return tone_of(self.readings)
+    def extent(self) -> Extent:
+        """How much it leaks."""
+        return extent_of(self.readings, told=len(self.verdict.told))
+
+    @property
+    def exposed(self) -> Recognized | None:
+        """What came out as what the defense put in place of the images, where none of these was read."""
+        return None if self.most is None or self.most.counts.read else most_exposed(self.readings)
 
     @property
     def attacked(self) -> bool:
@@ -79,7 +75,7 @@ class RunRow:
         )
 
     def worst(self, name: str) -> Reading | None:
-        """The one that read most by the mean of the metric ``name``."""
+        """The one with the worst mean of the metric ``name``."""
         return worst_by(name, self.readings)
 
     def mean(self, name: str) -> float | None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder
-from fl_privacy.report.recommendation import RECOGNIZABLE
 from fl_privacy.report.write import write_report
 from fl_privacy.results import read_run
 from fl_privacy.results.share import copy_run
@@ -18,7 +17,7 @@ def share_report(
     destination: Path,
     *,
     with_originals: bool = False,
-    psnr_below: float = RECOGNIZABLE,
+    psnr_below: float | None = None,
     cap: bool = False,
 ) -> Path:
     """Copy runs into the new folder ``destination``, each with its page, and over several the page that compares them.

@@ -13,13 +13,14 @@ from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.film import films_of_run
 from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extremes
-from fl_privacy.report.headline import bound_in_words, verdict
+from fl_privacy.report.headline import bound_in_words, headline_of
 from fl_privacy.report.inferred import views_of
 from fl_privacy.report.page import render
-from fl_privacy.report.readings import Reading, Tone, in_round, kind_of, readings_of, tone_of, worst_by
 from fl_privacy.report.sentences import all_sentences, extreme_sentences
 from fl_privacy.report.settings import batch_norm_in_words, overview
-from fl_privacy.results import Attacker, Film, Pair, Run, Sentence, TextFilm
+from fl_privacy.results import Attacker, Film, Pair, Reading, Run, Sentence, TextFilm, Verdict, verdict_of
+from fl_privacy.results.readings import in_round, kind_of, worst_by
+from fl_privacy.results.verdict import tone_of
 from fl_privacy.victim_ids import Certainty
 
 CURVES_SHOWN = 100
@@ -60,7 +61,8 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
     A page that is ``live`` is of a run that goes on, and refreshes itself.
     """
     pairs, sentences = shown.pairs, shown.sentences
-    found = readings_of(run.summary, undefended=run.identity.undefended)
+    verdict = verdict_of(run)
+    found = verdict.readings
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
     traced = [(reading, reading.leakage.tracing) for reading in found if reading.leakage.tracing]
@@ -74,7 +76,8 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         run=run,
         summary=run.summary,
         adaptive=run.summary.adaptive,
-        verdict=verdict(run.summary, kind, undefended=run.identity.undefended),
+        verdict=headline_of(verdict, kind),
+        counted=_count_rows(verdict, last),
         problems=[*problems, *shown.problems],
         lede=what_was_done(run),
         main_tiles=_main_tiles(found),
@@ -89,7 +92,7 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run).replace("images", f"{kind}s"),
         films=films_of_run(run, shown.films, pairs, sentences),
-        leakage=_leakage_rows(last, found),
+        leakage=_leakage_rows(last),
         members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],
         inferred=views_of(run.summary.inferred),
@@ -106,7 +109,7 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
 
 
 def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
-    """The last attacked round and the first, each by the attacker that read most, beside what the other read."""
+    """The last attacked round and the first, each by the attacker with the larger mean, beside the other's."""
     rounds = sorted({reading.round for reading in found})
     tiles = []
     for round in dict.fromkeys([rounds[-1], rounds[0]]) if rounds else ():
@@ -128,20 +131,22 @@ def _main_tiles(found: Sequence[Reading]) -> list[dict[str, Any]]:
     return tiles
 
 
-def _leakage_rows(found: Sequence[Reading], everything: Sequence[Reading]) -> list[dict[str, Any]]:
-    """A row for each metric and attacker of one round, the one that read most first; those with a bound are judged.
+def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any]]:
+    """How many each attacker read in the last attacked round, and in the round in which most leaks."""
+    most = verdict.most
+    shown = [*last, *([r for r in verdict.readings if most and r.round == most.round and r not in last])]
+    return [{"round": r.round, "attacker": r.attacker, "counts": r.counts, "tone": tone_of([r])} for r in shown]
 
-    None is called private where ``everything`` together is not, by whichever metric, or where another attacker, or one
-    in another round, read more.
-    """
+
+def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
+    """A row for each metric and attacker of one round, the worst first; with a paper's own count where it has one."""
     names = list(dict.fromkeys(name for reading in found for name in reading.leakage.metrics))
     order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
-    rows, overall = [], tone_of(everything)
+    rows = []
     for name in order:
         worst = worst_by(name, found)
-        private = overall == "private" and all(reading.tone(name) == "private" for reading in everything)
         for reading in sorted(found, key=lambda reading: reading is not worst):
-            statistic, bound = reading.statistic(name), reading.recognized_by(name)
+            statistic, bound = reading.statistic(name), reading.counted_by(name)
             if statistic is None:
                 continue
             rows.append(
@@ -152,15 +157,9 @@ def _leakage_rows(found: Sequence[Reading], everything: Sequence[Reading]) -> li
                     "statistic": statistic,
                     "bound": bound,
                     "bound_in_words": bound_in_words(bound) if bound else "",
-                    "tone": _shown(reading.tone(name) or "open", private=private),
                 }
             )
     return rows
-
-
-def _shown(own: Tone, *, private: bool) -> Tone:
-    """``own``, but not private where, taking all that was read together, it is not."""
-    return "open" if own == "private" and not private else own
 
 
 def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
@@ -168,14 +167,12 @@ def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
     if len({reading.round for reading in found}) < 2:
         return []
     measured = [name for name in METRICS if any(reading.statistic(name) for reading in found)]
-    private = tone_of(found) == "private"
     return [
         {
             "round": reading.round,
             "attacker": reading.attacker,
-            "n": reading.leakage.images - reading.failures,
-            "bound": reading.recognized_by(),
-            "tone": _shown(tone_of([reading]), private=private),
+            "counts": reading.counts,
+            "tone": tone_of([reading]),
             "means": {name: s.mean if (s := reading.statistic(name)) else None for name in measured},
         }
         for reading in found

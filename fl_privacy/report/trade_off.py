@@ -9,13 +9,13 @@ from fl_privacy.config.grid import UNDEFENDED
 from fl_privacy.metrics import Statistic, pmm
 from fl_privacy.report.attacked import uploads_of
 from fl_privacy.report.cost import Cost
-from fl_privacy.report.readings import Reading, readings_of
-from fl_privacy.report.recommendation import Candidate, candidate_of
 from fl_privacy.results import Attacker, Finding, Leakage, Summary, is_finished, read_run, read_summary
+from fl_privacy.results.candidates import Candidate, candidate_of
+from fl_privacy.results.readings import Reading, readings_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SweepEntry:
     """Where the results of a defense at one strength are; of jobs that did not finish there are none.
 
     Attributes:
@@ -60,7 +60,7 @@ class DefenseRow:
         uploads: what the attacked uploads were computed from, in a sentence, by the attack's name.
     """
 
-    outcome: Outcome
+    outcome: SweepEntry
     training: Summary | None
     pmm: float | None
     leakage: Mapping[Versus, Leakage]
@@ -119,7 +119,7 @@ class DefenseRow:
         )
 
 
-def read_rows(outcomes: Sequence[Outcome]) -> list[DefenseRow]:
+def read_rows(outcomes: Sequence[SweepEntry]) -> list[DefenseRow]:
     """A row for each outcome, in order."""
     trained = {outcome.training: read_summary(outcome.training) for outcome in outcomes}
     summaries = [trained[outcome.training] for outcome in outcomes if outcome.undefended]
@@ -143,10 +143,12 @@ def row_as_plain(row: DefenseRow) -> dict[str, Any]:
 
 def _figures(leakage: Leakage) -> dict[str, Any]:
     content = asdict(leakage)
-    return {name: content[name] for name in ("images", "failures", "metrics", "thresholds")}
+    return {name: content[name] for name in ("images", "failures", "metrics", "thresholds")} | {
+        "counts": leakage.counts.as_plain()
+    }
 
 
-def _row(outcome: Outcome, training: Summary | None, undefended: float | None) -> DefenseRow:
+def _row(outcome: SweepEntry, training: Summary | None, undefended: float | None) -> DefenseRow:
     runs = {name: read_run(path) for name, path in outcome.attacks.items() if is_finished(path)}
     attacks = {name: run.summary for name, run in runs.items()}
     leakage = {

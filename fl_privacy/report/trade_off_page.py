@@ -15,16 +15,18 @@ from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report.attacked import said_together
 from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of
 from fl_privacy.report.cost import figures_of
-from fl_privacy.report.inferred import AXES, strongest
-from fl_privacy.report.numbers import metric, percent
+from fl_privacy.report.inferred import AXES
+from fl_privacy.report.numbers import metric, papers_bound, percent
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view_of
-from fl_privacy.report.readings import COMPARED, main_of, worst_by
-from fl_privacy.report.recommendation import answer, asked_of, best_below, bound_as_goal, unread
+from fl_privacy.report.recommendation import answer, goal_in_words, read_of
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.trade_off import DefenseRow, Versus
-from fl_privacy.results import Attacker
+from fl_privacy.results import Attacker, Candidate
+from fl_privacy.results.candidates import asked_of, best_unread, unread_undefended
+from fl_privacy.results.inferred import strongest
+from fl_privacy.results.readings import COMPARED, main_of, worst_by
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,11 +56,11 @@ class FamilyCurve:
     adaptive: bool
 
 
-def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float) -> str:
+def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float | None) -> str:
     """The HTML over ``rows``, with links relative to the file ``out``."""
     asked = asked_of([finding for row in rows for finding in row.findings])
     candidates = [candidate for row in rows if (candidate := row.candidate(asked))]
-    best = best_below(candidates, psnr_below)
+    best = best_unread(candidates, psnr_below)
     versus = list(dict.fromkeys(v for row in rows for v in row.leakage))
     attacks = list(dict.fromkeys(v.attack for v in versus))
     chosen = next((row for row in rows if best and row.name == best.name), None)
@@ -67,12 +69,10 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
         rows=rows,
         best=chosen,
         few=bool(best and best.rests_on_few),
-        doubtful=bool(best and best.doubts),
-        goal=bound_as_goal(candidates, psnr_below),
+        headline=_headline(candidates, best, psnr_below),
         compared=COMPARED.get(main_of([reading for row in rows for reading in row.readings]), COMPARED[IMAGE_METRIC]),
         answer=answer(candidates, psnr_below),
         uploads=said_together(said for row in rows for said in row.uploads.items()),
-        unread=unread(candidates, psnr_below),
         batch_norm=batch_norm_in_words(found for row in rows for found in row.attacks.values()),
         versus=versus,
         figures=figures_of(*(row.cost for row in rows)),
@@ -88,6 +88,18 @@ def render_trade_off(rows: Sequence[DefenseRow], out: Path, *, psnr_below: float
         links={row.outcome.training: link_to(row.outcome.training, out) for row in rows},
         attack_links={path: link_to(path, out) for row in rows for path in row.outcome.attacks.values()},
     )
+
+
+def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_below: float | None) -> str:
+    """Which defense, by what the attacks read behind it, or why none is named."""
+    if not candidates:
+        return "Nothing was both trained and attacked yet"
+    if best is not None:
+        few = ", as far as so few tell" if best.rests_on_few else ""
+        return f"Behind {best.name}, the most accurate of its kind, the attacks read nothing: {read_of(best)}{few}"
+    if (plain := unread_undefended(candidates)) is not None:
+        return f"The attacks read nothing undefended either: {read_of(plain)}"
+    return f"No defense leaves {goal_in_words(candidates, psnr_below)}"
 
 
 def _series(rows: Sequence[DefenseRow]) -> dict[str, int]:
@@ -160,7 +172,7 @@ def _chart(rows: Sequence[DefenseRow], attack: str, name: str, best: DefenseRow 
         y=shown.axis,
         alt=f"{shown.title} under {attack} over utility: " + _in_words(rows, attack, name),
         bound=shown.bound,
-        bound_label=f"recognizable {shown.side}",
+        bound_label=papers_bound(name),
         ring=(ringed.x, ringed.y) if ringed else None,
     )
 
@@ -181,7 +193,7 @@ def _utility_axis(*, use_pmm: bool) -> str:
 
 
 def _in_words(rows: Sequence[DefenseRow], attack: str, name: str) -> str:
-    """Each row by the attacker that read most."""
+    """Each row by the attacker with the worst mean."""
     shown = []
     for row in rows:
         found = [reading for reading in row.readings if reading.attack == attack]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_private, write_whole
+from fl_privacy.foreign_files import expect_file_name
 from fl_privacy.metrics.registry import IMAGE_METRIC
 from fl_privacy.report import ppc
 from fl_privacy.report.comparison import render_comparison
@@ -13,9 +14,8 @@ from fl_privacy.report.images import grid_picture
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import Sample, samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view_of
-from fl_privacy.report.recommendation import RECOGNIZABLE
 from fl_privacy.report.single import Shown, render_run
-from fl_privacy.report.trade_off import Outcome, read_rows, row_as_plain
+from fl_privacy.report.trade_off import SweepEntry, read_rows, row_as_plain
 from fl_privacy.report.trade_off_page import render_trade_off
 from fl_privacy.results import Run, read_run
 from fl_privacy.results.records import dump_json
@@ -25,7 +25,7 @@ PICTURED = 16
 
 
 def write_report(
-    run_dirs: Sequence[Path], out: Path | None = None, *, psnr_below: float = RECOGNIZABLE, cap: bool = False
+    run_dirs: Sequence[Path], out: Path | None = None, *, psnr_below: float | None = None, cap: bool = False
 ) -> Path:
     """One self-contained HTML page over one or many runs, finished or not; what shows images is for its owner alone.
 
@@ -35,7 +35,8 @@ def write_report(
     Args:
         run_dirs: folders that runs have written.
         out: where to write the page instead; its folder is created if need be.
-        psnr_below: in dB; a comparison names the most accurate training below.
+        psnr_below: in dB; a comparison names the most accurate training behind which no image was read, and where given
+            no image reaches this either.
         cap: compare mechanisms, runs that differ in the strength of their defense, by PPC curves and CAP; the figures
             are also in ``<page>_cap.json``.
 
@@ -55,6 +56,8 @@ def write_report(
             "CAP is expected to be of runs that defended, trained and were attacked, but none of these did all three;"
             " name runs with defense=... and attack=... that `fl-privacy run` wrote."
         )
+    if out is not None:
+        expect_file_name(out)
     page = out or (single.path / "report.html" if single else runs[0].path.parent / "comparison.html")
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -70,13 +73,13 @@ def write_report(
     return page
 
 
-def write_trade_off(outcomes: Sequence[Outcome], page: Path, *, psnr_below: float = RECOGNIZABLE) -> Path:
+def write_trade_off(outcomes: Sequence[SweepEntry], page: Path, *, psnr_below: float | None = None) -> Path:
     """The page of a sweep over defenses, and its tables as ``trade_off.json`` and ``trade_off_cap.json`` beside it.
 
     Args:
         outcomes: where the results are, as far as there are any.
         page: where to write.
-        psnr_below: in dB; the page names the most accurate defense below.
+        psnr_below: likewise, of the defenses.
 
     Raises:
         UserError: ``page`` can't be written.

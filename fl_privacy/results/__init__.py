@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from fl_privacy.lazy import on_demand
 
 if TYPE_CHECKING:
+    from fl_privacy.results.candidates import Candidate
+    from fl_privacy.results.counts import Counts
     from fl_privacy.results.environment import describe_environment
     from fl_privacy.results.films import Film, TextFilm
     from fl_privacy.results.findings import Finding, Measure
@@ -22,12 +24,16 @@ if TYPE_CHECKING:
         read_run,
         read_summary,
     )
+    from fl_privacy.results.readings import Reading
     from fl_privacy.results.sentences import Sentence
     from fl_privacy.results.summary import Leakage, Recognized, Summary, Traced
+    from fl_privacy.results.verdict import Verdict, verdict_of
     from fl_privacy.victim_ids import Attacker
 
 _HOMES = {
     "fl_privacy.results.occupancy": ("is_finished",),
+    "fl_privacy.results.candidates": ("Candidate",),
+    "fl_privacy.results.counts": ("Counts",),
     "fl_privacy.results.environment": ("describe_environment",),
     "fl_privacy.results.films": ("Film", "TextFilm"),
     "fl_privacy.results.findings": ("Finding", "Measure"),
@@ -44,14 +50,18 @@ _HOMES = {
         "read_run",
         "read_summary",
     ),
+    "fl_privacy.results.readings": ("Reading",),
     "fl_privacy.victim_ids": ("Attacker",),
     "fl_privacy.results.sentences": ("Sentence",),
     "fl_privacy.results.summary": ("Leakage", "Recognized", "Summary", "Traced"),
+    "fl_privacy.results.verdict": ("Verdict", "verdict_of"),
 }
 
 __all__ = [
     "Attacker",
     "Baseline",
+    "Candidate",
+    "Counts",
     "Film",
     "Finding",
     "Identity",
@@ -59,6 +69,7 @@ __all__ = [
     "Measure",
     "Pair",
     "PartitionTable",
+    "Reading",
     "Recognized",
     "Run",
     "RunFolder",
@@ -66,6 +77,7 @@ __all__ = [
     "Summary",
     "TextFilm",
     "Traced",
+    "Verdict",
     "append_node_cost",
     "describe_environment",
     "find_baseline",
@@ -74,6 +86,7 @@ __all__ = [
     "read_environment",
     "read_run",
     "read_summary",
+    "verdict_of",
 ]
 
 __getattr__ = on_demand(__name__, _HOMES)

@@ -7,6 +7,8 @@ from typing import Any
 
 from fl_privacy.metrics import METRICS, NOT_METRICS, Statistic, aggregate, pmm
 from fl_privacy.metrics.intervals import ANY_VALUE
+from fl_privacy.metrics.outcome import OUTCOME_COLUMNS
+from fl_privacy.results.counts import counts_of
 from fl_privacy.results.findings import finding_of
 from fl_privacy.results.records import records_of
 from fl_privacy.results.summary import AttackedRound, Leakage, Recognized, Seconds, Spent, Summary, TestedRound, Traced
@@ -96,6 +98,9 @@ def _spent(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, A
         delta=stated["delta"],
         accountant=stated["accountant"],
         missing=stated["missing"],
+        unit=stated.get("unit"),
+        covered=stated.get("covered") is True,
+        rounds=len(rounds),
     )
 
 
@@ -121,6 +126,7 @@ def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, 
     sources = Counter(v["label_source"] for v in images if v.get("label_source") and not v["failure"])
     return Leakage(
         metrics=_statistics(images, group=lambda image: image["id"]),
+        counts=counts_of(images),
         thresholds=tuple(
             Recognized(
                 metric=name,
@@ -162,7 +168,8 @@ def _columns(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[Mappi
     for record in records:
         if record.get("failure") is None:
             for name, value in record.items():
-                if name not in NOT_METRICS and isinstance(value, int | float):
+                unnamed = name in OUTCOME_COLUMNS and name not in METRICS
+                if name not in NOT_METRICS and not unnamed and isinstance(value, int | float):
                     columns.setdefault(name, []).append((record, float(value)))
     return columns
 

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from fl_privacy.checks import fits
 from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.film import LARGEST, Frame, TextFrame
-from fl_privacy.results.pictures import Pixels
+from fl_privacy.results.pictures import MOST_BYTES, Pixels
 from fl_privacy.results.sentences import Pieces
 from fl_privacy.victim_ids import Attacker
 
@@ -137,6 +137,8 @@ def read_films(folder: Path) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm
 
 
 def _read(path: Path) -> tuple[Attacker, Sequence[Film | TextFilm]]:
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"it has {path.stat().st_size >> 20} MiB")
     with safe_open(path, framework="np") as file:
         told = json.loads((file.metadata() or {})["told"])
         rows, names = told["films"], file.keys()

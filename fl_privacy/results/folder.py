@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from fl_privacy.effects import Part
 from fl_privacy.files import write_whole
 from fl_privacy.results.aggregation import summarize
+from fl_privacy.results.attack_facts import described_facts
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.films import film_of, write_films
 from fl_privacy.results.findings import Finding
-from fl_privacy.results.identity import Identity, run_hash
+from fl_privacy.results.identity import FORMAT, Identity, run_hash
 from fl_privacy.results.occupancy import (
     CONFIG,
     IDENTITY,
@@ -32,6 +33,7 @@ from fl_privacy.results.pictures import write_pairs
 from fl_privacy.results.records import RecordWriter, dump_json, read_records
 from fl_privacy.results.sentences import write_sentences
 from fl_privacy.results.summary import Summary
+from fl_privacy.results.verdict import judged
 from fl_privacy.victim_ids import Attacker, VictimId
 
 if TYPE_CHECKING:
@@ -42,9 +44,6 @@ if TYPE_CHECKING:
     from fl_privacy.metrics.distortion import UpdateDistortion
     from fl_privacy.metrics.tracing import Tracing
     from fl_privacy.types import Reconstruction
-
-FORMAT = 1
-"""Of the folder; raised when a reader of the older one would misread it."""
 
 
 class RunFolder:
@@ -63,6 +62,7 @@ class RunFolder:
         self._lock = lock
         self._records = None if lock is None else RecordWriter(path / METRICS)
         self.teller = Teller(path)
+        self._threats: tuple[str, ...] = ()
 
     @classmethod
     def open_or_create(
@@ -116,6 +116,7 @@ class RunFolder:
 
     def write_threat_model(self, sentences: Sequence[str]) -> None:
         """Who attacks, what is seen and known, as ``threat_model.json``."""
+        self._threats = tuple(sentences)
         write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
 
     def write_defense(self, parts: Iterable[Part]) -> None:
@@ -128,9 +129,11 @@ class RunFolder:
         content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
         write_whole(self.path / "partition.json", dump_json(content))
 
-    def add_privacy(self, *, delta: float, accountant: str, missing: str | None) -> None:
-        """What the epsilons of the rounds refer to, or why they are ``missing``."""
-        self._append(kind="privacy", delta=delta, accountant=accountant, missing=missing)
+    def add_privacy(
+        self, *, delta: float, accountant: str, missing: str | None, unit: str | None = None, covered: bool = False
+    ) -> None:
+        """What the epsilons of the rounds refer to, see ``summary.Spent``, or why they are ``missing``."""
+        self._append(kind="privacy", delta=delta, accountant=accountant, missing=missing, unit=unit, covered=covered)
 
     def add_round(
         self, report: RoundReport, evaluation: Evaluation | None = None, *, epsilon: float | None = None
@@ -168,6 +171,7 @@ class RunFolder:
                 client=id.client,
                 image=image.image,
                 **image.values,
+                **image.compared,
                 label_source=score.label_source,
                 certainty=image.certainty,
                 member=score.member,
@@ -202,6 +206,7 @@ class RunFolder:
         batch_norm: str | None = None,
         attacker: Attacker = Attacker.PLAIN,
         countermeasures: Sequence[str] = (),
+        candidates_from: str | None = None,
     ) -> None:
         """One call of the attack took ``seconds`` for ``victims`` observations.
 
@@ -212,16 +217,10 @@ class RunFolder:
             batch_norm: mode in which the clients ran it, ``train`` or ``eval``; ``None`` for a model without.
             attacker: who attacked.
             countermeasures: what it did against the defense, a sentence each.
+            candidates_from: what images originals are told apart from, if any.
         """
-        self._append(
-            kind="attack",
-            attacker=attacker,
-            round=round,
-            victims=victims,
-            seconds=seconds,
-            batch_norm=batch_norm,
-            countermeasures=list(countermeasures),
-        )
+        figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
+        self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)
 
     def add_finding(self, finding: Finding) -> None:
         """What an inference attack found out."""
@@ -265,7 +264,8 @@ class RunFolder:
             total_seconds=time.monotonic() - self._started,
         )
         self.teller.clear()
-        write_whole(self.path / SUMMARY, dump_json(summary.as_json(), indent=1))
+        verdict = judged(summary, described_facts(self.identity, records, threats=self._threats))
+        write_whole(self.path / SUMMARY, dump_json({"verdict": verdict.as_plain(), **summary.as_json()}, indent=1))
         self.finished = True
         self.close()  # only now: whoever gets the lock next finds a finished run
         return summary

@@ -13,6 +13,9 @@ from fl_privacy.config.settings import Role
 
 RUNTIME = keys_of(Role.RUNTIME)
 
+FORMAT = 1
+"""Of a run's folder; raised when a reader of the older one would misread it."""
+
 
 def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME) -> str:
     """Eight hexadecimal digits that equal configurations share, the dotted keys in ``ignore`` left out."""

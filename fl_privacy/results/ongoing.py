@@ -113,6 +113,8 @@ def read_ongoing(folder: Path) -> Ongoing | None:
 def read_guesses(folder: Path) -> list[Pixels]:
     """What the attack that goes on in ``folder`` has, trusting nothing; empty if nobody says."""
     try:
+        if not (folder / PICTURES).is_file():
+            return []
         with safe_open(folder / PICTURES, framework="np") as file:
             images = [file.get_tensor(name) for name in sorted(file.keys())[:PICTURED]]
     except (SafetensorError, OSError, ValueError):
@@ -155,7 +157,7 @@ def read_planned(out: Path) -> list[str]:
 
 def _read(path: Path) -> object:
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             return None
         found: object = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from fl_privacy.metrics import VictimScore
 
+MOST_BYTES = 1 << 30
+"""Of a file of pictures, or of films of them."""
+
 Pixels = NDArray[np.uint8]
 """Images of (C, H, W), grey or color."""
 
@@ -87,6 +90,8 @@ def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]
 
 def _read(path: Path) -> Iterator[tuple[tuple[str, int], Pixels | None, Pixels | None, str, Pixels | None]]:
     """(victim id, image), original, guess, whose it is, and what the defense put in place of the original."""
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"it has {path.stat().st_size >> 20} MiB")
     with safe_open(path, framework="np") as file:
         told = json.loads(file.metadata()["told"])
         originals, guesses, found = (file.get_tensor(n) for n in ("originals", "reconstructions", "found"))

@@ -9,11 +9,11 @@ from typing import Any
 from fl_privacy.checks import fits
 from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.errors import UserError
+from fl_privacy.foreign_files import expect_regular_files
 from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.films import Film, TextFilm, read_films
-from fl_privacy.results.folder import FORMAT
-from fl_privacy.results.identity import Identity, training_hash
-from fl_privacy.results.occupancy import CONFIG, IDENTITY, METRICS, SUMMARY
+from fl_privacy.results.identity import FORMAT, Identity, training_hash
+from fl_privacy.results.occupancy import CAPTURES, CONFIG, IDENTITY, METRICS, SUMMARY, WAITING
 from fl_privacy.results.pictures import Pair, read_pairs
 from fl_privacy.results.records import parse_json, read_records, records_of
 from fl_privacy.results.schema import ENVIRONMENT, PARTS, SENTENCES, wrong_field, wrong_identity, wrong_partition
@@ -106,6 +106,7 @@ def read_run(path: Path) -> Run:
             f"{path} is expected to be the folder of a run, but has no run.json; give the folder that"
             " `fl-privacy run` printed last."
         )
+    expect_regular_files(path, without=(CAPTURES, WAITING))
     records, problems = read_records(path / METRICS)
     stored = _read_json(path / SUMMARY)
     summary = None if stored is None else _summary(path, stored, records)
@@ -140,6 +141,7 @@ def read_run(path: Path) -> Run:
 
 def read_summary(path: Path) -> Summary | None:
     """The summary of the run in folder ``path``; ``None`` if it has not finished."""
+    expect_regular_files(path, without=(CAPTURES, WAITING))
     stored = _read_json(path / SUMMARY)
     return None if stored is None else _summary(path, stored, read_records(path / METRICS)[0])
 
@@ -163,7 +165,7 @@ def read_identity(path: Path) -> Identity:
         UserError: it is damaged, or written by a later version.
     """
     try:
-        content = parse_json(path.read_text())
+        content = parse_json(_read_text(path))
         found = content.pop("format")
         if found != FORMAT:
             raise UserError(f"{path} is expected in format {FORMAT}, but is in format {found}; update fl-privacy.")

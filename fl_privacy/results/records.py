@@ -13,6 +13,9 @@ from fl_privacy.errors import UserError
 from fl_privacy.results.schema import wrong_record
 from fl_privacy.victim_ids import Attacker
 
+MOST_BYTES = 1 << 29
+"""Of a file of records."""
+
 SYNC_EVERY = 5.0
 """Seconds between two waits for the disk. A line survives the death of the process in any case."""
 
@@ -57,6 +60,11 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """
     if not path.is_file():
         return [], [f"{path.name} is missing"]
+    if path.stat().st_size > MOST_BYTES:
+        raise UserError(
+            f"{path} is expected to hold a run's records, but has {path.stat().st_size >> 20} MiB, more than"
+            f" {MOST_BYTES >> 20}; remove it."
+        )
     lines = path.read_bytes().split(b"\n")
     records = []
     for number, line in enumerate(lines, 1):

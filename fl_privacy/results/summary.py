@@ -7,13 +7,14 @@ from typing import Any, Literal
 from fl_privacy.metrics import Statistic
 from fl_privacy.metrics.epsilon_bounds import promises_little
 from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
+from fl_privacy.results.counts import Counts
 from fl_privacy.results.findings import Finding
 from fl_privacy.victim_ids import Attacker
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recognized:
-    """How many of ``n`` images are recognizable by a bound of the literature; see ``metrics.Threshold``."""
+    """How many of ``n`` images a paper's own threshold counts; see ``metrics.Threshold``. No verdict rests on it."""
 
     metric: str
     value: float
@@ -46,7 +47,8 @@ class Leakage:
 
     Attributes:
         metrics: by name, over the images on which the attack did not fail; intervals are over uploads.
-        thresholds: of the metrics that have one.
+        counts: how many were read.
+        thresholds: the counts of the papers, for the metrics that have one.
         tracing: ``None`` where nothing was traced.
         label_sources: how labels were found -> on how many images.
         certainties: how sure the attacker itself is -> of how many images, see :class:`fl_privacy.types.Certainty`.
@@ -56,6 +58,7 @@ class Leakage:
     """
 
     metrics: Mapping[str, Statistic] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
     thresholds: tuple[Recognized, ...] = ()
     tracing: Traced | None = None
     label_sources: Mapping[str, int] = field(default_factory=dict)
@@ -66,19 +69,12 @@ class Leakage:
 
     @property
     def main(self) -> str:
-        """The metric by which it is judged: images by PSNR, texts by the F1 of their tokens."""
+        """The metric that is shown first: of images PSNR, of texts the F1 of their tokens."""
         return TEXT_METRIC if TEXT_METRIC in self.metrics else IMAGE_METRIC
 
-    def recognized_by(self, metric: str | None = None) -> Recognized | None:
-        """How many are recognizable by ``metric``, by default the main one; ``None`` where that was not measured."""
-        name = metric or self.main
-        return next((bound for bound in self.thresholds if bound.metric == name), None)
-
-    @property
-    def extent(self) -> tuple[float, float] | None:
-        """Larger where more was read: the share recognizable, then the mean; ``None`` where nobody can say."""
-        bound, statistic = self.recognized_by(), self.metrics.get(self.main)
-        return (bound.recognizable / bound.n, statistic.mean) if bound and statistic else None
+    def recognized_by(self, metric: str) -> Recognized | None:
+        """The count of a paper by ``metric``; ``None`` where that was not measured."""
+        return next((bound for bound in self.thresholds if bound.metric == metric), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +96,25 @@ class TestedRound:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """Epsilon after the last round, what it refers to, or why it is ``missing``."""
+    """Epsilon after the last round, what it refers to, or why it is ``missing``.
+
+    Attributes:
+        epsilon: ``None`` where there is no guarantee.
+        delta: of epsilon.
+        accountant: that computed it.
+        missing: why there is no guarantee.
+        unit: what is protected, ``example`` or ``client``; ``None`` where that was not recorded.
+        covered: whether the accountant's assumptions hold for how this run drew its batches.
+        rounds: of training that it covers.
+    """
 
     epsilon: float | None
     delta: float
     accountant: str
     missing: str | None
+    unit: str | None = None
+    covered: bool = False
+    rounds: int = 0
 
     @property
     def promises_little(self) -> bool:
@@ -174,36 +183,22 @@ class Summary:
         """By the adaptive attacker in the last round."""
         return self.last_by(Attacker.ADAPTIVE)
 
-    def _most(self) -> tuple[AttackedRound, Attacker] | None:
-        """In which round who read most; of equals the last. ``None`` where nobody can say."""
-        known = [
-            (extent, entry, attacker)
-            for entry in reversed(self.attacked)
-            for attacker, leakage in entry.by.items()
-            if (extent := leakage.extent) is not None
-        ]
-        return max(known, key=lambda found: found[0])[1:] if known else None
-
     def as_json(self) -> dict[str, Any]:
-        """The content of ``summary.json``: who read ``most`` in which round and what, ``None`` where nobody can say;
-        what the plain attacker read in the last round; all else beside these."""
-        content, found = asdict(self), self._most()
-        most = {"attacker": found[1], "round": found[0].round, **asdict(found[0].by[found[1]])} if found else None
+        """What ``summary.json`` holds beside the verdict: what the plain attacker read in the last round, and all else
+        beside it."""
+        content = asdict(self)
         del content["finished"], content["countermeasures"]
         seconds = content["seconds"].pop("adaptive")
         adaptive = None
         if self.adaptive is not None:
-            adaptive = {**asdict(self.adaptive), "countermeasures": self.countermeasures, "seconds": seconds}
+            adaptive = {**_plain(self.adaptive), "countermeasures": self.countermeasures, "seconds": seconds}
         attacked = [
-            {"round": entry.round, **{a: asdict(entry.by[a]) if a in entry.by else None for a in Attacker}}
+            {"round": entry.round, **{a: _plain(entry.by[a]) if a in entry.by else None for a in Attacker}}
             for entry in self.attacked
         ]
         status = "finished" if self.finished else "interrupted"
-        return {
-            "status": status,
-            "most": most,
-            **asdict(self.plain),
-            **content,
-            "adaptive": adaptive,
-            "attacked": attacked,
-        }
+        return {"status": status, **_plain(self.plain), **content, "adaptive": adaptive, "attacked": attacked}
+
+
+def _plain(leakage: Leakage) -> dict[str, Any]:
+    return {**asdict(leakage), "counts": leakage.counts.as_plain()}

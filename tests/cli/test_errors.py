@@ -86,10 +86,9 @@ WRONG = {
     "L-BFGS that goes uphill": (["run", "attack=dlg", "attack.lr=-1"], "attack.lr"),
     "negative seed": (["run", "seed=-1"], "at least 0"),
     "negative seed of a search": (["search-policies", "seed=-1"], "at least 0"),
-    "name in other letters": (["run", "name=ünï"], "'name=\"ünï\"'"),
     "weights that are none": (["run", "weights=/etc/passwd"], "safetensors"),
     "captures for a training": (["run", "captured=/nowhere/run"], "fl-privacy attack"),
-    "threshold that is no number": (["trade-off", "tiny", "--psnr-below", "nan"], "finite"),
+    "threshold that is no number": (["trade-off", "tiny", "--psnr-below", "nan"], "at least 0, but got nan"),
 }
 
 

@@ -44,7 +44,7 @@ def test_leaves_behind_what_is_promised(found):
     assert all(name in page for name in result["policies"])
     assert page.count("<svg") == 2
     assert "mathdefault" not in page
-    assert "<h1>2 policies for lenet on mnist_mini</h1>" in page
+    assert "2 policies for lenet on mnist_mini" in page
 
 
 def test_the_second_time_nothing_is_computed(found, capfd):

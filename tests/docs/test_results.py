@@ -253,7 +253,15 @@ def benchmark_in(folder: Path, *, finished: int) -> Path:
     """A folder with the page and the figures of a benchmark."""
 
     def setting(name: str, incomplete: str | None) -> dict[str, Any]:
-        worst = {"psnr": 9.0, "psnr_at_most": 11.25, "recognizable": 1, "images": 8, "failures": 0, "by": "auto"}
+        worst = {
+            "psnr": 9.0,
+            "psnr_at_most": 11.25,
+            "read": 1,
+            "images": 8,
+            "read_at_most": 0.5,
+            "failures": 0,
+            "by": "auto",
+        }
         told = {"defense": name, "strength": "rate 1", "overrides": [f"defense={name}"], "incomplete": incomplete}
         return {**told, "accuracy_loss": 2.5, "worst": {"malicious": worst}}
 
@@ -272,11 +280,11 @@ def benchmark_in(folder: Path, *, finished: int) -> Path:
 
 def test_the_page_of_a_benchmark_is_kept_with_its_board(docs: Any, tmp_path: Path) -> None:
     leaderboard, kept = docs("leaderboard"), tmp_path / "kept"
-    assert leaderboard.leaderboard("laptop", kept) == "Not run: `fl-privacy benchmark laptop --jobs 2`"
+    assert leaderboard.leaderboard("laptop", kept).startswith("Withdrawn until it is measured again")
     assert leaderboard.keep(benchmark_in(tmp_path / "run", finished=5), kept).read_text() == "<html>"
     told = leaderboard.leaderboard("laptop", kept)
     assert "5 of 9 jobs are done; what is not" in told and "(benchmarks/laptop.html)" in told
-    assert "| 1 | pruning (rate 1) | 11.2 | 1 of 8 | auto | 2.5 |" in told
-    assert "| | ats (rate 1), in part not run | 11.2" in told and "not measured: dm" in told
+    assert "| 1 | pruning (rate 1) | 1 of 8 | 11.2 | auto | 2.5 |" in told
+    assert "| | ats (rate 1), in part not run | 1 of 8 | 11.2" in told and "not measured: dm" in told
     with pytest.raises(SystemExit, match="--only-report"):
         leaderboard.keep(tmp_path, kept)

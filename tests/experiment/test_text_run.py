@@ -37,7 +37,7 @@ def test_the_texts_are_read_word_for_word(run: Path) -> None:
 
 def test_the_page_shows_sentences_for_their_owner_alone(run: Path) -> None:
     page = (run / "report.html").read_text()
-    assert 'class="token right"' in page and "2 of 2 attacked texts are recognizable" in page
+    assert 'class="token right"' in page and "2 of 2 attacked texts were read by" in page
     assert 'class="rank"' not in page and "attacker's loss" not in page.replace("&#39;", "'"), "nothing to compare"
     assert (run / "report.html").stat().st_mode & 0o077 == 0
     (stored,) = (run / "reconstructions").glob("*.json")

@@ -21,7 +21,7 @@ from fl_privacy.federation import Audit, Client, Server, private_names, public_s
 from fl_privacy.flower import LocalGrid, run_in_process, run_on_grid, simulated_client_app
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.interception.side_information import SimulatedSideInformation
-from fl_privacy.models import Front
+from fl_privacy.models import Front, cut_layer
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, VictimId
 from tests.federation import harness
 
@@ -128,6 +128,40 @@ def test_flower_gives_the_bits_of_the_plain_loop(defense: Defense) -> None:
     for one, two in zip(expected.observations, actual.observations, strict=True):
         harness.assert_same_tensors({"f": one.knowledge.features}, {"f": two.knowledge.features})
         harness.assert_same_state(one.knowledge.private, two.knowledge.private)
+
+
+@pytest.mark.parametrize("defense", [none(), split_fed(private=CONV, start="shared")])
+def test_features_of_trained_models_are_those_of_what_each_client_holds_after_its_training(defense: Defense) -> None:
+    plan = harness.FEDAVG
+    _, recording, _ = run(defense, plan=plan, colluder=2, knows_features=True, features_of="trained")
+    clients = clients_of(defense, plan)
+
+    seen = next(o for o in recording.observations if o.id.round == 1)
+
+    for client, held in ((seen.id.client, None), (2, seen.knowledge.front)):
+        state = ClientState()
+        upload = clients[client].update(seen.sent, state, round=1).upload
+        public = {name: seen.sent.parameters[name] + change for name, change in upload.tensors.items()}
+        private = clients[client].private_part(seen.sent, state)[1]
+        values = ModelState(
+            {**public, **private.parameters}, {**seen.sent.buffers, **upload.buffers, **private.buffers}
+        )
+        if held is not None:
+            harness.assert_same_state(held, values)
+            continue
+        model, _ = clients[client].private_part(seen.sent, state)
+        front = Front(model, cut_layer(model, seen.input_shape, seen.sent.parameters)).eval()
+        examples = clients[client].victim_batch(seen.id.probe, 2).inputs
+        model.load_state_dict({**values.parameters, **values.buffers}, strict=False)
+        torch.testing.assert_close(front(examples), seen.knowledge.features)
+    assert "after local training" in " ".join(seen.knowledge.describe())
+
+
+def test_a_module_that_shows_nothing_is_refused_before_a_training() -> None:
+    with pytest.raises(UserError, match=r"features_at is expected to be a module of .*, but got 'features.99'"):
+        run(none(), colluder=2, knows_features=True, features_at="features.99")
+    with pytest.raises(UserError, match="features_of=trained expects a client"):
+        run(none(), colluder=None, knows_features=True, features_of="trained")
 
 
 class _Listening(LocalGrid):

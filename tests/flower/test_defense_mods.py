@@ -191,7 +191,8 @@ def test_batches_are_changed_for_a_training_that_stays_as_it_is() -> None:
 
 
 def test_quantized_replies_keep_what_is_no_parameter(plain: list[Any], tmp_path: Any) -> None:
-    for clean, defended in zip(plain, replies(tmp_path, defense_mod(quantization(bits=2))), strict=True):
+    mod = defense_mod(quantization(bits=2), model=Net)
+    for clean, defended in zip(plain, replies(tmp_path, mod), strict=True):
         counter = "norm.num_batches_tracked"
         assert torch.equal(clean.upload.buffers[counter], defended.upload.buffers[counter])
         assert len(defended.update()["fc.weight"].mul(1e4).round().unique()) <= 6

@@ -21,7 +21,7 @@ from fl_privacy.flower.records import CONFIG, ROUND, state_records
 from fl_privacy.flower.transport import FIRST_NODE
 
 OVERRIDES = (
-    "model=lenet federation=fedavg federation.clients=50 federation.rounds=2 federation.plan.batch_size=40"
+    "model=lenet federation=fedavg federation.clients=50 federation.rounds=9 federation.plan.batch_size=40"
     " defense=spn attack=none baseline=false"
 )
 STATE = ClientState({"spn/head": torch.arange(6.0).view(2, 3), "count": torch.tensor(3)})

@@ -11,7 +11,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.gradients import loss_gradients
 from fl_privacy.malicious import Fishing, Imprint, Inconsistent, Loki, MembershipTrap, ServerAttack, TrapWeights
-from fl_privacy.malicious.pixel_levels import images_of_brightness
+from fl_privacy.malicious.pixel_levels import images_of_brightness, is_one_image
 from fl_privacy.metrics import evaluate
 from fl_privacy.types import Batch, Certainty, LocalPlan, ModelState, Observation, Reconstruction, Upload
 
@@ -182,7 +182,7 @@ def test_a_model_that_an_attack_can_t_use_is_one_line(attack: ServerAttack) -> N
 def test_what_is_rounded_coarsely_is_not_proven_to_be_one_image() -> None:
     """A bin that caught little holds few steps of secure aggregation's whole numbers: on levels, whatever they are."""
     step = 1e-9
-    rows = step * torch.randint(0, 2, (1, 300), generator=torch.Generator().manual_seed(0)).double()
+    rows = step * torch.randint(0, 64, (1, 300), generator=torch.Generator().manual_seed(0)).double()
     low, high = torch.tensor([0.3]), torch.tensor([0.5])
     _, blind = images_of_brightness(rows, low, high, smallest=0.0)
     _, alone = images_of_brightness(rows, low, high, smallest=0.0, rounding=step / 2)
@@ -199,3 +199,18 @@ def test_nothing_is_proven_of_an_update_that_shows_a_defense(defense: Defense) -
     found = attack.read(seen)
     assert isinstance(found, Reconstruction) and found.batch is not None
     assert Certainty.PROVEN not in found.certainties
+
+
+@pytest.mark.parametrize(
+    "levels", [[32, 224], [0, 200], [0, 85, 170, 255], [20, 60, 130, 240], list(range(0, 256, 36))]
+)
+def test_mixtures_of_images_of_few_levels_are_not_proven(levels: list[int]) -> None:
+    """Their values come near to levels by chance; photographs of many levels are proven all the same."""
+    rng = torch.Generator().manual_seed(len(levels))
+    images = torch.tensor(levels)[torch.randint(0, len(levels), (400, 3, 300), generator=rng)].double() / 255
+    shares = torch.rand(400, 3, generator=rng, dtype=torch.float64) + 0.05
+    shares[::2, 2] = 0
+    mixtures = (images * (shares / shares.sum(1, keepdim=True))[:, :, None]).sum(1)
+    assert int(is_one_image(mixtures).sum()) == 0
+    photographs = torch.randint(0, 256, (50, 300), generator=rng).double() / 255
+    assert bool(is_one_image(photographs + 1e-6).all())

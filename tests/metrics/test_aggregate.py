@@ -32,7 +32,7 @@ def test_thresholds_tell_leaks_from_private_images():
     leaks = {name: metric.is_leak for name, metric in METRICS.items()}
     assert [n for n, metric in METRICS.items() if metric.threshold] == [
         *("psnr", "ssim", "lpips", "mse", "noise_ratio"),
-        *("transformed_psnr", "token_f1"),
+        *("transformed_psnr", "token_f1", "word_f1"),
     ]
     assert not leaks["bpki"](1e9), "nobody says from where on"
     assert leaks["psnr"](15.0) and not leaks["psnr"](14.9)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fl_privacy.errors import UserError
-from fl_privacy.models import AlexNet, Front, LeNet5, ResNet10, Rest, cut_layer
+from fl_privacy.models import AlexNet, Front, LeNet5, ResNet10, ResNet18, Rest, behind_activation, cut_layer
 
 MODELS = {
     "lenet5": (LeNet5, {}, 28, "features.3"),
@@ -66,3 +66,30 @@ def test_the_front_stops_at_its_layer():
     unused.forward = unused["used"].forward
     with pytest.raises(UserError, match="An image is expected to pass unused"):
         Front(unused, "unused")(torch.rand(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "expected"),
+    [
+        (LeNet5, {}, "features.2"),
+        (AlexNet, {"width": 4}, "features.3"),
+        (ResNet18, {"width": 4}, "stages.0.0.residual.0"),
+    ],
+)
+@pytest.mark.parametrize("private", [(), ("features.0.", "stem.0.", "stem.1.")])
+def test_features_are_shown_behind_the_activation(make, options, expected, private):
+    torch.manual_seed(0)
+    model = make(in_channels=1, image_size=28, num_classes=5, **options).train()
+    public = [n for n, _ in model.named_parameters() if not n.startswith(private or ("nowhere",))]
+
+    assert behind_activation(model, (1, 28, 28), public) == expected
+
+    assert model.training
+    shown = Front(model, expected)(torch.rand(3, 1, 28, 28))
+    assert shown.min() == 0 < shown.max()
+
+
+def test_features_of_a_model_without_an_activation_are_those_of_the_first_public_layer():
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(2 * 26 * 26, 5))
+
+    assert behind_activation(model, (1, 28, 28), [n for n, _ in model.named_parameters()]) == "2"

@@ -1,4 +1,4 @@
-"""The advice is what the measured figures say, and never errs towards "private"."""
+"""The advice is what the measured figures say, and never errs towards safe."""
 
 import json
 import math
@@ -10,9 +10,8 @@ import pytest
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.report.advice import advice_from
-from fl_privacy.report.measured_tables import SHIPPED, MeasuredDefense, MeasuredTable, read_tables, write_tables
-from fl_privacy.report.recommendation import Candidate
-from fl_privacy.results import Measure
+from fl_privacy.report.measured_tables import MeasuredDefense, MeasuredTable, read_tables, write_tables
+from fl_privacy.results import Candidate, Measure
 
 
 def read(largest: float, *, upper: float | None = None, failures: int = 0) -> Candidate:
@@ -24,8 +23,11 @@ def read(largest: float, *, upper: float | None = None, failures: int = 0) -> Ca
         psnr=largest - 3,
         upper=largest - 1 if upper is None else upper,
         largest=largest,
-        recognizable=int(largest >= 15) * 4,
+        read=int(largest >= 15) * 4,
+        exact=0,
+        identified=int(largest >= 15) * 4,
         images=8,
+        unjudged=failures,
         groups=8,
         failures=failures,
     )
@@ -97,7 +99,7 @@ def test_what_is_not_known_to_hide_is_not_taken(wrong: Candidate) -> None:
 
 def test_what_knowing_the_defense_gives_is_said() -> None:
     said = " ".join(advice_from(TABLE, accuracy_loss=2, threat="honest", psnr_below=15))
-    assert "Against who knows the defense it was not asked for: there at most 19.0 dB and 4 of 8 recognizable." in said
+    assert "Against who knows the defense it was not asked for: there 4 of 8 images read." in said
     assert "no guarantee of differential privacy" in said
 
 
@@ -111,7 +113,7 @@ def test_a_table_comes_back_as_it_was(tmp_path: Path) -> None:
     tables = (replace(TABLE, defenses=(*TABLE.defenses, one, two), unknown=("three",)), TABLE)
     write_tables(path, tables)
     assert read_tables(path) == tables
-    for text in ("", "{}", '{"format": 2}', '{"format": 2, "tables": []}', '{"format": 2, "tables": [{}]}'):
+    for text in ("", "{}", '{"format": 3}', '{"format": 3, "tables": []}', '{"format": 3, "tables": [{}]}'):
         path.write_text(text)
         with pytest.raises(UserError, match="advise --save"):
             read_tables(path)
@@ -137,7 +139,7 @@ DAMAGES = {
     "honest.upper is": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"]["honest"].update(upper="5"),
     "honest.psnr is NaN": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"]["honest"].update(psnr=math.nan),
     "contradict": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"]["honest"].update(upper=1.0),
-    "honest contradict": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"]["honest"].update(recognizable=9),
+    "honest contradict": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"]["honest"].update(read=9),
     "a metric that there is not": lambda raw: raw["tables"][0]["defenses"][1]["by_threat"]["honest"].update(
         judged_by="beauty"
     ),
@@ -179,14 +181,15 @@ def test_what_was_not_measured_is_named_and_not_taken() -> None:
 
 
 def test_texts_are_judged_by_what_is_said_of_texts() -> None:
-    """An F1 of 0.9 is below 15, and no secret."""
+    """By how many were read, whatever their F1 is."""
 
     def of_texts(largest: float) -> Candidate:
-        return replace(read(largest), judged_by="token_f1", psnr=largest, upper=largest)
+        many = 4 * (largest > 0.5)
+        return replace(read(largest), judged_by="token_f1", psnr=largest, upper=largest, read=many, identified=0)
 
     told = [defense(name, 0.9, of_texts(f1), of_texts(f1), 0.1) for name, f1 in (("none", 1.0), ("a", 0.9), ("b", 0.1))]
     said = advice_from(replace(TABLE, defenses=tuple(told)), accuracy_loss=2, threat="adaptive", psnr_below=15)
-    assert any(line.startswith("Take b") for line in said) and "texts recognizably" in " ".join(said)
+    assert any(line.startswith("Take b") for line in said) and "none of 8 texts read" in " ".join(said)
     mixed = replace(TABLE, defenses=(*TABLE.defenses, *told))
     with pytest.raises(UserError, match="A table of images, or one of texts"):
         advice_from(mixed, accuracy_loss=2, threat="adaptive", psnr_below=15)
@@ -232,9 +235,9 @@ def test_a_defense_that_tells_members_is_not_taken() -> None:
     assert "None does both" in said and "TPR at 1 % FPR 50.0 %" in said
 
 
-def test_of_what_is_not_enough_a_failed_attack_counts_as_worst() -> None:
+def test_of_what_is_not_enough_what_failed_counts_as_read() -> None:
     failed, seen = (
-        defense("failed", 0.9, read(5), read(5, failures=3), 0.1),
+        defense("failed", 0.9, read(5), read(5, failures=9), 0.1),
         defense("seen", 0.9, read(9), read(16), 0.1),
     )
     table = replace(TABLE, defenses=(TABLE.defenses[0], failed, seen))
@@ -242,7 +245,7 @@ def test_of_what_is_not_enough_a_failed_attack_counts_as_worst() -> None:
     assert "Least is read of seen" in said
     table = replace(table, defenses=table.defenses[:2])
     said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15))
-    assert "while an attack failed on 3" in said
+    assert "while an attack failed on 9" in said
 
 
 def test_less_than_a_moment_is_no_time() -> None:
@@ -270,22 +273,27 @@ def test_of_equal_cost_the_one_that_hides_more_is_taken() -> None:
     assert any(line.startswith("Take better") for line in said)
 
 
-def test_the_shipped_tables_are_answered_from(capfd: pytest.CaptureFixture[str]) -> None:
-    tables = [table for path in SHIPPED.glob("*.json") for table in read_tables(path)]
-    assert tables
-    for table in tables:
-        for loss in ("1", "5", "100"):
-            assert run_command_line(["advise", *table.settings, f"accuracy_loss<={loss}"]) == 0
-            said = capfd.readouterr().out
-            assert ("Take " in said) != ("None does both" in said)
-    assert run_command_line(["advise"]) == 0
-    assert capfd.readouterr().out.count("Measured on ") == len(tables)
+def test_images_that_were_read_are_no_choice_however_few_decibels_they_have() -> None:
+    """A negative has one decibel, and everybody sees what it is."""
+    negatives = replace(read(2), read=8, identified=8)
+    table = replace(TABLE, defenses=(TABLE.defenses[0], defense("signs", 0.9, negatives, negatives, 0.1)))
+    for below in (None, 15):
+        said = " ".join(advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=below))
+        assert "None does both" in said and "8 of 8 images read" in said
+
+
+def test_tables_of_the_package_are_withdrawn(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["advise", "data=mnist_mini"]) != 0
+    error = " ".join(capfd.readouterr().err.split())
+    assert (
+        "withdrawn until they are measured again" in error and "`fl-privacy trade-off quick data=mnist_mini`" in error
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["data=nowhere"], "Settings that were measured are expected, but got data=nowhere"),
+        (["data=nowhere"], "withdrawn until they are measured again"),
         (["accuracy_loss=much"], "accuracy_loss is expected to be a number"),
         (["threat=evil"], "threat is expected to be one of honest, adaptive"),
         (["--grid", "tiny", "out=nowhere"], "too few did; run `fl-privacy trade-off tiny out=nowhere`"),

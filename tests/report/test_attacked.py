@@ -6,7 +6,7 @@ import pytest
 
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.attacked import assumptions, said_together
-from fl_privacy.report.trade_off import Outcome
+from fl_privacy.report.trade_off import SweepEntry
 from fl_privacy.results import RunFolder, read_run
 from tests.results.runs import config, defended, record, round_report, score
 
@@ -71,7 +71,7 @@ def test_pages_of_many_runs_say_it_too(tmp_path):
     assert f"A{said}" in write_report([single.path, trained(tmp_path, plan=FEDSGD, seed=1).path]).read_text()
     text = write_report([single.path, batch.path]).read_text()
     assert f"A: a{said}" in text and "B: attacked were uploads computed from 4 images each" in text
-    outcome = Outcome(family="Undefended", strength="", training=single.path, attacks={"DLG": single.path})
+    outcome = SweepEntry(family="Undefended", strength="", training=single.path, attacks={"DLG": single.path})
     assert f"A{said}" in write_trade_off([outcome], tmp_path / "trade_off.html").read_text()
     assert said_together([("a", "It is."), ("b", "It is."), ("c", "")]) == "It is."
 

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
-from fl_privacy.report.inferred import sentence, strongest, told_apart, views_of
-from fl_privacy.report.recommendation import Candidate, answer, asked_of, best_below
-from fl_privacy.results import Finding, Measure
+from fl_privacy.report.inferred import sentence, views_of
+from fl_privacy.report.recommendation import answer
+from fl_privacy.results import Candidate, Finding, Measure
+from fl_privacy.results.candidates import asked_of, best_unread
 from fl_privacy.results.findings import finding_of
+from fl_privacy.results.inferred import strongest, told_apart
 
 
 def finding(
@@ -22,8 +24,8 @@ def finding(
 
 def candidate(accuracy: float, **inferred: Measure | None) -> Candidate:
     return Candidate(
-        name=f"at {accuracy}", accuracy=accuracy, pmm=None, psnr=9, upper=10, largest=12, recognizable=0, images=20,
-        groups=20, inferred=inferred,
+        name=f"at {accuracy}", accuracy=accuracy, pmm=None, psnr=9, upper=10, largest=12, read=0, exact=0, identified=0,
+        images=20, unjudged=0, groups=20, inferred=inferred,
     )  # fmt: skip
 
 
@@ -36,7 +38,7 @@ def test_the_strongest_attack_is_told_first() -> None:
     assert "20.0 % allowed by (epsilon, delta)" in view.told
     assert view.chart is not None and "allowed by epsilon 1" in view.chart
     assert [cell.tone for row in view.rows for cell in row.cells] == ["leak", "open"]
-    assert told_apart([weak]) == [] and told_apart([weak, strong]) == ["who took part"]
+    assert told_apart([weak]) == () and told_apart([weak, strong]) == ("membership",)
 
 
 def test_what_is_near_chance_is_open_and_what_failed_says_so() -> None:
@@ -61,10 +63,10 @@ def test_a_defense_that_tells_members_is_not_the_answer() -> None:
     kept = candidate(0.5, membership=tight)
     unknown = candidate(0.7, membership=None)
     assert (told.tells, kept.tells, unknown.tells) == (["membership"], [], ["membership"])
-    assert best_below([told, kept, unknown], 15.0) is kept
-    words = answer([told, kept, unknown], 15.0)
+    assert best_unread([told, kept, unknown]) is kept
+    words = answer([told, kept, unknown])
     assert "at most 5.0 % of the members found at 1 % FPR" in words and "TPR at 1 % FPR 1.0 %, at most 2.0 %" in words
-    assert best_below([candidate(0.9)], 15.0) is not None, "nothing was asked"
+    assert best_unread([candidate(0.9)]) is not None, "nothing was asked"
     wide = replace(tight, high=0.09)
     assert candidate(0.5, membership=wide).tells, "an interval that reaches beyond is no proof"
 

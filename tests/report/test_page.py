@@ -78,4 +78,4 @@ def test_rows_are_cards_on_a_phone(tmp_path):
     heads = re.findall(
         r"<th(?: [^>]*)?>([^<]*)", re.search(r'<table class="leakage cards">.*?</thead>', text, re.DOTALL)[0]
     )
-    assert heads[:4] == ["Metric", "Attacker", "Verdict", "Mean"]
+    assert heads[:4] == ["Metric", "Attacker", "Mean", "95 % CI"]

@@ -12,10 +12,10 @@ from fl_privacy.report import write_report
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import caps, samples_of_rows
 from fl_privacy.report.ppc_view import ppc_view_of
-from fl_privacy.report.readings import Reading
-from fl_privacy.report.trade_off import DefenseRow, Outcome, Versus
+from fl_privacy.report.trade_off import DefenseRow, SweepEntry, Versus
 from fl_privacy.results import Leakage, Traced, read_run
 from fl_privacy.results.aggregation import summarize
+from fl_privacy.results.readings import Reading
 from tests.experiment.runs import run
 from tests.results.runs import defended, record
 
@@ -38,7 +38,7 @@ def leakage(rmse: float, labels: float, tracing: float | None) -> Leakage:
 
 
 def row(family: str, strength: str, accuracy: float | None, ratio: float, found: dict[Versus, Leakage]) -> DefenseRow:
-    outcome = Outcome(family=family, strength=strength, training=Path(f"{family}{strength}"), attacks={})
+    outcome = SweepEntry(family=family, strength=strength, training=Path(f"{family}{strength}"), attacks={})
     return DefenseRow(
         outcome=outcome,
         training=None if accuracy is None else replace(NOTHING, final_accuracy=accuracy),

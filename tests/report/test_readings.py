@@ -1,33 +1,34 @@
-"""Every page judges a run by the attack that read most, and names it."""
+"""Every page repeats one verdict, by the attack that leaks most, and names it."""
 
+import ast
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import fl_privacy.report
 from fl_privacy.federation import Evaluation
-from fl_privacy.metrics import Statistic
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.brief import write_brief
-from fl_privacy.report.headline import verdict
+from fl_privacy.report.headline import headline_of
 from fl_privacy.report.measured_tables import measured_rows
-from fl_privacy.report.readings import few, most_recognized, readings_of, tone, tone_of, worst_by
-from fl_privacy.report.recommendation import answer, candidate_of
-from fl_privacy.report.trade_off import Outcome, read_rows
-from fl_privacy.results import Attacker, Recognized, RunFolder, read_run
+from fl_privacy.report.trade_off import SweepEntry, read_rows
+from fl_privacy.results import Attacker, Recognized, RunFolder, read_run, verdict_of
+from fl_privacy.results.attack_facts import facts_of
+from fl_privacy.results.candidates import candidate_of
+from fl_privacy.results.readings import few, leaks_most, readings_of, worst_by
+from fl_privacy.results.verdict import judged
+from tests.report.kinds import every_kind
 from tests.results.runs import config, defended, record, round_report, score
 
-BOUND = Recognized(metric="psnr", value=15.0, leaks="above", source="Refiner", recognizable=0, n=8)
-
-
-def statistic_of(mean, ci95, groups=8):
-    return Statistic(mean=mean, ci95=ci95, n=8, groups=groups, median=mean, min=mean, max=mean)
+REPORT = Path(fl_privacy.report.__file__).parent
 
 
 @pytest.fixture(scope="module")
 def adaptive(tmp_path_factory):
-    """A run that looks private to the plain attacker, and is read by the adaptive one."""
+    """A run of which the plain attacker read nothing, and the adaptive one all."""
     out = tmp_path_factory.mktemp("runs")
     return record(out, label="guarded", changes=defended(scale=0.1), noise=0.9, adaptive=0.02)
 
@@ -38,86 +39,87 @@ def silent(tmp_path_factory):
     return record(out, label="silent", changes=defended(scale=0.9), noise=0.9, accuracy=0.3)
 
 
+def said_of(path):
+    return headline_of(verdict_of(read_run(path)))
+
+
+def tags(text):
+    return re.findall(r'<span class="tag (\w+)">(\d+ of \d+)</span>', text)
+
+
 def test_run_page_comparison_scatter_and_answer_agree(adaptive, silent):
     summary = read_run(adaptive).summary
     worst = worst_by("psnr", readings_of(summary))
     mean = worst.statistic("psnr").mean
-    assert worst.attacker == "adaptive" and mean > BOUND.value > summary.plain.metrics["psnr"].mean
-    assert verdict(summary).tone == "leak"
+    assert worst.attacker == "adaptive" and mean > summary.plain.metrics["psnr"].mean
+    assert said_of(adaptive).tone == "leak" and said_of(silent).tone == "open"
     text = write_report([adaptive, silent]).read_text()
-    tags = re.findall(r'<span class="tag (\w+)">(\d+ of \d+)</span>', text)
-    assert tags == [("leak", "6 of 6"), ("private", "0 of 6")]
+    assert tags(text) == [("leak", "6 of 6"), ("open", "0 of 6")] and "<small>up to 39 %</small>" in text
+    assert "Clients&#39; data were read in 1 of 2 attacked runs" in text
     assert f"PSNR against accuracy: A at 100.0 %, {mean:.1f} dB" in re.sub(r"at [\d.]+ %, ", "at 100.0 %, ", text)
     assert "Of 2, only B, silent" in text and "Least leaks from B" in text
     assert text.count("adaptive attacker, round") >= 4, "it is named wherever its figure stands"
     assert "B was attacked by the plain one alone" in text
 
 
-@pytest.mark.parametrize("read, tone, told", [(0, "private", ""), (5, "open", "but 5 of the 6 images that")])
-def test_what_stands_in_place_of_the_original_was_read(silent, read, tone, told):
-    summary = read_run(silent).summary
-    seen = replace(BOUND, metric="transformed_psnr", recognizable=read, n=6)
+def test_every_page_begins_with_the_verdict(tmp_path):
+    for name, path in every_kind(tmp_path).items():
+        said = said_of(path).text
+        for page in (write_report([path]), write_brief(path)):
+            first = re.search(r"<h1[^>]*>(.*?)</h1>", page.read_text(), re.DOTALL)[1].replace("&#39;", "'")
+            assert first == said, name
+        assert json.loads((path / "summary.json").read_text())["verdict"]["tone"] == said_of(path).tone
+
+
+@pytest.mark.parametrize("read, told", [(0, ""), (5, "but 5 of the 6 images that")])
+def test_what_stands_in_place_of_the_original_was_read(silent, read, told):
+    run = read_run(silent)
+    seen = Recognized(metric="transformed_psnr", value=15.0, leaks="above", source="x", recognizable=read, n=6)
 
     def exposed(leakage):
         return replace(leakage, thresholds=(*leakage.thresholds, seen))
 
-    rounds = [replace(r, by={who: exposed(found) for who, found in r.by.items()}) for r in summary.attacked]
-    said = verdict(replace(summary, attacked=rounds))
-    assert "none of the 6 attacked images is recognizable" in said.text and told in said.text
-    assert said.tone == tone and ("look at the pictures" in said.basis) == bool(told)
-    found = readings_of(replace(summary, attacked=rounds))
-    advised = answer([candidate_of(found, name="silent", accuracy=0.9, pmm=None)], psnr_below=15.0)
-    assert (f"0 of 6 images recognizable, and {read} as what the defense put" in advised) == bool(told)
-    assert advised.startswith("None is sure") == bool(told)
+    rounds = [replace(r, by={who: exposed(found) for who, found in r.by.items()}) for r in run.summary.attacked]
+    summary = replace(run.summary, attacked=tuple(rounds))
+    said = headline_of(judged(summary, facts_of(run)))
+    assert said.text.startswith("None of 6 attacked images was read by") and told in said.text
+    assert said.tone == "open" and ("look at the pictures" in said.basis) == bool(told)
+    candidate = candidate_of(readings_of(summary), name="silent", accuracy=0.9, pmm=None)
+    assert candidate.unread() == (not told)
 
 
-def test_what_another_metric_calls_recognizable_is_not_private(tmp_path, silent):
-    plain = record(tmp_path, label="plain", noise=0.02, undefended=True)
-    blurred = record(tmp_path, label="blurred", changes=defended(scale=0.1), noise=0.5, adaptive=0.225)
-    summary = read_run(blurred).summary
-    found = {bound.metric: bound.recognizable for bound in summary.adaptive.thresholds}
-    assert found["psnr"] == 0 and found["mse"] == 6 and summary.adaptive.metrics["psnr"].ci95[1] < BOUND.value
-    said = verdict(summary)
-    assert said.tone == "open" and said.text.endswith(", but by MSE 6 of 6 are")
-    assert "MSE < 0.050 counts as recognizable as well (FDL-PP)." in said.basis
+def test_a_papers_own_count_stands_in_its_row_and_decides_nothing(tmp_path):
+    """Of six images none was read; by the MSE of a paper all six count."""
+    blurred = record(tmp_path, label="blurred", changes=defended(scale=0.1), noise=0.9, adaptive=0.225)
+    records = (blurred / "metrics.jsonl").read_text().splitlines()
+    nothing = [json.loads(line) for line in records]
+    for one in nothing:
+        if one["kind"] == "image":
+            one |= {"rank": 40, "aligned_psnr": 13.0, "aligned_ssim": 0.2, "control_psnr": 16.0, "control_ssim": 0.5}
+    (blurred / "metrics.jsonl").write_text("\n".join(map(json.dumps, nothing)) + "\n")
+    assert said_of(blurred).tone == "open" and said_of(blurred).text.startswith("None of 6")
     text = write_report([blurred]).read_text()
-    assert 'class="tone-private"' not in text and 'class="tag private"' not in text
-    assert "another some did" in write_brief(blurred).read_text()
-    compared = write_report([plain, blurred]).read_text()
-    assert re.findall(r'<span class="tag (\w+)">0 of 6</span>', compared) == ["open"]
-    assert "6 of 6 by MSE" in compared and "By MSE, 6 of 6 of its images are recognizable all the same." in compared
-    outcomes = [
-        Outcome(family=name, strength=strength, training=path, attacks={"DLG": path})
-        for name, strength, path in (("Undefended", "", plain), ("blur", "1", blurred))
-    ]
-    traded = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "though by another metric some are recognizable<" in traded and 'class="chosen few"' in traded
-
-
-def test_no_metric_is_private_where_an_image_was_read(tmp_path):
-    text = write_report([record(tmp_path, label="one read", changes=defended(scale=0.1), noise=0.3)]).read_text()
-    assert "in round 1, 1 of 6" in text and "LPIPS" in text
-    assert 'class="tag private"' not in text
+    assert "FDL-PP: 6 of 6<small>MSE &lt; 0.050</small>" in text
+    assert "tag leak" not in text and "tag bounded" not in text
 
 
 def test_an_attacker_is_named_where_it_alone_read_so_much(tmp_path, adaptive):
-    assert "6 of 6 attacked images are recognizable to an attacker that knows the defense" in (
-        verdict(read_run(adaptive).summary).text
-    )
+    assert "6 of 6 attacked images were read by inverting_gradients (which knew the defense)" in said_of(adaptive).text
     both = record(tmp_path, label="both", changes=defended(scale=0.1), noise=0.03, adaptive=0.02)
-    assert verdict(read_run(both).summary).text == (
-        "In round 12, 6 of 6 attacked images are recognizable; in round 1, 6 of 6"
+    assert said_of(both).text == (
+        "6 of 6 attacked images were read by inverting_gradients, from test uploads of one image each in round 1; in"
+        " round 12, 6 of 6"
     )
 
 
-def test_nothing_is_green_where_the_undefended_was_not_read(silent, tmp_path):
+def test_nothing_is_chosen_where_the_undefended_was_not_read(silent, tmp_path):
     deaf = record(tmp_path, label="plain", noise=0.9, undefended=True)
     text = write_report([deaf, silent]).read_text()
-    assert re.findall(r'<span class="tag (\w+)">0 of 6</span>', text) == ["open", "open"]
-    assert "below 15.0 dB is not told: none was read undefended either" in text
+    assert tags(text) == [("open", "0 of 6"), ("open", "0 of 6")]
+    assert "is not told: none was read undefended either" in text
     outcomes = [
-        Outcome(family="Undefended", strength="", training=deaf, attacks={"DLG": deaf}),
-        Outcome(family="noise", strength="1", training=silent, attacks={"DLG": silent}),
+        SweepEntry(family="Undefended", strength="", training=deaf, attacks={"DLG": deaf}),
+        SweepEntry(family="noise", strength="1", training=silent, attacks={"DLG": silent}),
     ]
     traded = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
     assert "The attacks read nothing undefended either" in traded and 'class="chosen"' not in traded
@@ -126,31 +128,31 @@ def test_nothing_is_green_where_the_undefended_was_not_read(silent, tmp_path):
 def test_a_defense_at_one_strength_is_none_the_less_a_defense(silent, tmp_path):
     plain = record(tmp_path, label="plain", noise=0.02, undefended=True)
     outcomes = [
-        Outcome(family=name, strength="", training=path, attacks={"DLG": path})
+        SweepEntry(family=name, strength="", training=path, attacks={"DLG": path})
         for name, path in (("ATS", silent), ("Undefended", plain))
     ]
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "trade-off of 1 family of defenses" in text and "ATS keeps every attacked image below" in text
+    assert "trade-off of 1 family of defenses" in text and "Behind ATS, the most accurate of its kind" in text
     defense, undefended = read_rows(outcomes)
     assert undefended.pmm == 100 and defense.pmm == 100 * defense.accuracy / undefended.accuracy
     (other, known), _ = measured_rows([undefended, defense], [["defense=none"], ["defense=ats"]])
     assert set(known.by_threat) == {"honest"} and set(other.by_threat) == {"honest", "adaptive"}
 
 
-def test_the_trade_off_judges_likewise(adaptive, silent, tmp_path):
+def test_the_trade_off_judges_by_the_same_rule(adaptive, silent, tmp_path):
     outcomes = [
-        Outcome(family=name, strength="1", training=path, attacks={"DLG": path})
+        SweepEntry(family=name, strength="1", training=path, attacks={"DLG": path})
         for name, path in (("read", adaptive), ("silent", silent))
     ]
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "silent (1) keeps every attacked image below 15.0 dB at the highest accuracy" in text
+    assert "Behind silent (1), the most accurate of its kind, the attacks read nothing: none of 6 images" in text
     assert 'class="chosen"' in text
     few = record(tmp_path, label="few", changes=defended(scale=0.9), noise=0.9, victims=3)
-    outcomes[1] = Outcome(family="few", strength="1", training=few, attacks={"DLG": few})
+    outcomes[1] = SweepEntry(family="few", strength="1", training=few, attacks={"DLG": few})
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "at the highest accuracy, as far as so few tell<" in text and 'class="chosen few"' in text
+    assert "as far as so few tell<" in text and 'class="chosen few"' in text
     alone = write_trade_off(outcomes[:1], tmp_path / "trade_off.html").read_text()
-    assert "No defense is sure to keep every attacked image below 15.0 dB" in alone
+    assert "No defense leaves no attacked image read" in alone
 
 
 def test_an_early_round_that_leaks_is_not_forgotten(tmp_path):
@@ -159,10 +161,11 @@ def test_an_early_round_that_leaks_is_not_forgotten(tmp_path):
             for victim in range(6):
                 folder.add_victim(score(round, victim, noise=noise))
         folder.finish()
-    found = verdict(read_run(folder.path).summary)
-    assert found.text == "In round 12, none of the 6 attacked images is recognizable; in round 1, 6 of 6"
+    found = said_of(folder.path)
+    assert found.text.startswith("6 of 6 attacked images were read")
+    assert found.text.endswith("in round 1; in round 12, none of 6 (up to 39 %)")
     assert found.tone == "leak"
-    assert '<span class="tag leak">6 of 6</span>' in write_report([folder.path, record(tmp_path)]).read_text()
+    assert ("leak", "6 of 6") in tags(write_report([folder.path, record(tmp_path)]).read_text())
 
 
 def test_images_are_counted_once_and_rounds_kept_apart(adaptive):
@@ -171,18 +174,18 @@ def test_images_are_counted_once_and_rounds_kept_apart(adaptive):
     for entry in summary.attacked:
         assert entry.by.keys() == set(Attacker)
         for leakage in entry.by.values():
-            assert leakage.images == leakage.metrics["psnr"].groups == 6
+            assert leakage.images == leakage.counts.images == leakage.metrics["psnr"].groups == 6
     assert summary.plain == summary.attacked[-1].by[Attacker.PLAIN]
 
 
-def test_the_json_tells_who_read_most(adaptive, silent, tmp_path):
-    told = json.loads((adaptive / "summary.json").read_text())["most"]
-    most = most_recognized(readings_of(read_run(adaptive).summary))
-    assert (told["attacker"], told["round"]) == ("adaptive", most.round)
-    assert told["metrics"]["psnr"]["mean"] == pytest.approx(most.statistic("psnr").mean)
-    assert {bound["metric"]: bound["recognizable"] for bound in told["thresholds"]}["psnr"] == 6
+def test_the_json_says_what_the_page_says(adaptive, tmp_path):
+    told = json.loads((adaptive / "summary.json").read_text())["verdict"]
+    most = leaks_most(readings_of(read_run(adaptive).summary))
+    assert (told["tone"], told["ground"]) == ("leak", "read")
+    assert (told["most"]["attacker"], told["most"]["round"]) == ("adaptive", most.round)
+    assert (told["most"]["read"], told["most"]["judged"]) == (6, 6) and told["most"]["interval95"][1] == 1
     failed = json.loads((record(tmp_path, failures=6) / "summary.json").read_text())
-    assert failed["most"] is None and failed["failures"] == 6
+    assert failed["verdict"]["most"] is None and failed["failures"] == 6
 
 
 def test_the_images_of_one_upload_are_one_group(tmp_path):
@@ -191,60 +194,25 @@ def test_the_images_of_one_upload_are_one_group(tmp_path):
             first = score(1, victim, noise=0.3)
             batch = tuple(replace(first.images[0], image=k) for k in range(4))
             folder.add_victim(replace(first, images=batch))
-        psnr = folder.finish().plain.metrics["psnr"]
-    assert (psnr.n, psnr.groups) == (12, 3)
+        found = folder.finish().plain
+    psnr = found.metrics["psnr"]
+    assert (psnr.n, psnr.groups) == (12, 3) and (found.counts.judged, found.counts.groups) == (12, 3)
     assert few(psnr) == "only 3 uploads"
     assert "3 uploads" in write_report([folder.path]).read_text()
-
-
-@pytest.mark.parametrize(
-    ("ci95", "groups", "recognizable", "expected"),
-    [
-        ([8.0, 12.0], 8, 0, "private"),
-        ([8.0, 12.0], 8, 1, "leak"),
-        ([8.0, 15.0], 8, 0, "open"),
-        ([8.0, 12.0], 4, 0, "open"),
-        (None, 8, 0, "open"),
-    ],
-)
-def test_private_takes_more_than_a_low_mean(ci95, groups, recognizable, expected):
-    statistic = statistic_of(10.0, ci95, groups)
-    assert tone(statistic, replace(BOUND, recognizable=recognizable), unjudged=0) == expected
-    # What an attack failed on may be readable all the same.
-    assert tone(statistic, replace(BOUND, recognizable=recognizable), unjudged=1) == (
-        "leak" if recognizable else "open"
-    )
-
-
-def test_images_without_an_original_leave_it_open(tmp_path):
-    with RunFolder.open_or_create(tmp_path, label="x", config=config(), config_text="") as folder:
-        for victim in range(8):
-            one = score(1, victim, noise=0.9)
-            unknown = replace(one, originals=None, images=(replace(one.images[0], values={}),))
-            folder.add_victim(unknown if victim == 7 else one)
-        found = verdict(folder.finish())
-    assert found.tone == "open" and "Of 1 more nobody here has the originals" in found.basis
-    assert 'class="tone-private"' not in write_report([folder.path]).read_text()
-
-
-def test_private_where_low_values_leak():
-    statistic = statistic_of(0.3, (0.06, 0.5))
-    bound = replace(BOUND, metric="lpips", value=0.05, leaks="below")
-    assert tone(statistic, bound, unjudged=0) == "private"
-    assert tone(replace(statistic, ci95=(0.04, 0.5)), bound, unjudged=0) == "open"
+    assert "from uploads of 4 images each" in said_of(folder.path).text
 
 
 def test_an_attack_that_failed_leaves_it_open(tmp_path):
     failed = read_run(record(tmp_path, failures=6, noise=0.9))
-    assert most_recognized(readings_of(failed.summary)) is None and tone_of(readings_of(failed.summary)) == "open"
+    assert leaks_most(readings_of(failed.summary)) is None and verdict_of(failed).tone == "open"
     assert candidate_of(readings_of(failed.summary), name="a", accuracy=0.5, pmm=None) is None
-    assert verdict(failed.summary).text == "The attack failed on all 6 images"
+    assert said_of(failed.path).text == "The attack failed on all 6 images: nothing is known"
 
 
 def test_a_mean_of_what_did_not_fail_is_no_answer(tmp_path):
     """The attack failed on one of seven images, and read little of the others."""
     partly = record(tmp_path, label="partly", changes=defended(scale=0.5), noise=0.9, victims=7, failures=1)
-    assert tone_of(readings_of(read_run(partly).summary)) == "open"
+    assert said_of(partly).tone == "open"
     silent = record(tmp_path, label="silent", changes=defended(scale=0.9), noise=0.9, accuracy=0.3)
     text = write_report([partly, silent]).read_text()
     assert "Of 2, only B, silent" in text and "Least leaks from B" in text
@@ -273,3 +241,42 @@ def test_an_exact_reconstruction_stays_in_the_charts(tmp_path):
         folder.finish()
     text = write_report([*runs, folder.path]).read_text()
     assert "(exact)" in text and "B at 50.0 %, &gt; 100 dB" in text
+
+
+TONES = ("leak", "bounded", "open")
+
+DECIDING = {"is_leak", "threshold", "bound_of", "promises_little", "outcome_of", "by_chance"}
+"""Names by which a module would decide what was read, or whether it is bounded."""
+
+SHOWN = {
+    "numbers.py": {"threshold"},
+    "brief.py": {"promises_little"},
+    "advice.py": {"promises_little"},
+    "policy_search.py": {"threshold"},
+}
+"""Modules that say in words what another one decided -> by which of them."""
+
+
+def deciding(module: ast.Module) -> set[str]:
+    """What of ``DECIDING`` a module uses, and any color that it gives by itself."""
+    names = {node.attr for node in ast.walk(module) if isinstance(node, ast.Attribute)}
+    names |= {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
+    tones = {
+        n.value for n in ast.walk(module) if isinstance(n, ast.Constant) and n.value in ("leak", "bounded", "open")
+    }
+    return (names & DECIDING) | tones
+
+
+def test_pages_decide_nothing():
+    found = {path.name: deciding(ast.parse(path.read_text())) for path in REPORT.glob("*.py")}
+    assert {name: used for name, used in found.items() if used - SHOWN.get(name, set())} == {}
+    assert deciding(ast.parse("tone = 'leak' if METRICS[name].is_leak(x) else y")) == {"leak", "is_leak"}
+
+
+def test_private_is_no_word_of_a_page(tmp_path):
+    kinds = every_kind(tmp_path).values()
+    pages = [write(path) for path in kinds for write in (lambda p: write_report([p]), write_brief)]
+    pages.append(write_report(list(kinds)))
+    for page in pages:
+        shown = re.sub(r"<[^>]*>", " ", re.sub(r"<(style|pre)>.*?</\1>", "", page.read_text(), flags=re.DOTALL))
+        assert not re.search(r"\b[Pp]rivate\b(?! layers)", shown), page

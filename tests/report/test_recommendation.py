@@ -1,5 +1,4 @@
 import html
-import math
 import re
 from dataclasses import replace
 
@@ -7,14 +6,16 @@ import pytest
 
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.cost import FIGURES, figures_of
-from fl_privacy.report.recommendation import Candidate, answer, best_below
-from fl_privacy.report.trade_off import Outcome
+from fl_privacy.report.recommendation import answer
+from fl_privacy.report.trade_off import SweepEntry
+from fl_privacy.results import Candidate
 from fl_privacy.results.aggregation import summarize
+from fl_privacy.results.candidates import best_unread
 from tests.report.kinds import texts
 from tests.results import runs
 
 
-def candidate(name, accuracy, pmm, psnr, *, upper=None, largest=None, recognizable=0, groups=20, by=""):
+def candidate(name, accuracy, pmm, psnr, *, upper=None, largest=None, read=0, groups=20, by=""):
     return Candidate(
         name=name,
         accuracy=accuracy,
@@ -22,36 +23,42 @@ def candidate(name, accuracy, pmm, psnr, *, upper=None, largest=None, recognizab
         psnr=psnr,
         upper=psnr + 0.5 if upper is None else upper,
         largest=psnr + 1 if largest is None else largest,
-        recognizable=recognizable,
+        read=read,
+        exact=0,
+        identified=read,
         images=20,
+        unjudged=0,
         groups=groups,
         by=by,
     )
 
 
-OPEN = candidate("open", 0.6, 100.0, 30.0, recognizable=20)
+OPEN = candidate("open", 0.6, 100.0, 30.0, read=20)
 GOOD = candidate("good", 0.5, 83.3, 12.9, by="adaptive attacker")
 QUIET = candidate("quiet", 0.5, 83.3, 9.0)
 USELESS = candidate("useless", 0.1, 16.7, 5.0)
 
 
 def test_the_most_accurate_below_the_bound_and_of_equals_the_quieter():
-    assert best_below([OPEN, GOOD, USELESS], 15) == GOOD
-    assert best_below([OPEN, GOOD, QUIET, USELESS], 15) == QUIET
-    assert best_below([OPEN, GOOD, USELESS], 12.9) == USELESS
-    assert best_below([OPEN], 15) is None
+    assert best_unread([OPEN, GOOD, USELESS]) == GOOD
+    assert best_unread([OPEN, GOOD, QUIET, USELESS]) == QUIET
+    assert best_unread([OPEN, GOOD, USELESS], 12.9) == USELESS, "what is asked for in decibels counts as well"
+    assert best_unread([OPEN]) is None
 
 
 def test_who_reads_nothing_undefended_tells_nothing_of_defenses():
     deaf = replace(QUIET, name="plain", undefended=True)
-    assert best_below([deaf, GOOD, USELESS], 15) is None
+    assert best_unread([deaf, GOOD, USELESS], 15) is None
     text = answer([deaf, GOOD, USELESS], 15)
-    assert text.startswith("Which defense keeps every attacked image below 15.0 dB is not told")
-    assert "none was read undefended either (plain, the best at 10.0 dB)" in text and "attack=auto" in text
+    assert text.startswith("Which defense leaves no attacked image read is not told")
+    assert (
+        "none was read undefended either (plain, none of 20 images read, which allows up to 16 %)" in text
+        and "attack=auto" in text
+    )
     heard = replace(OPEN, undefended=True)
-    assert best_below([heard, GOOD, USELESS], 15) == GOOD
-    assert best_below([deaf, heard, GOOD, USELESS], 15) == GOOD, "it was read where it was trained otherwise"
-    assert best_below([deaf, heard], 15) is None, "what is undefended is no defense"
+    assert best_unread([heard, GOOD, USELESS], 15) == GOOD
+    assert best_unread([deaf, heard, GOOD, USELESS], 15) == GOOD, "it was read where it was trained otherwise"
+    assert best_unread([deaf, heard], 15) is None, "what is undefended is no defense"
 
 
 def test_what_failed_or_was_read_in_place_of_the_images_does_not_come_closest():
@@ -60,31 +67,33 @@ def test_what_failed_or_was_read_in_place_of_the_images_does_not_come_closest():
     wide = replace(GOOD, name="wide", upper=16.0)
     text = answer([exposed, failing, wide, replace(OPEN, undefended=True)], 15)
     assert "; wide comes closest" in text
+    assert answer([exposed, failing, wide, replace(OPEN, undefended=True)]).startswith("Of 4, only wide")
 
 
-def test_a_low_mean_alone_is_not_private():
-    wide = candidate("wide", 0.55, None, 12.0, upper=16.0, largest=14.0)
-    one_read = candidate("one read", 0.55, None, 8.0, upper=9.0, largest=25.0, recognizable=1)
-    single = candidate("single", 0.55, None, 8.0, upper=math.inf, largest=8.0, groups=1)
-    for tempting in (wide, one_read, single):
-        assert best_below([OPEN, tempting, USELESS], 15) == USELESS
-    text = answer([OPEN, one_read, USELESS], 15)
-    assert text.startswith("Of 3, only useless")
-    assert "Only the mean stays below with one read (accuracy 55.0 %" in text and "1 of 20 images" in text
-    assert answer([OPEN, one_read], 15).startswith("None is sure to keep every attacked image below 15.0 dB; one read")
-    assert "too few to rely on" in answer([OPEN, replace(USELESS, groups=3)], 15)
+def test_what_was_read_is_no_choice_whatever_its_mean() -> None:
+    one_read = candidate("one read", 0.55, None, 8.0, upper=9.0, largest=25.0, read=1)
+    negatives = candidate("negatives", 0.55, None, 0.9, upper=1.0, largest=1.2, read=20)
+    unknown = replace(candidate("unknown", 0.55, None, 5.0), unjudged=3)
+    for tempting in (one_read, negatives, unknown):
+        assert best_unread([OPEN, tempting, USELESS]) == USELESS
+    assert answer([OPEN, one_read, USELESS]).startswith("Of 3, only useless")
+    assert answer([OPEN, one_read]).startswith(
+        "None leaves no attacked image read; one read comes closest (1 of 20 images"
+    )
+    assert "while of 3 nobody can say" in answer([replace(OPEN, read=20), unknown])
+    assert "too few to rely on" in answer([OPEN, replace(USELESS, groups=3)])
 
 
 def test_the_answer_names_it_with_its_price():
-    text = answer([OPEN, GOOD, USELESS], 15)
-    assert text.startswith("2 of 3 keep every attacked image below 15.0 dB")
+    text = answer([OPEN, GOOD, USELESS])
+    assert text.startswith("2 of 3 leave no attacked image read")
     assert (
-        "the most accurate is good (accuracy 50.0 %, 83.3 % of the undefended; mean PSNR 12.9 dB, at most 13.4 dB"
-        " [adaptive attacker], 0 of 20 images recognizable, the best at 13.9 dB)" in text
+        "the most accurate is good (accuracy 50.0 %, 83.3 % of the undefended; none of 20 images read, which allows up"
+        " to 16 % [adaptive attacker], mean PSNR 12.9 dB, at most 13.4 dB, the best at 13.9 dB)" in text
     )
-    assert "open comes closest (mean PSNR 30.0 dB" in answer([OPEN], 15)
-    assert answer([OPEN, USELESS], 15).startswith("Of 2, only useless (")
-    assert answer([], 15) == ""
+    assert "open comes closest (20 of 20 images read, mean PSNR 30.0 dB" in answer([OPEN])
+    assert answer([OPEN, USELESS]).startswith("Of 2, only useless (")
+    assert answer([]) == ""
 
 
 def test_figures_are_of_one_client_in_one_round():
@@ -140,14 +149,17 @@ def test_texts_are_ranked_by_what_is_said_of_texts(tmp_path):
     open_, guarded = texts(tmp_path, label="none", right=9, accuracy=0.9), texts(tmp_path, right=0, accuracy=0.8)
     page = write_report([open_, guarded]).read_text()
     lede = html.unescape(re.search(r'<p class="lede">(.*?)</p>', page, re.DOTALL)[1])
-    assert "Least leaks from B (mean Token F1 " in lede and "keeps every attacked text below 50 % F1" in lede
+    assert (
+        "Least leaks from B (none of 6 (up to 39 %) read, mean Token F1 " in lede
+        and "leaves no attacked text read" in lede
+    )
     assert "Token F1 beside accuracy" in page and "ROUGE-L beside accuracy" in page and "PSNR" not in lede
     outcomes = [
-        Outcome(family="Undefended", strength="", training=open_, attacks={"dager": open_}),
-        Outcome(family="Pruning", strength="rate 0.9", training=guarded, attacks={"dager": guarded}),
+        SweepEntry(family="Undefended", strength="", training=open_, attacks={"dager": open_}),
+        SweepEntry(family="Pruning", strength="rate 0.9", training=guarded, attacks={"dager": guarded}),
     ]
     page = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "Pruning (rate 0.9) keeps every attacked text below 50 % F1" in page
+    assert "Behind Pruning (rate 0.9), the most accurate of its kind, the attacks read nothing" in page
     assert "Token F1 under dager" in page and "PSNR" not in page
 
 

@@ -110,7 +110,6 @@ class AutoAttack:
                 return members(observations, seed=seed, progress=progress)
         left = len(observations)
         with within(left * self._seconds):
-            seen = seen_through(observations)
 
             def attack(group: Group, report: Report) -> dict[int, Reconstruction]:
                 nonlocal left
@@ -119,7 +118,7 @@ class AutoAttack:
                     left -= size
                     return self._attack(group, seed, report)
 
-            return attack_in_groups(seen, attack, progress=progress)
+            return attack_in_groups(observations, attack, progress=progress, see=seen_through)
 
     @property
     def _named(self) -> int | None:

@@ -24,6 +24,7 @@ from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.threads import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.optimizers import EvolutionStrategy
 from fl_privacy.film import shortened
+from fl_privacy.losses import is_plain
 from fl_privacy.models import Front
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads
@@ -77,7 +78,8 @@ class Race:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
             held = replace(free[0], start=1 + max(attempt.start for attempt in free), held=True)
             return [free[0], held, *free[1:]][: max(2, len(free))]
-        if victim.label_source != "inferred" or len(blank) <= _SURE_OF_LABELS:
+        told = victim.label_source != "inferred" or not is_plain(self._prepared[0].rounds[0].victim_model.loss)
+        if told or len(blank) <= _SURE_OF_LABELS:
             return list(blank)
         others = other_labels(self._prepared[0], victim.observation, len(blank) - _SURE_OF_LABELS)
         tried: list[Tensor | None] = [*([None] * _SURE_OF_LABELS), *others]
@@ -143,7 +145,8 @@ class Race:
 
     def _relabel(self) -> None:
         """Take other label counts of a batch where they follow from the guess and suit the update better."""
-        if self._prepared[0].shape[0] == 1 or self._prepared[0].rounds[0].unrolls:
+        first = self._prepared[0]
+        if first.shape[0] == 1 or first.rounds[0].unrolls or not is_plain(first.rounds[0].victim_model.loss):
             return
         for position, attempts in self.attempts.items():
             self.attempts[position] = [self._relabeled_attempt(position, attempt) for attempt in attempts]
@@ -272,12 +275,14 @@ class Race:
         size, pixels = prepared.shape[0], torch.Size(prepared.shape).numel()
         images = prepared.settings.space.to_images(attempt.variables[:pixels].reshape(prepared.shape))
         labels = _relabeled(self._victims[attempt.member][position], attempt).labels
+        loss = prepared.rounds[0].victim_model.loss
         if labels is None:
-            labels = attempt.variables[pixels : pixels + size * prepared.num_classes].reshape(size, -1)
+            logits = attempt.variables[pixels : pixels + size * prepared.num_classes].reshape(size, -1)
+            labels = loss.expected(logits)
         own = self._members[attempt.member].name
         return Winner(
             member=f"{attempt.given}, then {own}" if attempt.given else own,
-            batch=Batch(images.clamp(0, 1).float().cpu(), (labels.argmax(-1) if labels.dim() > 1 else labels).cpu()),
+            batch=Batch(images.clamp(0, 1).float().cpu(), loss.answers(labels).cpu()),
             mismatch=attempt.mismatch,
             history=attempt.history,
             label_source=self._victims[attempt.member][position].label_source,

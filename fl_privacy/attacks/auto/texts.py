@@ -4,13 +4,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from fl_privacy.attacks.attack import Progress
 from fl_privacy.attacks.auto.budget import LEAST, SOLVED, how_to_repeat, seconds_of, time_of_one
-from fl_privacy.attacks.deadline import seconds_left, within
+from fl_privacy.attacks.deadline import Limit, seconds_left, within
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.presets import inverting_gradients, tag
-from fl_privacy.attacks.text import Dager
+from fl_privacy.attacks.text import BagOfWords, Dager
 from fl_privacy.models import TextModel
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
@@ -26,7 +28,7 @@ TAG_RATE, TAG_DECAY = 0.2, 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class TextMembers:
-    """DAGER, and for what it does not prove descents on the angle and on the distance of the gradients.
+    """DAGER, and for what it does not prove the bag of words, and descents on angle and distance of the gradients.
 
     Tokens leave no slope, so that the members are compared by how far the gradient of the tokens that each has read is
     from the update; the truth is never seen.
@@ -43,11 +45,28 @@ class TextMembers:
     most_victims: int | None = None
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
-        """One reconstruction for each of ``observations``, which are of texts."""
+        """One reconstruction for each of ``observations``, which are of texts, with the words that were read."""
+        bags = BagOfWords()(observations, seed=seed)
         with within(SOLVED * seconds_left()) as limit:
             exact = Dager()(observations, seed=seed, progress=_part_of(progress, 0.0, _SHOWN))
         best = [replace(one, member="dager") for one in exact]
+        best = self._descended(observations, best, bags, limit, seed=seed, progress=progress)
+        return [_with_words(one, bag) for one, bag in zip(best, bags, strict=True)]
+
+    def _descended(
+        self,
+        observations: Sequence[Observation],
+        best: list[Reconstruction],
+        bags: Sequence[Reconstruction],
+        limit: Limit,
+        *,
+        seed: int,
+        progress: Progress,
+    ) -> list[Reconstruction]:
+        """``best`` but for those that are not certain, where a descent or the bag of words comes nearer."""
         left = [k for k, one in enumerate(best) if one.certainty is Certainty.APPROXIMATE]
+        for k in left:
+            best[k] = _nearer(observations[k], best[k], replace(bags[k], member="bag of words"), bags[k])
         if not left:
             return best
         asked, evaluations = [observations[k] for k in left], self.evaluations
@@ -60,6 +79,8 @@ class TextMembers:
             shown = _part_of(progress, _SHOWN + number * half, _SHOWN + (number + 1) * half)
             (reached,) = (member(asked, seed=seed, progress=shown) for _ in counted(name, [name]))
             for k, found in zip(left, reached, strict=True):
+                if best[k].batch is not None and not _within_bag(found, bags[k]):
+                    continue
                 distance = _apart(observations[k], found)
                 if distance < apart[k] or (best[k].batch is None and found.batch is not None):
                     sure = Certainty.CONSISTENT if distance < ROUNDING else Certainty.APPROXIMATE
@@ -82,6 +103,33 @@ class TextMembers:
             return seconds_of(lambda: self._members(2 * evaluations)["tag"](asked, seed=seed)) / evaluations
 
         return max(LEAST, int(seconds_left() / time_of_one(seconds_of_each)))
+
+
+def _nearer(
+    observation: Observation, one: Reconstruction, other: Reconstruction, bag: Reconstruction
+) -> Reconstruction:
+    """``other`` where ``one`` made no guess, a word outside an exact ``bag``, or is farther from the update."""
+    if other.batch is None:
+        return one
+    if one.batch is None or not _within_bag(one, bag):
+        return other
+    return other if _apart(observation, other) < _apart(observation, one) else one
+
+
+def _within_bag(found: Reconstruction, bag: Reconstruction) -> bool:
+    """Whether all tokens of ``found`` are in ``bag``, where that is exact."""
+    if bag.words is None or not bag.words_exact or found.batch is None:
+        return True
+    tokens = found.batch.inputs
+    return bool(torch.isin(tokens[tokens >= 0].cpu(), bag.words).all())
+
+
+def _with_words(found: Reconstruction, bag: Reconstruction) -> Reconstruction:
+    """``found`` with the words of ``bag``; of a text that is certain these are its own."""
+    if found.batch is not None and found.certainty is not Certainty.APPROXIMATE:
+        tokens = found.batch.inputs
+        return replace(found, words=tokens[tokens >= 0].cpu(), words_exact=True)
+    return replace(found, words=bag.words, words_exact=bag.words_exact)
 
 
 def _part_of(progress: Progress, begin: float, end: float) -> Progress:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent, within_range
 from fl_privacy.attacks.exact.first_layer import FirstLayer, find_first_layer
 from fl_privacy.attacks.exact.rank_one import distinct_ratios, fit, residual
 from fl_privacy.attacks.gradient_inversion import labels as labeling
@@ -23,6 +24,7 @@ from fl_privacy.attacks.gradient_inversion.guesses import guessed_outputs
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.checks import number
 from fl_privacy.gradients import frozen_copy
+from fl_privacy.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 Numbered = tuple[int, Observation]
@@ -103,14 +105,15 @@ def _failures(members: Sequence[Numbered], reason: str) -> dict[int, Reconstruct
 
 def _reconstruction(observation: Observation, layer: FirstLayer, inputs: Tensor, loss: float) -> Reconstruction:
     shape = (observation.upload.num_examples, *observation.input_shape)
-    images = layer.pixels(inputs).clamp(0, 1).reshape(shape).float()
+    images, notes = within_range(layer.pixels(inputs).reshape(shape), solved=loss < ROUNDING)
+    images = images.float()
     labels, source = observation.knowledge.labels, "known"
     if labels is None:
         labels, source = _inferred_labels(observation, images), "inferred"
     if labels is None:
         return without_labels(observation)
     batch = Batch(images.cpu(), labels.cpu())
-    return Reconstruction(id=observation.id, batch=batch, loss=loss, history=(loss,), label_source=source)
+    return Reconstruction(id=observation.id, batch=batch, loss=loss, history=(loss,), label_source=source, notes=notes)
 
 
 def _inferred_labels(observation: Observation, images: Tensor) -> Tensor | None:
@@ -120,6 +123,8 @@ def _inferred_labels(observation: Observation, images: Tensor) -> Tensor | None:
     sent = observation.assumed()
     values = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=values.device, dtype=values.dtype)
+    if not is_plain(observation.loss or CROSS_ENTROPY):
+        return Reproduction(observation, model_as_sent(observation)).labels(images)
     outputs = guessed_outputs(model, images.to(values), output[0])
     gradient = {name: g / observation.plan.loss_scale for name, g in as_gradient(observation).items() if name in output}
     return labeling.infer_labels(gradient, output, len(images), *outputs)

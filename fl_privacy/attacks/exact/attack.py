@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.checks import number, whole
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads
-from fl_privacy.types import Observation, Reconstruction
+from fl_privacy.types import Certainty, Observation, Reconstruction
 
 _SURE = 1e-3
 """Expected error of a pixel of what patches were solved for."""
@@ -150,14 +150,22 @@ def _recursed(group: Group, chain: Chain, report: Report) -> dict[int, Reconstru
         for (position, observation), sound, image, left in zip(
             some, found.sound.tolist(), found.images, found.left.tolist(), strict=True
         ):
-            read = Read(image[None].clamp(0, 1), unique=False, loss=left)
             results[position] = (
-                certified(Reproduction(observation, model), read)
+                _certified_in_range(Reproduction(observation, model), Read(image[None], unique=False, loss=left))
                 if sound
                 else failed(observation, "The equations of one image are expected, but those of the layers disagree.")
             )
         report(len(results) / len(observations))
     return results
+
+
+def _certified_in_range(reproduction: Reproduction, read: Read) -> Reconstruction:
+    """What was ``read``, cut to [0, 1] unless only what goes beyond gives the update."""
+    cut = certified(reproduction, replace(read, images=read.images.clamp(0, 1)))
+    if cut.certainty is not Certainty.APPROXIMATE:
+        return cut
+    beyond = certified(reproduction, read)
+    return cut if beyond.certainty is Certainty.APPROXIMATE else beyond
 
 
 def _source(observation: Observation) -> FirstLayer | PatchEmbedding | Chain:

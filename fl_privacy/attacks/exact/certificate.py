@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion import labels as labeling
 from fl_privacy.attacks.gradient_inversion.grouping import without_labels
+from fl_privacy.attacks.gradient_inversion.solved_labels import Head, labels_behind
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.gradients import frozen_copy, loss_gradients
 from fl_privacy.gradients.watch import entering
+from fl_privacy.losses import CROSS_ENTROPY, Loss, is_plain
 from fl_privacy.models.cut import Rest
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, Tensors
 
@@ -20,6 +22,9 @@ ROUNDING = 1e-3
 
 EXACT = 3e-5
 """The same, of a single image, where no sign in front of a ReLU says whether it is the right one."""
+
+_BEYOND = 0.01
+"""By which inputs may leave [0, 1] for rounding."""
 
 _NEARLY_SAME = 0.01
 """Errors of the outputs that are those of classes up to this share of their length."""
@@ -62,25 +67,45 @@ class Reproduction:
         Args:
             images: (B, C, H, W), or tokens (B, L).
         """
-        return _labels(self._errors(self.model, self._entering(images)))
+        return self._solved(self.model, self._entering(images))
 
     def classes(self, images: Tensor) -> Tensor | None:
         """The likeliest class (B,) of each image (B, C, H, W), also where images are not exact; ``None`` as above."""
+        if not is_plain(self.loss):
+            return self.labels(images)
         found = self._errors(self.model, self._entering(images))
         return None if found is None else found[1].argmin(1)
 
     def labels_of(self, features: Tensor, path: str) -> Tensor | None:
         """The same from ``features`` (B, ...) that enter the layer at ``path``, which lies in front of the output's."""
         rest = Rest(self.model, path, self.observation.input_shape)
-        return _labels(self._errors(rest, features.to(self._device, torch.float64)))
+        return self._solved(rest, features.to(self._device, torch.float64))
+
+    @property
+    def loss(self) -> Loss:
+        """Of the client, as far as it is known."""
+        return self.observation.loss or CROSS_ENTROPY
+
+    def _solved(self, network: nn.Module, inputs: Tensor) -> Tensor | None:
+        """Labels of what enters ``network``."""
+        found = self._errors(network, inputs)
+        if found is None or is_plain(self.loss):
+            return _labels(found)
+        output = labeling.output_layer(self.observation.model, self.observation.num_classes)
+        path = "" if output is None else output[0].rpartition(".")[0]
+        head = Head.of(network, inputs, path, self.model.get_submodule(path))
+        labels, _ = labels_behind(head, self.loss, found[1] / len(inputs))
+        return labels
 
     def _errors(self, network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
         """p and p - y (B, K); ``None`` without an output layer."""
         observation = self.observation
         output = labeling.output_layer(observation.model, observation.num_classes)
         gradient = as_gradient(observation)
-        if output is None or output[0] not in gradient:
+        if output is None:
             return None
+        if output[0] not in gradient:
+            return self._errors_of_one(network, inputs, gradient.get(output[1] or ""))
         owner = output[0].rpartition(".")[0]
         with torch.no_grad(), entering({owner: self.model.get_submodule(owner)}) as calls:
             probabilities = network(inputs).softmax(1)
@@ -92,6 +117,14 @@ class Reproduction:
             observed = torch.cat([observed, gradient[output[1]].double()[:, None]], 1)
         scale = len(inputs) / observation.plan.loss_scale
         return probabilities, scale * least_squares(entered.T, observed.T)
+
+    def _errors_of_one(self, network: nn.Module, inputs: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """The same from the gradient (K,) of the output layer's bias, which of one example says it all."""
+        if bias is None or len(inputs) > 1:
+            return None
+        with torch.no_grad():
+            probabilities = network(inputs).softmax(1)
+        return probabilities, bias.double()[None] / self.observation.plan.loss_scale
 
     def distance(self, batch: Batch, *, any_scale: bool = True) -> float:
         """How far the gradient of ``batch`` is from the one observed, as a share of the latter's length.
@@ -113,9 +146,9 @@ class Reproduction:
             self.model,
             ModelState(dict(self.model.named_parameters()), dict(self.model.named_buffers())),
             Batch(self._entering(batch.inputs), labels.double() if labels.is_floating_point() else labels),
-            batch_norm=plan.batch_norm,
+            batch_norm=None,
             loss_scale=plan.loss_scale,
-            loss_function=F.cross_entropy,
+            loss_function=self.loss,
         ).gradients
 
     def _entering(self, inputs: Tensor) -> Tensor:
@@ -162,13 +195,26 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
     certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
     if read.unique and apart < (EXACT if len(read.images) == 1 else ROUNDING):
         certainty = Certainty.PROVEN
+    images, notes = within_range(read.images, solved=certainty is not Certainty.APPROXIMATE)
     return Reconstruction(
         id=observation.id,
-        batch=Batch(read.images.clamp(0, 1).float().cpu(), labels.cpu()),
+        batch=Batch(images.float().cpu(), labels.cpu()),
         loss=read.loss,
         history=(read.loss,),
         label_source=source,
         certainty=certainty,
+        notes=notes,
+    )
+
+
+def within_range(images: Tensor, *, solved: bool) -> tuple[Tensor, tuple[str, ...]]:
+    """``images`` cut to [0, 1], unless they were ``solved`` for and are of another scale; then that, in a sentence."""
+    low, high = float(images.min()), float(images.max())
+    if not solved or (low > -_BEYOND and high < 1 + _BEYOND):
+        return images.clamp(0, 1), ()
+    return images, (
+        f"What was solved for is not in [0, 1] but from {low:.3g} to {high:.3g}: the client's inputs are of another"
+        " scale, in which they are given; input_range= tells attacks of it.",
     )
 
 

@@ -214,7 +214,11 @@ class _Mixed:
         path = self.layer.weight.rpartition(".")[0]
         shape = self.reproduction.observation.input_shape
         return mixture_of(
-            self.weight, self.bias, self._values, self.basis, Behind(self.reproduction.model, path, shape)
+            self.weight,
+            self.bias,
+            self._values,
+            self.basis,
+            Behind(self.reproduction.model, path, shape, self.reproduction.loss),
         )
 
     def images(self, inputs: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.deadline import timely
 from fl_privacy.gradients.watch import leaving
+from fl_privacy.losses import CROSS_ENTROPY, Loss
 
 _INDEPENDENCE = 0.03
 """Share that images taken apart by their independence have of each other, about: that of 30 dB."""
@@ -49,17 +49,19 @@ class Behind:
         model: in double precision.
         path: of the layer.
         image_shape: (C, H, W).
+        loss: of the client.
     """
 
     model: nn.Module
     path: str
     image_shape: tuple[int, ...]
+    loss: Loss = CROSS_ENTROPY
 
     def signal(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """D (B, M), with its graph, of z (B, M) and classes (B,)."""
         layer, black = self.model.get_submodule(self.path), outputs.new_zeros(len(outputs), *self.image_shape)
         with torch.enable_grad(), leaving({self.path: layer}, lambda *_: outputs):
-            loss = F.cross_entropy(self.model(black), labels)
+            loss = self.loss(self.model(black), labels)
         (found,) = torch.autograd.grad(loss, outputs, create_graph=True)
         return found
 

@@ -25,7 +25,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.gradients import frozen_copy
 from fl_privacy.models import Front, cut_layer
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Observation, Reconstruction
+from fl_privacy.types import ModelState, Observation, Reconstruction
 
 FeatureSource = Literal["auto", "known", "recovered"]
 """Where the output of the private layers comes from: the attacker was told, or recovers it from the public gradients;
@@ -40,11 +40,12 @@ JOINTLY = "It optimizes the private layers jointly with the image, starting from
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInversion:
-    """Minimize ``||F(x) - O||^2 / ||O||^2`` + priors (Gu et al. 2021, Algorithm 3; He et al. 2019).
+    """Minimize ``||F(x) - O||^2 / ||O||^2`` + priors (He et al. 2019; Gu et al. 2021, Algorithm 3, does not divide).
 
     O is what the victim's private layers put out, which is what enters the first public layer; F are the private layers
     of a colluding client, or whatever stands in for the victim's. Where nothing is private, F is the first layer as it
-    was sent. Dividing by ``||O||^2`` makes the weights of the priors independent of the scale of the features.
+    was sent. Dividing by ``||O||^2`` makes the weights of the priors independent of the scale of the features;
+    ``relative=False`` does not divide, as published.
 
     With ``front="joint"`` the values of F are found with each image, held near those that stand in by ``anchor``. The
     public gradients depend on image and private layers through O alone, so that this is the joint attack on them, too.
@@ -55,6 +56,7 @@ class ModelInversion:
         recover_at: the module whose input is recovered instead, such as a later one where Lemma 1 has a closed form; F
             then reaches up to it.
         front: whether F is taken as it is.
+        relative: whether the squared distance is divided by ``||O||^2``.
         anchor: weight of the squared distance of F to what it starts from, in shares of its squared norm.
         optimizer: of the guesses.
         priors: terms added to the objective.
@@ -71,6 +73,7 @@ class ModelInversion:
     features: FeatureSource = "auto"
     recover_at: str | None = None
     front: FrontPolicy = "auto"
+    relative: bool = True
     anchor: float = 1e-2
     optimizer: Optimizer = field(default_factory=LBFGS)
     priors: tuple[Prior, ...] = (TotalVariation(weight=1e-3),)
@@ -124,7 +127,8 @@ class ModelInversion:
         except UserError as error:
             raise NotAttackableError(str(error)) from error
         evaluating = replace(first.plan, batch_norm="eval")  # an image's features are its own
-        front = Front(frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=dtype), layer)
+        values = first.assumed() if self.features == "recovered" else _values_of_front(first)
+        front = Front(frozen_copy(first.model, values, evaluating, device=device, dtype=dtype), layer)
         told = self._features(list(group.observations.values()), front, seed=seed, report=report)
         known = list(zip(group.observations.items(), told, strict=True))
         results = {position: failed(o, reason) for (position, o), reason in known if isinstance(reason, str)}
@@ -194,6 +198,7 @@ class ModelInversion:
             shape=(first.upload.num_examples, *first.input_shape),
             unknown={f"model.{name}": values[name].detach() for name in names},
             anchor=self.anchor,
+            relative=self.relative,
         )
         starts = [derive_generator(seed, "attack", str(o.id), k) for o in observations for k in range(restarts)]
         found = minimize(
@@ -250,3 +255,11 @@ class ModelInversion:
         ).to(problem.features)
         values = [value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]
         return torch.cat([pixels, *values], 1)
+
+
+def _values_of_front(observation: Observation) -> ModelState:
+    """Those that the attacker works with, or of the colluding client's own trained model where that stands in."""
+    assumed, front = observation.assumed(), observation.knowledge.front
+    if front is None:
+        return assumed
+    return ModelState({**assumed.parameters, **front.parameters}, {**assumed.buffers, **front.buffers})

@@ -14,7 +14,7 @@ from fl_privacy.models import Front
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InversionProblem:
-    """``||F(x) - O||^2 / ||O||^2`` plus priors, of the variables (V, N): pixels, then values of the front.
+    """``||F(x) - O||^2`` plus priors, of the variables (V, N): pixels, then values of the front.
 
     Attributes:
         front: F, with the values that are known or stand in for the victim's.
@@ -24,6 +24,7 @@ class InversionProblem:
         shape: (B, C, H, W) of one victim.
         unknown: values of the front that are optimized with the images, as they stand in for the victim's; by name.
         anchor: weight of their squared distance to these, in shares of the squared norm.
+        relative: whether the distance is divided by ``||O||^2``.
         attempts: so many neighboring victims are attempts at the same one.
     """
 
@@ -34,6 +35,7 @@ class InversionProblem:
     shape: tuple[int, ...]
     unknown: Mapping[str, Tensor]
     anchor: float
+    relative: bool = True
     attempts: int = 1
 
     @property
@@ -54,7 +56,8 @@ class InversionProblem:
             features = self.front(images.flatten(0, 1)).unflatten(0, images.shape[:2])
             strayed = images.new_zeros(len(images))
         distance = (features - self.features).flatten(1).square().sum(1)
-        loss: Tensor = distance / self.features.flatten(1).square().sum(1) + self.anchor * strayed
+        unit = self.features.flatten(1).square().sum(1) if self.relative else 1.0
+        loss: Tensor = distance / unit + self.anchor * strayed
         guess = Guess(images, self.attempts, lambda: ())
         for prior in self.priors:
             loss = loss + prior(guess)

@@ -5,12 +5,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.guesses import guessed_outputs
-from fl_privacy.attacks.gradient_inversion.labels import infer_labels, output_layer
+from fl_privacy.attacks.gradient_inversion.labels import choose_labels, infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.standings import Minimum
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.film import Snapshot, shortened
+from fl_privacy.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 UNKNOWN = -1
@@ -66,6 +68,16 @@ def _inferred(observation: Observation, model: nn.Module, images: Tensor) -> Ten
     gradient = {n: g.to(values) / scale for n, g in as_gradient(observation).items() if n in layer}
     if not any(g.any() for g in gradient.values()):
         return unknown
+    if not is_plain(observation.loss or CROSS_ENTROPY):
+        return _of_other_loss(observation, model, unknown)
     outputs = guessed_outputs(model, images.to(values), layer[0])
     labels = infer_labels(gradient, layer, len(images), *outputs)
+    return unknown if labels is None else labels
+
+
+def _of_other_loss(observation: Observation, model: nn.Module, unknown: Tensor) -> Tensor:
+    try:
+        labels, _ = choose_labels(observation, "auto", model, loss_scale=observation.plan.loss_scale, seed=0)
+    except NotAttackableError:
+        return unknown
     return unknown if labels is None else labels

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.gradient_inversion.compile import check_compiler
@@ -39,8 +40,12 @@ class GradientInversion(Settings):
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         """Attack all ``observations``; see :class:`fl_privacy.attacks.attack.ReconstructionAttack`."""
-        seen = seen_through(observations, clips=True) if self.evident else observations
-        return attack_in_groups(seen, lambda group, report: self._attack(group, seed, report), progress=progress)
+        return attack_in_groups(
+            observations,
+            lambda group, report: self._attack(group, seed, report),
+            progress=progress,
+            see=partial(seen_through, clips=True) if self.evident else list,
+        )
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
         """What its generator of images (C, H, W) was trained on; ``None`` where it has none.

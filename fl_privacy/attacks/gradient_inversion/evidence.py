@@ -1,7 +1,8 @@
 """What an update itself shows of the defense that made it, to an attacker that nobody has told."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,9 @@ from fl_privacy.attacks.gradient_inversion.attackable import why_not_attackable
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.noise import noise_over_gradient, ratio_of_gradient
 from fl_privacy.effects import Clipped, Description, MutedFeatures, Noise, Part, Quantized, Sparse
-from fl_privacy.gradients import loss_gradients
+from fl_privacy.gradients import loss_gradients, set_mode
+from fl_privacy.losses import CROSS_ENTROPY
+from fl_privacy.plain_models import detached_copy
 from fl_privacy.types import Batch, Observation, Tensors
 
 _ENOUGH = 64
@@ -52,15 +55,28 @@ def usual_of(observation: Observation) -> Usual:
     count = observation.upload.num_examples
     like = next(iter(observation.sent.parameters.values()))
     scattered = columns = noise = 0.0
+    model, state, loss = detached_copy(observation.model), observation.assumed(), observation.loss or CROSS_ENTROPY
+    set_mode(model, "eval")
+    if observation.plan.mode == "eval":
+        model.eval()
     for _ in range(3):
         images = torch.rand((count, *observation.input_shape), generator=rng).to(like)
         labels = torch.randint(observation.num_classes, (count,), generator=rng).to(like.device)
-        state = observation.assumed()
-        found = loss_gradients(observation.model, state, Batch(images, labels), batch_norm="eval").gradients
+        with _same_draws(like.device):
+            result = loss_gradients(model, state, Batch(images, labels), batch_norm=None, loss_function=loss)
+        found = result.gradients
         scattered = max(scattered, scattered_zeros(found))
         columns = max(columns, _empty_columns(observation, found))
         noise = max(noise, ratio_of_gradient(found, observation))
     return Usual(scattered, columns, noise)
+
+
+@contextmanager
+def _same_draws(device: torch.device) -> Iterator[None]:
+    """Within the context a model that draws at random in training draws the same each time."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        yield
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:
@@ -105,7 +121,7 @@ def _usual_if_any(observation: Observation) -> Usual | None:
     """``None`` where the model does not take such images, which the attack says later."""
     try:
         return usual_of(observation)
-    except (RuntimeError, ValueError, IndexError):
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
         return None
 
 

@@ -8,6 +8,7 @@ import torch
 from fl_privacy.attacks.attack import Progress, Report
 from fl_privacy.attacks.deadline import even_share
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError, why_not_attackable
+from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed, restored
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation, Reconstruction
@@ -72,7 +73,9 @@ class Group:
         rounds = [self.first, *(group.first for group in self.earlier)]
         pairs = zip(rounds, [victim.observation, *victim.earlier], strict=True)
         return all(
-            _same_values(own.sent, other.sent) and _same_values(own.knowledge.private, other.knowledge.private)
+            _same_values(own.sent, other.sent)
+            and _same_values(own.knowledge.private, other.knowledge.private)
+            and _same_values(own.knowledge.front, other.knowledge.front)
             for own, other in pairs
         )
 
@@ -109,6 +112,7 @@ def attack_in_groups(
     progress: Progress,
     wrong: Callable[[Observation], str | None] = why_not_attackable,
     as_victims: Callable[[Iterable[tuple[int, Observation]]], list[Victim]] = victims_of,
+    see: Callable[[Sequence[Observation]], Sequence[Observation]] = list,
 ) -> list[Reconstruction]:
     """The reconstruction of each observation, in their order.
 
@@ -118,8 +122,11 @@ def attack_in_groups(
         progress: told of a thousand parts of each victim.
         wrong: why an observation can't be attacked.
         as_victims: which observations make one victim.
+        see: what is made of the observations once what nobody said of the clients is found out.
     """
-    reasons = {position: wrong(observation) for position, observation in enumerate(observations)}
+    asked, known = observations, disclosed(observations)
+    observations = see([one.observation for one in known])
+    reasons = {position: known[position].wrong or wrong(o) for position, o in enumerate(observations)}
     results = {p: failed(observations[p], reason) for p, reason in reasons.items() if reason is not None}
     victims = as_victims([(p, o) for p, o in enumerate(observations) if p not in results])
     total, done = 1000 * len(victims), 0
@@ -138,7 +145,7 @@ def attack_in_groups(
     for victim in victims:
         for position in victim.positions:
             results[position] = replace(results[victim.position], id=observations[position].id)
-    return [results[position] for position in range(len(observations))]
+    return [restored(asked[position], known[position], results[position]) for position in range(len(asked))]
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:
@@ -227,6 +234,7 @@ def _key(observation: Observation) -> tuple[object, ...]:
         repr(observation.knowledge.defense),
         None if observation.knowledge.labels is None else observation.knowledge.labels.dim(),
         observation.knowledge.features_at,
+        observation.loss,
     )
 
 

@@ -6,7 +6,9 @@ from torch import Tensor, nn
 from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.guesses import usual_outputs
 from fl_privacy.attacks.gradient_inversion.settings import LabelPolicy
+from fl_privacy.attacks.gradient_inversion.solved_labels import SingleExample, counted_labels, labels_behind
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.models import TextModel
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
@@ -29,6 +31,11 @@ def choose_labels(
     """
     told, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
+        if observation.loss is not None and observation.loss.takes == "indices":
+            raise NotAttackableError(
+                f"Labels are expected to be optimized as rows (B, K), but {observation.loss.name} takes classes alone;"
+                " use labels=auto."
+            )
         return None, "optimized"
     if policy != "infer" and told is not None:
         return told.to(like.device, like.dtype if told.is_floating_point() else torch.long), "known"
@@ -39,10 +46,12 @@ def choose_labels(
             "The labels of a language model are its next tokens, which are not inferred; use attack=dager, or"
             " threat_model=knows_labels."
         )
-    layer = output_layer(model, observation.num_classes)
+    layer, loss = output_layer(model, observation.num_classes), observation.loss or CROSS_ENTROPY
     if layer is None:
         raise NotAttackableError("The model has no linear output layer to infer labels from; use labels=optimize.")
     gradient = {n: g.to(like) / loss_scale for n, g in as_gradient(observation).items() if n in layer}
+    if not is_plain(loss):
+        return _labels_of(observation, model, layer, gradient, policy)
     if observation.upload.num_examples == 1:  # for which no input has to be guessed
         found = single_label(gradient, layer)
     else:
@@ -57,13 +66,45 @@ def choose_labels(
 
 
 def output_layer(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
-    """Names of weight (K, F) and bias (K,) of the last linear layer with K outputs."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == num_classes]
+    """Names of weight (K, F) and bias (K,) of the last linear layer with K outputs.
+
+    A weight that is computed from other parameters, as by a spectral norm, has its usual name, under which no gradient
+    is uploaded.
+    """
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m.out_features == num_classes}
     if not layers:
         return None
-    layer = layers[-1]
-    return names[id(layer.weight)], None if layer.bias is None else names[id(layer.bias)]
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    path, layer = list(layers.items())[-1]
+    prefix = f"{path}." if path else ""
+    own = dict(layer.named_parameters(recurse=False))
+    weight, bias = own.get("weight"), own.get("bias")
+    if layer.bias is None:
+        return first.get(id(weight), f"{prefix}weight"), None
+    return first.get(id(weight), f"{prefix}weight"), first.get(id(bias), f"{prefix}bias")
+
+
+def _labels_of(
+    observation: Observation, model: nn.Module, layer: tuple[str, str | None], gradient: Tensors, policy: LabelPolicy
+) -> tuple[Tensor | None, str]:
+    """Labels under a loss that is no plain cross entropy: solved for, counted, or left to be optimized."""
+    loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
+    evidence = _evidence(gradient, layer)
+    if evidence is not None and size == 1:
+        single = SingleExample.of(model, shape, layer, gradient)
+        if single is not None:
+            return labels_behind(single.head, loss, single.slopes)[0], "inferred"
+        if loss.targets == "classes":
+            return evidence.argmin().view(1), "inferred"
+        if loss.targets == "bits":
+            return (evidence < 0).to(evidence)[None], "inferred"
+    if evidence is not None and loss.targets == "classes":
+        return counted_labels(model, loss, shape, layer, evidence=evidence, size=size), "inferred"
+    if policy == "infer" or loss.takes == "indices":
+        raise NotAttackableError(
+            f"Nothing tells the labels of {loss.name}; use labels=optimize, or let the loss take rows."
+        )
+    return None, "optimized"
 
 
 def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:

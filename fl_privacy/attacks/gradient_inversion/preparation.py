@@ -27,6 +27,7 @@ from fl_privacy.attacks.gradient_inversion.rounds import PreparedRound, prepare_
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.gradients import OneByOne, frozen_copy
+from fl_privacy.losses import is_plain
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation
 
@@ -119,6 +120,7 @@ class Prepared:
             attempts=attempts,
             constraints=constraints,
             held=self._held(victims, restarts),
+            of_outputs=self.rounds[0].victim_model.loss,
         )
 
     @cached_property
@@ -249,7 +251,7 @@ class Prepared:
             return "texts are of different lengths"
         if self.settings.source is not None and self.settings.source.stages > 1:
             return "what is optimized changes from stage to stage"
-        if isinstance(self.rounds[0].gradients, OneByOne):
+        if isinstance(self.rounds[0].gradients, OneByOne) or not is_plain(self.rounds[0].victim_model.loss):
             return "the gradients of this model are taken victim by victim"
         return None
 

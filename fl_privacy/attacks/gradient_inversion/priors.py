@@ -59,6 +59,7 @@ class TotalVariation:
         weight: factor.
         isotropic: mean over pixels of the length of (horizontal, vertical) difference instead of the mean horizontal
             plus the mean vertical absolute difference.
+        summed: over pixels and channels instead of their mean, as published formulas without a mean have it.
         relative: of each image as it would be with the contrast of a photograph (:data:`CONTRAST`): for models that
             normalize by the batch, to which contrast is nearly nothing, so that little of it would be the smoothest.
     """
@@ -66,12 +67,16 @@ class TotalVariation:
     weight: float = 1e-4
     isotropic: bool = False
     relative: bool = False
+    summed: bool = False
 
     def __call__(self, guess: Guess) -> Tensor:
         images = guess.images
         if self.relative:
             contrast = (images.flatten(-3).var(-1) + 1e-6).sqrt()
             images = images * (CONTRAST / contrast)[..., None, None, None]
+        if self.summed:
+            across, down = images.diff(dim=-1).abs(), images.diff(dim=-2).abs()
+            return self.weight * (across.flatten(1).sum(1) + down.flatten(1).sum(1))
         if not self.isotropic:
             return self.weight * absolute_differences(images)
         across = images[..., :, 1:] - images[..., :, :-1]

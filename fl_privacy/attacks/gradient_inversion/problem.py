@@ -16,6 +16,7 @@ from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.statistics import Explicit, LayerStatistics, Products, Target
 from fl_privacy.gradients import Layered, VictimGradients, differentiable_twice
 from fl_privacy.gradients.low_rank import Factors
+from fl_privacy.losses import CROSS_ENTROPY, Loss
 from fl_privacy.types import Tensors
 
 
@@ -24,7 +25,6 @@ class _Zero:
     """Statistics of a gradient that is zero everywhere."""
 
     target: Target
-
     guess: None = None
 
     @property
@@ -157,6 +157,7 @@ class Problem:
         attempts: so many neighboring victims are attempts at the same one.
         constraints: that follow from the defense.
         held: (V, m) what the source of images holds fixed; ``None`` where there is no source.
+        of_outputs: the clients' loss.
     """
 
     settings: Settings
@@ -168,6 +169,7 @@ class Problem:
     attempts: int
     constraints: Constraints
     held: Tensor | None = None
+    of_outputs: Loss = CROSS_ENTROPY
 
     @cached_property
     def pixels(self) -> int:
@@ -187,7 +189,7 @@ class Problem:
         if self.labels is not None:
             return self.labels
         logits = variables[:, self.pixels : self._known]
-        return logits.reshape(-1, self.shape[0], self.num_classes).softmax(-1)
+        return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
         """What a private loss sends back into the features, (V, B, F) for each round; ``None`` where there is none."""

@@ -72,7 +72,7 @@ def _attack_chunk(
         found = minimize_in_stages(prepared, problem, variables, generators, report, filmed=filmed)
         images, labels = prepared.read(found.images), found.labels
         accepted = (found.loss < settings.accept * problem.zero_loss()).tolist()
-    labels = (labels.argmax(-1) if labels.is_floating_point() else labels).cpu()
+    labels = prepared.rounds[0].victim_model.loss.answers(labels).cpu()
     histories = [tuple(row[row.isfinite()].tolist()) for row in found.history.T.cpu()]
     return [
         (

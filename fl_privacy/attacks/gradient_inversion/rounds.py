@@ -24,6 +24,7 @@ from fl_privacy.attacks.gradient_inversion.targets import (
 )
 from fl_privacy.gradients import Layered, Unrolled, VictimGradients, VictimModel, frozen_copy, victim_gradients
 from fl_privacy.gradients.low_rank import factorize
+from fl_privacy.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.models import TextModel
 from fl_privacy.types import Observation, Tensors
 
@@ -88,7 +89,7 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
     names = weighted_names(settings.objective.layers, uploaded)
     unrolls = needs_unrolling(first.plan, first.upload.num_examples, settings.local_steps)
     model = frozen_copy(first.model, first.assumed(), first.plan, device=device, dtype=dtype)
-    victim_model = VictimModel(model, names, first.plan)
+    victim_model = VictimModel(model, names, first.plan, loss=first.loss or CROSS_ENTROPY)
     trial = _trial(victim_model, first)
     gradients, ranks, compared = _choose(
         victim_model, trial, unrolls=unrolls, elementwise=settings.objective.elementwise
@@ -147,7 +148,7 @@ def _choose(
 ) -> tuple[VictimGradients, Mapping[str, int], Sequence[str]]:
     """How gradients are computed, the ranks of those that are not formed, and weights that are compared by parts."""
     if unrolls:
-        return Unrolled(victim_model), {}, ()
+        return _unrolled(victim_model, trial), {}, ()
     of_one = trial.shape[2:3] if getattr(victim_model.model, "next_token", False) else ()
     labels = torch.zeros((*trial.shape[:2], *of_one), dtype=torch.long, device=trial.device)
     try:
@@ -161,6 +162,22 @@ def _choose(
         return chosen, chosen.ranks(trial, labels), ()
     is_text = isinstance(victim_model.model, TextModel)
     return chosen, {}, chosen.linear_weights(trial, labels) if is_text else ()
+
+
+def _unrolled(victim_model: VictimModel, trial: torch.Tensor) -> Unrolled:
+    """Local steps, of a loss that can be batched over victims."""
+    unrolled = Unrolled(victim_model)
+    if not is_plain(victim_model.loss):
+        labels = torch.zeros(trial.shape[:2], dtype=torch.long, device=trial.device)
+        try:
+            unrolled(trial, labels)
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise NotAttackableError(
+                f"Local steps of {victim_model.loss.name} can't be replayed by torch.func ({reason}); use"
+                " attack.local_steps=first_order."
+            ) from error
+    return unrolled
 
 
 def _circumstances(

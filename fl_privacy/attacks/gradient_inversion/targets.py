@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_privacy.gradients.unrolled import step_slices
+from fl_privacy.gradients.unrolled import number_of_steps
 from fl_privacy.types import LocalPlan, Observation, Tensors
 
 LocalSteps = Literal["unroll", "first_order"]
@@ -16,7 +16,7 @@ def needs_unrolling(plan: LocalPlan, num_examples: int, local_steps: LocalSteps)
     """Whether the update is more than a gradient in disguise."""
     if plan.shares == "gradient" or local_steps == "first_order":
         return False
-    return plan.optimizer != "sgd" or len(step_slices(num_examples, plan)) > 1
+    return plan.optimizer != "sgd" or number_of_steps(num_examples, plan) > 1
 
 
 def is_sum_of_gradients(plan: LocalPlan) -> bool:
@@ -39,7 +39,7 @@ def as_gradient(observation: Observation) -> Tensors:
     plan, total = observation.plan, accumulated_gradient(observation)
     if plan.shares == "gradient" or plan.optimizer != "sgd":
         return total
-    factor = _sgd_factor(len(step_slices(observation.upload.num_examples, plan)), plan)
+    factor = _sgd_factor(number_of_steps(observation.upload.num_examples, plan), plan)
     sent = observation.sent.parameters
     return {name: t / factor - plan.weight_decay * sent[name] for name, t in total.items()}
 
@@ -50,7 +50,7 @@ def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -
         return 1.0
     if unrolls or plan.optimizer != "sgd":
         return 1 / plan.lr
-    return 1 / (plan.lr * _sgd_factor(len(step_slices(num_examples, plan)), plan))
+    return 1 / (plan.lr * _sgd_factor(number_of_steps(num_examples, plan), plan))
 
 
 def _sgd_factor(steps: int, plan: LocalPlan) -> float:

@@ -98,5 +98,5 @@ def sapag(
     )
     if optimizer == "adamw":
         adam = Adam(lr=1e-3 if lr is None else lr, weight_decay=0.01)
-        published = replace(published, optimizer=adam, projection="clamp")
+        published = replace(published, optimizer=adam, projection="clamp", iterations=20_000)
     return vary(published, options)

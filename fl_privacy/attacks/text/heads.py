@@ -23,7 +23,7 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
     what enters the head at the last position times p - y, a least squares system for y. A head tied to the embeddings
     has the gradient of these in the rows of the texts' own tokens as well, hardly any of it along what enters it.
     """
-    head = _head(model)
+    head = head_of(model)
     if head is None or head[0] not in gradient:
         return tokens
     name, module = head
@@ -44,7 +44,7 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
     return longer
 
 
-def _head(model: TextModel) -> tuple[str, nn.Linear] | None:
+def head_of(model: TextModel) -> tuple[str, nn.Linear] | None:
     """Name of the weight and module of the last linear layer that puts out a number for each token."""
     tokens, names = model.words.num_embeddings, {id(p): name for name, p in model.named_parameters()}
     heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == tokens]

@@ -146,6 +146,18 @@ def guarantee(
     )
 
 
+def promises_privacy(defense: Defense) -> bool:
+    """Whether a part of ``defense`` noises what it has clipped, so that somebody may count on a guarantee.
+
+    What leaves a client beside such an upload, as an exact loss, is covered by no guarantee and has to stay.
+    """
+    effects = [part.effect for part in defense.parts]
+    return any(
+        isinstance(effect, ClippedExamples | PrivateRelease) or (isinstance(effect, Noise) and effect.clip is not None)
+        for effect in effects
+    )
+
+
 def mechanism(defense: Defense) -> Part | None:
     """The part of ``defense`` whose noise the accountants count, clipped or not; ``None`` where none or several do."""
     found = _mechanisms(defense)

@@ -65,12 +65,16 @@ class Client:
     model: nn.Module
     plan: LocalPlan
     defense: Defense = field(default_factory=Defense)
-    seed: int | Secret = field(default_factory=Secret.draw)
+    seed: int | Secret | None = field(default_factory=Secret.draw)
     audit_seed: int | None = None
     device: torch.device | str = "cpu"
     threads: int = 1
     test: LabelledExamples | None = None
     guard: ModelGuard | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed is None:  # the operating system's, as wherever a seed may be left out
+            object.__setattr__(self, "seed", Secret.draw())
 
     def update(self, sent: ModelState, state: ClientState, *, round: int) -> LocalResult:
         """Train in ``round`` on the client's own examples and upload.
@@ -252,6 +256,7 @@ class Client:
 
     def _rng(self, *names: str | int) -> torch.Generator:
         """The stream ``names``, the same at every call."""
+        assert self.seed is not None, "drawn when it was left out"
         return derive_generator(self.seed, "client", self.id, *names)
 
     def _once(self, *names: str | int) -> torch.Generator:

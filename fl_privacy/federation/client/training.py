@@ -1,6 +1,7 @@
 """One client's work in a round: defended local training from model to upload, then of its private part."""
 
 import copy
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
+from fl_privacy.defenses.privacy.accounting import promises_privacy
 from fl_privacy.federation.client.plain_pass import PlainPass
 from fl_privacy.federation.client.private_part import join_private, private_values, store_private
 from fl_privacy.progress import counted
@@ -25,7 +27,8 @@ class LocalResult:
 
     Attributes:
         upload: all that leaves the client.
-        train_loss: mean over the local steps.
+        train_loss: mean over the local steps; NaN behind a defense that promises differential privacy: an exact loss
+            tells what the noise hides, so that it stays with the client.
         seconds: of the whole update.
         defense_seconds: of the defense's hooks within it; changes of the loss are a part of the pass, not of these.
         bytes_up: of the upload, where they were counted as it came; ``None`` has them counted anew.
@@ -120,7 +123,7 @@ def local_update(
     shared_buffers = {n: buffers[n] for n in sent.buffers} if plan.buffers == "shared" else {}
     return LocalResult(
         upload=Upload(tensors=update, buffers=shared_buffers, num_examples=num_examples),
-        train_loss=float(torch.stack(list(steps.losses)).mean()),
+        train_loss=math.nan if promises_privacy(defense) else float(torch.stack(list(steps.losses)).mean()),
         seconds=time.perf_counter() - started,
         defense_seconds=timed.seconds,
     )

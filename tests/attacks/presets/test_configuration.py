@@ -29,6 +29,7 @@ VARIANTS = (
     "inverting_gradients_notebook",
     "inverting_gradients_refiner",
     "grad_inversion_paper",
+    "model_inversion_paper",
     "grad_inversion_refiner",
     "idlg_refiner",
 )
@@ -71,6 +72,7 @@ def test_presets_are_varied_by_what_all_attacks_have() -> None:
     assert attacks.idlg(iterations=7, start="uniform") == replace(plain, iterations=7, start=Uniform())
     assert attacks.idlg(layers={"fc*": 0}).objective == L2(layers={"fc*": 0})
     assert attacks.sapag(optimizer="adamw").projection == "clamp"
+    assert [attacks.sapag(optimizer=each).iterations for each in ("lbfgs", "adamw")] == [500, 20_000]
     assert attacks.sapag(optimizer="adamw", projection="minmax").projection == "minmax"
     widths = [attacks.sapag(optimizer=optimizer).objective.bandwidth for optimizer in ("lbfgs", "adamw")]
     assert widths == [10, 1] and attacks.sapag(bandwidth=3).objective.bandwidth == 3

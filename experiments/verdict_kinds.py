@@ -1,0 +1,267 @@
+"""Guesses of which it is known by construction whether a reader sees the original in them, for ``verdict_pairs.py``.
+
+Not a command of its own.
+"""
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from fl_privacy.data import Examples
+from fl_privacy.metrics.looks import blurred
+
+Make = Callable[["Subjects"], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subjects:
+    """What guesses are made of.
+
+    Attributes:
+        images: (N, C, H, W) in [0, 1], the originals.
+        labels: (N,) their classes.
+        spare: images that are neither originals nor candidates.
+        spare_labels: their classes.
+        rng: of what is random.
+    """
+
+    images: Tensor
+    labels: Tensor
+    spare: Tensor
+    spare_labels: Tensor
+    rng: torch.Generator
+
+    @property
+    def noise(self) -> Tensor:
+        return torch.randn(self.images.shape, generator=self.rng)
+
+    @classmethod
+    def of(cls, originals: Examples, spare: Examples, seed: int = 0) -> "Subjects":
+        """Of bytes."""
+        every = torch.arange(len(originals)), torch.arange(len(spare))
+        own, other = originals.batch(every[0]), spare.batch(every[1])
+        return cls(
+            images=own.inputs,
+            labels=own.labels,
+            spare=other.inputs,
+            spare_labels=other.labels,
+            rng=torch.Generator().manual_seed(seed),
+        )
+
+
+def shifted(images: Tensor, down: int, right: int) -> Tensor:
+    """Moved by so many pixels, edges repeated."""
+    height, width = images.shape[-2:]
+    padded = functional.pad(images, (4, 4, 4, 4), "replicate")
+    return padded[..., 4 - down : 4 - down + height, 4 - right : 4 - right + width]
+
+
+def as_jpeg(images: Tensor, quality: int) -> Tensor:
+    made = []
+    for image in images:
+        written, pixels = io.BytesIO(), (255 * image).round().byte().permute(1, 2, 0).numpy()
+        Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(written, "JPEG", quality=quality)
+        back = torch.from_numpy(np.array(Image.open(written))).float() / 255
+        made.append(back[None] if back.dim() == 2 else back.permute(2, 0, 1))
+    return torch.stack(made)
+
+
+def half_black(images: Tensor) -> Tensor:
+    found = images.clone()
+    found[..., images.shape[-1] // 2 :] = 0
+    return found
+
+
+def own_color(s: Subjects) -> Tensor:
+    return s.images.mean((2, 3), keepdim=True).expand_as(s.images)
+
+
+def of_class(s: Subjects, pick: Callable[[Tensor], Tensor]) -> Tensor:
+    """For each original what ``pick`` makes of the spare images of its class, of all where there is none."""
+    made = []
+    for label in s.labels:
+        own = s.spare[s.spare_labels == label]
+        made.append(pick(own if len(own) else s.spare))
+    return torch.stack(made)
+
+
+def at_random(s: Subjects) -> Callable[[Tensor], Tensor]:
+    return lambda images: images[int(torch.randint(len(images), (), generator=s.rng))]
+
+
+def from_prior(s: Subjects) -> Tensor:
+    """Samples of a Gaussian with the spare images' first principal components."""
+    flat = s.spare.flatten(1)
+    mean = flat.mean(0)
+    _, scales, directions = torch.linalg.svd(flat - mean, full_matrices=False)
+    number = min(60, len(scales) - 1)
+    weights = torch.randn(len(s.images), number, generator=s.rng) * scales[:number] / len(flat) ** 0.5
+    return (mean + weights @ directions[:number]).view_as(s.images).clamp(0, 1)
+
+
+def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+    return functional.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False)
+
+
+def mapped(images: Tensor, degrees: float) -> Tensor:
+    angle = torch.tensor(degrees).deg2rad()
+    matrix = torch.stack(
+        [torch.stack([angle.cos(), -angle.sin(), angle * 0]), torch.stack([angle.sin(), angle.cos(), angle * 0])]
+    )
+    grid = functional.affine_grid(matrix.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def elastic(s: Subjects) -> Tensor:
+    """Every pixel moved by about a pixel in 32, in a smooth field."""
+    height, width = s.images.shape[-2:]
+    coarse = torch.randn(len(s.images), 2, 5, 5, generator=s.rng) * 2 / 32
+    field = functional.interpolate(coarse, size=(height, width), mode="bicubic", align_corners=False).permute(
+        0, 2, 3, 1
+    )
+    still = functional.affine_grid(
+        torch.eye(2, 3).expand(len(s.images), 2, 3), list(s.images.shape), align_corners=False
+    )
+    return functional.grid_sample(s.images, still + field, padding_mode="border", align_corners=False)
+
+
+def erased(s: Subjects) -> Tensor:
+    """A rectangle of 40 % of height and width is noise."""
+    found, (height, width) = s.images.clone(), s.images.shape[-2:]
+    rows, columns = int(0.4 * height), int(0.4 * width)
+    for image in found:
+        top, left = (
+            int(torch.randint(total - part, (), generator=s.rng)) for total, part in ((height, rows), (width, columns))
+        )
+        image[:, top : top + rows, left : left + columns] = torch.rand(len(image), rows, columns, generator=s.rng)
+    return found
+
+
+def peppered(s: Subjects) -> Tensor:
+    """A tenth of the pixels black or white."""
+    where = torch.rand(s.images[:, :1].shape, generator=s.rng)
+    return s.images.masked_fill(where < 0.05, 0.0).masked_fill(where > 0.95, 1.0)
+
+
+def median(images: Tensor) -> Tensor:
+    """Of 3 x 3 pixels."""
+    padded = functional.pad(images, (1, 1, 1, 1), "replicate")
+    return padded.unfold(-2, 3, 1).unfold(-2, 3, 1).flatten(-2).median(-1).values
+
+
+def cropped(images: Tensor) -> Tensor:
+    """The upper left 80 %, as large as the original."""
+    height, width = (int(0.8 * side) for side in images.shape[-2:])
+    return resized(images[..., :height, :width], (images.shape[-2], images.shape[-1]))
+
+
+def only_edges(images: Tensor) -> Tensor:
+    """Largest change to a neighbor."""
+    down = functional.pad((images[..., 1:, :] - images[..., :-1, :]).abs(), (0, 0, 0, 1))
+    right = functional.pad((images[..., 1:] - images[..., :-1]).abs(), (0, 1))
+    return torch.maximum(down, right)
+
+
+def stripes(s: Subjects) -> Tensor:
+    return ((torch.arange(s.images.shape[-1]) // 4) % 2).float().expand_as(s.images).contiguous()
+
+
+def checkerboard(s: Subjects) -> Tensor:
+    rows, columns = (torch.arange(side) // 4 for side in s.images.shape[-2:])
+    return ((rows[:, None] + columns) % 2).float().expand_as(s.images).contiguous()
+
+
+def shuffled(s: Subjects) -> Tensor:
+    """The original's own pixels in a random order."""
+    flat = s.images.flatten(2)
+    return torch.stack([i[:, torch.randperm(i.shape[1], generator=s.rng)] for i in flat]).view_as(s.images)
+
+
+def blob(s: Subjects) -> Tensor:
+    """The original's own brightness at 4 x 4, as large as it is."""
+    size = (s.images.shape[-2], s.images.shape[-1])
+    return functional.interpolate(
+        functional.adaptive_avg_pool2d(s.images, 4), size=size, mode="bilinear", align_corners=False
+    )
+
+
+def dotted(s: Subjects) -> Tensor:
+    """Independent pixels, nothing else."""
+    return torch.rand(s.images.shape, generator=s.rng)
+
+
+READ: Mapping[str, Make] = {
+    "itself": lambda s: s.images,
+    "mirror": lambda s: s.images.flip(-1),
+    "negative": lambda s: 1 - s.images,
+    "shift by 1": lambda s: shifted(s.images, 1, -1),
+    "shift by 2": lambda s: shifted(s.images, 2, -2),
+    "shift by 3": lambda s: shifted(s.images, -3, 3),
+    "brightness +.2": lambda s: (s.images + 0.2).clamp(0, 1),
+    "brightness -.2": lambda s: (s.images - 0.2).clamp(0, 1),
+    "contrast x .5": lambda s: 0.5 + (s.images - 0.5) * 0.5,
+    "contrast x 2": lambda s: (0.5 + (s.images - 0.5) * 2).clamp(0, 1),
+    "noise .05": lambda s: (s.images + 0.05 * s.noise).clamp(0, 1),
+    "noise .1": lambda s: (s.images + 0.1 * s.noise).clamp(0, 1),
+    "noise .2": lambda s: (s.images + 0.2 * s.noise).clamp(0, 1),
+    "blur 1": lambda s: blurred(s.images, 1.0),
+    "blur 2": lambda s: blurred(s.images, 2.0),
+    "JPEG 10": lambda s: as_jpeg(s.images, 10),
+    "half resolution": lambda s: functional.interpolate(functional.avg_pool2d(s.images, 2), size=s.images.shape[-2:]),
+    "2 bits": lambda s: (3 * s.images).round() / 3,
+    "gray of color": lambda s: s.images.mean(1, keepdim=True).expand_as(s.images),
+    "half black": lambda s: half_black(s.images),
+    "channels swapped": lambda s: s.images.flip(1),
+    "mirrored negative, shifted": lambda s: shifted(1 - s.images.flip(-1), 0, 1),
+}
+"""Of the specification: a reader sees the original."""
+
+EMPTY: Mapping[str, Make] = {
+    "flat gray": lambda s: torch.full_like(s.images, 0.5),
+    "own mean color": own_color,
+    "own mean color, noise .02": lambda s: (own_color(s) + 0.02 * s.noise).clamp(0, 1),
+    "own mean color, noise .1": lambda s: (own_color(s) + 0.1 * s.noise).clamp(0, 1),
+    "class mean": lambda s: of_class(s, lambda images: images.mean(0)),
+    "another of its class": lambda s: of_class(s, at_random(s)),
+    "another": lambda s: torch.stack([at_random(s)(s.spare) for _ in s.images]),
+    "smooth noise": lambda s: (blurred(s.noise, 2.0) + 0.5).clamp(0, 1),
+    "prior's sample": from_prior,
+}
+"""Of the specification: there is nothing of the original but what is true of many."""
+
+HELD_READ: Mapping[str, Make] = {
+    "3 gray levels": lambda s: (2 * s.images).round() / 2,
+    "gamma .5": lambda s: s.images.clamp_min(1e-6) ** 0.5,
+    "gamma 2": lambda s: s.images**2,
+    "upper half black": lambda s: half_black(s.images.mT).mT,
+    "erased by 16 %": erased,
+    "salt and pepper 10 %": peppered,
+    "median of 3 x 3": lambda s: median(s.images),
+    "red negative": lambda s: torch.cat([1 - s.images[:, :1], s.images[:, 1:]], dim=1),
+    "vignette": lambda s: s.images * torch.linspace(0.3, 1, s.images.shape[-1]),
+    "rotated by 10": lambda s: mapped(s.images, 10.0),
+    "crop of 80 %": lambda s: cropped(s.images),
+    "elastic": elastic,
+    "edges of its own": lambda s: only_edges(s.images),
+}
+"""Held back while thresholds were fixed: a reader sees the original."""
+
+HELD_EMPTY: Mapping[str, Make] = {
+    "stripes": stripes,
+    "checkerboard": checkerboard,
+    "static": dotted,
+    "own pixels shuffled": shuffled,
+    "own brightness at 4 x 4": blob,
+    "mean of 10 others": lambda s: torch.stack(
+        [s.spare[torch.randperm(len(s.spare), generator=s.rng)[:10]].mean(0) for _ in s.images]
+    ),
+    "edges of another": lambda s: only_edges(torch.stack([at_random(s)(s.spare) for _ in s.images])),
+    "another of its class, blurred": lambda s: blurred(of_class(s, at_random(s)), 2.0),
+}
+"""Held back likewise: there is nothing of the original but what is true of many."""

@@ -1,0 +1,124 @@
+"""The loss of a client that nobody knows, found by the gradient of its output layer."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.attacks.gradient_inversion.attackable import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.attacks.gradient_inversion.solved_labels import Head, SingleExample, labels_behind
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient, is_sum_of_gradients
+from fl_privacy.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, SQUARED_ERROR, Loss
+from fl_privacy.types import Observation, Tensors
+
+_FITS = 1e-3
+"""Share of the output layer's gradient that a loss which gives it may leave."""
+
+_WHOLE = 2e-3
+"""By which targets may be off whole numbers."""
+
+ASSUMED = (
+    "The client's loss is taken for cross entropy, which the gradient of its output layer neither shows nor denies."
+)
+
+
+def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
+    """The loss of a client and a sentence on how it was found, empty where it is plain cross entropy.
+
+    Args:
+        observation: whose loss is not known.
+        model: frozen, with the values sent, in double precision.
+
+    Raises:
+        NotAttackableError: the update denies every known loss.
+    """
+    layer = output_layer(observation.model, observation.num_classes)
+    if layer is None or layer[0] not in observation.upload.tensors or not is_sum_of_gradients(observation.plan):
+        return CROSS_ENTROPY, ASSUMED
+    like, scale = next(model.parameters()), observation.plan.loss_scale
+    gradient = {n: g.to(like) / scale for n, g in as_gradient(observation).items() if n in layer}
+    if observation.upload.num_examples == 1 and layer[1] in gradient:
+        single = SingleExample.of(model, observation.input_shape, layer, gradient)
+        return (CROSS_ENTROPY, ASSUMED) if single is None else _of_one(single)
+    return _of_many(observation, layer, gradient)
+
+
+def _of_one(single: SingleExample) -> tuple[Loss, str]:
+    for loss in _candidates(single.head):
+        labels, left = labels_behind(single.head, loss, single.slopes)
+        if loss is CROSS_ENTROPY and left < _FITS and not labels.is_floating_point():
+            return CROSS_ENTROPY, ""
+        if left < _FITS and _likely(loss, labels):
+            found = _smoothed(labels) if loss is CROSS_ENTROPY else loss
+            return found, f"The client's loss was found to be {found.name}, which gives its output layer's gradient."
+    if bool((single.slopes == 0).any()):  # no loss among these has none for an output: somebody took them out
+        return CROSS_ENTROPY, ASSUMED
+    raise NotAttackableError(
+        "None of cross entropy, binary cross entropy and squared error gives the gradient of the output layer; give the"
+        " client's loss= to Observation.of_gradients."
+    )
+
+
+def _of_many(observation: Observation, layer: tuple[str, str | None], gradient: Tensors) -> tuple[Loss, str]:
+    """Whether the gradient's columns add up to zero, as those of every softmax do."""
+    weight = gradient[layer[0]]
+    bias = gradient.get(layer[1] or "")
+    columns = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
+    if float(columns.sum(0).norm()) < _FITS * float(columns.norm()):
+        return CROSS_ENTROPY, ""
+    rank = int((torch.linalg.svdvals(columns.cpu()) > _FITS * torch.linalg.matrix_norm(columns.cpu(), 2)).sum())
+    if rank > observation.upload.num_examples or rank == min(columns.shape):
+        return CROSS_ENTROPY, ASSUMED
+    raise NotAttackableError(
+        "The client's loss is no cross entropy, whose gradients of the output layer add up to 0, and of a batch the"
+        " update does not say which other; give loss= to Observation.of_gradients, as 'bce', 'mse' or a function."
+    )
+
+
+def _candidates(head: Head) -> list[Loss]:
+    """Those tried, the likeliest first."""
+    summed = [
+        Loss(f"{loss.name}, summed over the outputs", _summed(loss), targets=loss.targets, takes="rows")
+        for loss in (BINARY_CROSS_ENTROPY, SQUARED_ERROR)
+    ]
+    found = [CROSS_ENTROPY, BINARY_CROSS_ENTROPY, summed[0], SQUARED_ERROR, summed[1]]
+    outputs = head.outputs.detach()
+    if outputs.min() >= 0 and outputs.max() <= 1:
+        bits = Loss("binary cross entropy of probabilities", F.binary_cross_entropy, targets="bits", takes="rows")
+        found.insert(0, bits)
+    return found
+
+
+def _summed(loss: Loss) -> "_Summed":
+    return _Summed(loss)
+
+
+class _Summed:
+    """Times the number of outputs."""
+
+    def __init__(self, loss: Loss) -> None:
+        self._loss = loss
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs.shape[1] * self._loss.function(outputs, labels)
+
+
+def _likely(loss: Loss, labels: Tensor) -> bool:
+    """Whether they are targets that a client has: any number fits a squared error."""
+    if loss.targets == "classes":
+        return True
+    near = (labels - labels.round()).abs().max() < _WHOLE and bool(
+        ((labels.round() == 0) | (labels.round() == 1)).all()
+    )
+    return bool(near) or (loss is SQUARED_ERROR and labels.shape[1] == 1)
+
+
+def _smoothed(labels: Tensor) -> Loss:
+    """Cross entropy of the soft labels (1, K), which are smoothed where all but one are the same."""
+    others = labels[0].sort().values[:-1]
+    share = float(others.mean()) * labels.shape[1]
+    if labels.shape[1] > 2 and float(others.std()) < _WHOLE * float(others.mean()) and 0 < share < 1:
+        share = round(share, 4)
+        smooth = nn.CrossEntropyLoss(label_smoothing=share)
+        return Loss(f"cross entropy with labels smoothed by {share:g}", smooth)
+    return Loss("cross entropy of soft labels", F.cross_entropy)

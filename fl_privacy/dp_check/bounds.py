@@ -1,0 +1,276 @@
+"""Lower bounds on epsilon from counted guesses, and the curves of the Gaussian mechanism that they are held against."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import optimize, special, stats
+
+from fl_privacy import checks
+from fl_privacy.metrics.intervals import binomial_lower, binomial_upper
+
+Floats = NDArray[np.float64]
+
+LARGEST_EPSILON = 200.0
+"""Beyond, exp(epsilon) times the smallest probability that a test can show is no number."""
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """Compute the delta of the Gaussian mechanism at ``epsilon`` (Balle and Wang 2018, Theorem 8).
+
+    Args:
+        mu: sensitivity over the standard deviation of the noise, at least 0.
+        epsilon: at least 0.
+    """
+    if mu == 0:
+        return 0.0
+    if math.isinf(mu):
+        return 1.0
+    low = special.log_ndtr(-epsilon / mu + mu / 2)
+    high = epsilon + special.log_ndtr(-epsilon / mu - mu / 2)
+    return float(np.exp(low) * -np.expm1(min(high - low, 0.0)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Compute the epsilon of the Gaussian mechanism at ``delta``; infinite without noise.
+
+    Args:
+        mu: sensitivity over the standard deviation of the noise, at least 0; infinite without noise.
+        delta: in (0, 1).
+
+    >>> round(gaussian_epsilon(1.0, 1e-5), 2)
+    4.38
+    """
+    checks.number("delta", delta, above=0, below=1, example=1e-5)
+    if math.isinf(mu):
+        return math.inf
+    if gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    high = 1.0
+    while gaussian_delta(mu, high) > delta:
+        high *= 2
+    return float(optimize.brentq(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-9))
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Compute the largest mu whose Gaussian mechanism is (epsilon, delta)-private; see ``gaussian_epsilon``."""
+    checks.number("epsilon", epsilon, at_least=0, example=1.0)
+    checks.number("delta", delta, above=0, below=1, example=1e-5)
+    high = 1.0
+    while gaussian_delta(high, epsilon) < delta:
+        high *= 2
+    return float(optimize.brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 0.0, high, xtol=1e-12))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How often a test says yes on either of two neighbors, at T thresholds.
+
+    Attributes:
+        hits: (T,) draws on the first neighbor that the test calls the first.
+        of_hits: draws on the first neighbor.
+        misses: (T,) draws on the second neighbor that the test calls the first.
+        of_misses: draws on the second neighbor.
+    """
+
+    hits: Floats
+    of_hits: int
+    misses: Floats
+    of_misses: int
+
+    def complement(self) -> "Counts":
+        """Count the answers no instead, on the second neighbor as hits."""
+        return Counts(
+            hits=self.of_misses - self.misses,
+            of_hits=self.of_misses,
+            misses=self.of_hits - self.hits,
+            of_misses=self.of_hits,
+        )
+
+
+def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> Counts:
+    """Count the statistics above each of T thresholds.
+
+    Args:
+        first: (N,) statistics of draws on the first neighbor.
+        second: (M,) of draws on the second.
+        thresholds: (T,).
+    """
+    positives, negatives, at = (np.asarray(values, dtype=np.float64) for values in (first, second, thresholds))
+    ordered = np.sort(positives), np.sort(negatives)
+    above = [len(values) - np.searchsorted(values, at, side="left") for values in ordered]
+    return Counts(
+        hits=above[0].astype(np.float64),
+        of_hits=len(positives),
+        misses=above[1].astype(np.float64),
+        of_misses=len(negatives),
+    )
+
+
+def counted_epsilon(counts: Counts, *, delta: float, error: float) -> Floats:
+    """Bound epsilon from below at each threshold, whatever the shape of the noise (Nasr et al. 2021, section 3).
+
+    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta. Both rates are bounded by Clopper and
+    Pearson, each with half of the error.
+
+    Args:
+        counts: of T thresholds that were fixed without these draws.
+        delta: in [0, 1).
+        error: probability that a single one of the T bounds is wrong, in (0, 1).
+
+    Returns:
+        (T,) at least 0, the larger of the bound by the answers yes and of that by the answers no.
+    """
+    bounds = []
+    for side in (counts, counts.complement()):
+        least = binomial_lower(side.hits, side.of_hits, error / 4)
+        largest = binomial_upper(side.misses, side.of_misses, error / 4)
+        with np.errstate(divide="ignore"):
+            bounds.append(np.log(np.maximum(least - delta, 0.0)) - np.log(largest))
+    return np.clip(np.maximum(*bounds), 0.0, LARGEST_EPSILON)
+
+
+def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
+    """Bound mu from below by a statistic's mean and spread, if the noise is Gaussian; 0 where nothing is shown.
+
+    The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
+    distribution; mu is the least noncentrality under which one so large has probability ``error``.
+
+    Args:
+        first: (n,) the statistic's values on the first neighbor, a projection on a direction fixed beforehand.
+        second: (m,) on the second.
+        error: probability that the bound is wrong, in (0, 1).
+    """
+    yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
+    degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))
+    shift = abs(float(yes.mean() - no.mean()))
+    pooled = math.sqrt((float(np.square(yes - yes.mean()).sum()) + float(np.square(no - no.mean()).sum())) / degrees)
+    if shift == 0:
+        return 0.0
+    if pooled <= 1e-12 * shift:
+        return math.inf
+    t = shift / pooled * size
+    if stats.t.sf(t, degrees) >= error / 2:
+        return 0.0
+    # The noncentral t of so many degrees is normal around its center but for terms of t^2 / (2 degrees).
+    half = stats.norm.isf(error / 2) * math.sqrt(1 + t**2 / (2 * degrees))
+    return max(0.0, (t - half) / size)
+
+
+def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
+    """Compute the largest epsilon that ``draws`` on either neighbor can show at all: each of them told apart."""
+    perfect = Counts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)
+    return float(counted_epsilon(perfect, delta=delta, error=error)[0])
+
+
+def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """Bound the probability of so many right guesses in one run (Steinke, Nasr, Jagielski 2023, Theorem 5.2).
+
+    Args:
+        canaries: m, each of which took part with probability 1/2, independently.
+        guesses: r, of how many canaries the auditor says whether they took part; it abstains on the rest.
+        right: v of them.
+        epsilon: at least 0.
+        delta: in [0, 1).
+    """
+    share = special.expit(epsilon)
+    beta = float(stats.binom.sf(right - 1, guesses, share))
+    if delta == 0 or right == 0:
+        return min(1.0, beta)
+    steps = np.arange(1, right + 1)
+    mass = stats.binom.sf(right - steps - 1, guesses, share) - beta
+    return float(min(1.0, beta + 2 * canaries * delta * np.max(mass / steps, initial=0.0)))
+
+
+def one_run_epsilon(*, canaries: int, guesses: int, right: int, delta: float, error: float = 0.05) -> float:
+    """Bound epsilon from below by the guesses of one run: the largest that ``one_run_p_value`` rejects; 0 if none.
+
+    >>> round(one_run_epsilon(canaries=1000, guesses=100, right=95, delta=1e-5), 2)
+    2.17
+    """
+    checks.whole("canaries", canaries, at_least=1, example=1000)
+    checks.whole("guesses", guesses, at_least=0, at_most=canaries, example=canaries)
+    checks.whole("right", right, at_least=0, at_most=guesses, example=0)
+    checks.number("delta", delta, at_least=0, below=1, example=1e-5)
+    checks.number("error", error, above=0, below=1, example=0.05)
+
+    def excess(epsilon: float) -> float:
+        found = one_run_p_value(canaries=canaries, guesses=guesses, right=right, epsilon=epsilon, delta=delta)
+        return error - found
+
+    if guesses == 0 or excess(0.0) <= 0:
+        return 0.0
+    high = 1.0
+    while excess(high) > 0 and high < LARGEST_EPSILON:
+        high *= 2
+    return float(optimize.brentq(excess, 0.0, high, xtol=1e-9)) if excess(high) <= 0 else LARGEST_EPSILON
+
+
+def best_one_run_epsilon(
+    taken: ArrayLike, left_out: ArrayLike, *, delta: float, error: float = 0.05, shares: int = 8
+) -> tuple[float, int, int]:
+    """Guess by score, on how many canaries being chosen among a few fixed shares, and bound epsilon from below.
+
+    The canaries with the highest scores are said to have taken part, as many with the lowest not to have; the error is
+    split over the shares that are tried (Bonferroni), so that the choice costs no confidence.
+
+    Args:
+        taken: (k,) scores of the canaries that took part, higher where the auditor believes so.
+        left_out: (m - k,) scores of the others.
+        delta: in [0, 1).
+        error: probability that the bound is wrong.
+        shares: of how many numbers of guesses the best is taken.
+
+    Returns:
+        Epsilon, the number of guesses and how many of them were right.
+    """
+    scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
+    truth = np.arange(len(scores)) < len(np.asarray(taken))
+    order = np.argsort(-scores, kind="stable")
+    hits, rejections = np.cumsum(truth[order]), np.cumsum(~truth[order][::-1])
+    numbers = sorted({max(1, round(len(scores) / 2 / 2**k)) for k in range(shares)})
+    best = (0.0, 0, 0)
+    for each in numbers:
+        right = int(hits[each - 1] + rejections[each - 1])
+        found = one_run_epsilon(
+            canaries=len(scores), guesses=2 * each, right=right, delta=delta, error=error / len(numbers)
+        )
+        best = max(best, (found, 2 * each, right))
+    return best
+
+
+def two_gaussians_epsilon(*, mean: float, std: float, std_without: float, delta: float) -> float:
+    """Compute the epsilon at ``delta`` by which N(mean, std^2) and N(0, std_without^2) are told apart, either way.
+
+    The estimate of Andrew et al. 2023, section 3: with the statistic's distribution over the canaries that took part,
+    and over those that did not.
+
+    Args:
+        mean: of the statistic with the canary.
+        std: its standard deviation with the canary, above 0.
+        std_without: without it, above 0.
+        delta: in (0, 1).
+    """
+    checks.number("std", std, above=0, example=0.01)
+    checks.number("std_without", std_without, above=0, example=0.01)
+    checks.number("delta", delta, above=0, below=1, example=1e-5)
+    span = np.concatenate([[mean - 40 * std, mean + 40 * std], [-40 * std_without, 40 * std_without]])
+    grid = np.linspace(span.min(), span.max(), 200_001)
+    with_it, without = (stats.norm.logpdf(grid, *at) for at in ((mean, std), (0.0, std_without)))
+    width = grid[1] - grid[0]
+
+    def largest(epsilon: float) -> float:
+        sides = ((with_it, without), (without, with_it))
+        found = (
+            float(np.sum(np.where(p > epsilon + q, np.exp(p) * -np.expm1(np.minimum(epsilon + q - p, 0)), 0)))
+            for p, q in sides
+        )
+        return max(found) * width - delta
+
+    if largest(0.0) <= 0:
+        return 0.0
+    high = 1.0
+    while largest(high) > 0 and high < LARGEST_EPSILON * 1000:
+        high *= 2
+    return float(optimize.brentq(largest, 0.0, high, xtol=1e-6)) if largest(high) <= 0 else math.inf

@@ -1,0 +1,213 @@
+"""Draws of a mechanism on two neighbors, each reduced to a few statistics as it comes."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_privacy.errors import UserError
+from fl_privacy.progress import counted
+from fl_privacy.types import Tensors
+
+Mechanism = Callable[[Any], Tensors]
+"""Turns an update (or whatever the neighbors are) into what is sent, with new randomness at each call."""
+
+MOST_TENSORS = 24
+"""Arrays that are looked at one by one; of more, the first and the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbors:
+    """Two inputs of a mechanism that differ in one unit.
+
+    Attributes:
+        first: with the unit.
+        second: without it, or with another in its place.
+        what: how they differ, in words.
+        norm: l2 norm of the difference before any clipping; ``None`` where it is not known.
+    """
+
+    first: Any
+    second: Any
+    what: str
+    norm: float | None = None
+
+
+def flattened(sent: Tensors) -> Tensor:
+    """Lay the arrays of one release (d values in all) in a row, as float64.
+
+    Raises:
+        UserError: a value is not finite, or the release is no mapping of tensors.
+    """
+    if not isinstance(sent, Mapping) or not sent:
+        raise UserError(
+            f"A mechanism is expected to return its arrays by name, but returned {type(sent).__name__};"
+            " return {'name': tensor}."
+        )
+    row = torch.cat([torch.as_tensor(value).detach().reshape(-1).to(torch.float64) for value in sent.values()])
+    if not bool(row.isfinite().all()):
+        raise UserError("A mechanism is expected to return finite values, but some are not; bound its input.")
+    return row
+
+
+def slices_of(sent: Tensors) -> dict[str, slice]:
+    """Say where each array lies in ``flattened(sent)``."""
+    places, start = {}, 0
+    for name, value in sent.items():
+        number = torch.as_tensor(value).numel()
+        places[name] = slice(start, start + number)
+        start += number
+    return places
+
+
+def looked_at(places: Mapping[str, slice]) -> dict[str, slice]:
+    """Keep at most ``MOST_TENSORS`` arrays, the first and the last ones."""
+    if len(places) <= MOST_TENSORS:
+        return dict(places)
+    names = list(places)
+    kept = [*names[: MOST_TENSORS // 2], *names[-MOST_TENSORS // 2 :]]
+    return {name: places[name] for name in kept}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pilot:
+    """What a few draws on either neighbor show; of d values.
+
+    Attributes:
+        neighbors: that were drawn on.
+        means: (2, d) of the draws on the first and on the second.
+        deviations: (d,) standard deviation within, pooled over both.
+        constant: (d,) whether a value never changed on either neighbor.
+        norms: (2, n) l2 norm of each draw.
+    """
+
+    neighbors: Neighbors
+    means: Tensor
+    deviations: Tensor
+    constant: Tensor
+    norms: Tensor
+
+    @property
+    def shift(self) -> Tensor:
+        """(d,) by how much the first neighbor moves the mean."""
+        return self.means[0] - self.means[1]
+
+    @property
+    def bare(self) -> Tensor:
+        """(d,) whether a value tells the neighbors apart without any randomness."""
+        return self.constant & (self.shift != 0)
+
+    def separation(self, directions: Sequence[Tensor]) -> float:
+        """Estimate how many standard deviations lie between the neighbors; infinite where a value has no noise.
+
+        Args:
+            directions: (d,) each, by which the draws can be told apart; without any, all values are taken together,
+                less what the noise of so few draws adds.
+        """
+        if bool(self.bare.any()):
+            return math.inf
+        noisy = self.deviations > 0
+        if not bool(noisy.any()):
+            return 0.0
+        if directions:
+            spreads = [float((direction * self.deviations).norm()) for direction in directions]
+            shifts = [abs(float(direction @ self.shift)) for direction in directions]
+            return max((shift / spread for shift, spread in zip(shifts, spreads, strict=True) if spread), default=0.0)
+        draws = self.norms.shape[1]
+        square = float((self.shift[noisy] / self.deviations[noisy]).square().sum()) - 2 * int(noisy.sum()) / draws
+        return math.sqrt(max(0.0, square))
+
+
+def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
+    """Draw ``draws`` times on either neighbor and keep means, deviations and what never changes."""
+    sums, squares, spans, norms = [], [], [], []
+    for given in (neighbors.first, neighbors.second):
+        first = flattened(mechanism(given))
+        total, square, low, high = torch.zeros_like(first), torch.zeros_like(first), first.clone(), first.clone()
+        lengths = []
+        for number in range(draws):
+            row = first if number == 0 else flattened(mechanism(given))
+            if row.shape != first.shape:
+                raise UserError(
+                    f"A mechanism is expected to return as many values each time, but returned {len(row)} after"
+                    f" {len(first)}; return all arrays."
+                )
+            total += row
+            square += (row - first).square()
+            torch.minimum(low, row, out=low)
+            torch.maximum(high, row, out=high)
+            lengths.append(float(row.norm()))
+        mean = total / draws
+        sums.append(mean)
+        squares.append((square / draws - (mean - first).square()).clamp_min(0) * draws / max(1, draws - 1))
+        spans.append(high == low)
+        norms.append(lengths)
+    return Pilot(
+        neighbors=neighbors,
+        means=torch.stack(sums),
+        deviations=((squares[0] + squares[1]) / 2).sqrt(),
+        constant=spans[0] & spans[1],
+        norms=torch.tensor(norms, dtype=torch.float64),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Statistics:
+    """Directions on which draws are projected, and the counts beside them.
+
+    Attributes:
+        names: of the S statistics.
+        directions: (P, d), unit vectors.
+    """
+
+    names: Sequence[str]
+    directions: Tensor
+
+    def of(self, row: Tensor) -> Tensor:
+        """(S,) of one release: its projections, the number of zeros, the largest value."""
+        beside = torch.stack([(row == 0).sum().to(row.dtype), row.abs().max()])
+        return torch.cat([self.directions @ row, beside])
+
+
+def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
+    """Split the known difference (d,) of two neighbors into the whole and its single arrays, unit vectors."""
+    candidates = {"the direction of the update": known}
+    for name, place in looked_at(places).items():
+        alone = torch.zeros_like(known)
+        alone[place] = known[place]
+        candidates[f"the update in {name}"] = alone
+    return {name: vector / vector.norm() for name, vector in candidates.items() if float(vector.norm()) > 0}
+
+
+def statistics_for(found: Pilot, places: Mapping[str, slice], known: Tensor | None) -> Statistics:
+    """Choose directions: the known difference and its single arrays, else those that the pilot shows.
+
+    Args:
+        found: of draws that are not used again.
+        places: of the arrays in a release.
+        known: (d,) the difference of the neighbors where the mechanism's output lies in the space of its input.
+    """
+    kept = directions_of(found.shift if known is None else known, places)
+    weights = torch.where(found.deviations > 0, found.shift / found.deviations.clamp_min(1e-300).square(), 0.0)
+    weights = torch.where(found.bare, found.shift.abs().max() * 1e12 * found.shift.sign(), weights)
+    if float(weights.norm()) > 0:
+        kept["the direction in which the draws differ"] = weights / weights.norm()
+    if not kept:
+        kept = {"the first value": torch.nn.functional.one_hot(torch.tensor(0), len(found.shift)).to(found.shift)}
+    return Statistics(
+        names=(*kept, "the number of zeros", "the largest value"), directions=torch.stack(list(kept.values()))
+    )
+
+
+def draw_statistics(
+    mechanism: Mechanism, neighbors: Neighbors, statistics: Statistics, draws: int
+) -> tuple[Tensor, Tensor]:
+    """(draws, S) statistics of fresh draws on the first and on the second neighbor."""
+    rows: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for _ in counted("draw", range(draws)):
+        for kept, given in zip(rows, (neighbors.first, neighbors.second), strict=True):
+            kept.append(statistics.of(flattened(mechanism(given))))
+    return torch.stack(rows[0]), torch.stack(rows[1])

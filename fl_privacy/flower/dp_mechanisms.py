@@ -1,0 +1,183 @@
+"""Flower's mods and strategies for differential privacy as functions to draw from, and what they claim."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.mod import LocalDpMod
+from flwr.clientapp.typing import Mod
+from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
+from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedClippingBase
+
+from fl_privacy import checks
+from fl_privacy.dp_check import Claim, Facts
+from fl_privacy.dp_check.draws import Mechanism
+from fl_privacy.errors import UserError
+from fl_privacy.flower.inside.identity import identify_process
+from fl_privacy.flower.records import NUM_EXAMPLES, PARTITION, PARTITIONS, ROUND, to_record, to_tensor
+from fl_privacy.types import Tensors
+
+ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What a mod or a strategy says of itself.
+
+    Attributes:
+        claim: ``None`` where it states no epsilon.
+        facts: of the mechanism that it is configured to be.
+        clip_norm: l2 norm to which one client's change is clipped.
+    """
+
+    claim: Claim | None
+    facts: Facts
+    clip_norm: float
+
+
+def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
+    """Read claim and facts of one of Flower's mods or strategies; ``None`` of anything else.
+
+    The noise multiplier is that of whoever reads the release: of a mod the server reads each reply, of a strategy
+    whoever gets the model reads the noised mean.
+    """
+    if isinstance(subject, LocalDpMod):
+        std = (
+            subject.sensitivity * np.sqrt(2 * np.log(1.25 / subject.delta)) / subject.epsilon if subject.delta else 0.0
+        )
+        return Stated(
+            claim=Claim(epsilon=subject.epsilon, delta=subject.delta, unit="client", by="LocalDpMod"),
+            facts=Facts(noise_multiplier=float(std) / subject.clipping_norm, rounds=rounds),
+            clip_norm=subject.clipping_norm,
+        )
+    if isinstance(subject, DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase):
+        return _stated_by_strategy(subject, rounds)
+    return None
+
+
+def _stated_by_strategy(
+    strategy: DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase, rounds: int
+) -> Stated:
+    missing = ["that all clients count the same in the mean (a larger num-examples moves it by more than is noised)"]
+    claim, accountant = None, getattr(strategy, "accountant", None)
+    if accountant is not None and (most := accountant.config.max_epsilon) is not None:
+        claim = Claim(epsilon=most, delta=accountant.config.delta, rounds=rounds, by=type(strategy).__name__)
+    return Stated(
+        claim=claim,
+        facts=Facts(noise_multiplier=strategy.noise_multiplier, rounds=rounds, missing=tuple(missing), seen_by="model"),
+        clip_norm=strategy.clipping_norm,
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Flower says a line at each call of a mod; thousands of them say nothing."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def mechanism_of_mod(
+    mod: Mod, *, config: Mapping[str, float] | None = None, metrics: Mapping[str, float] | None = None
+) -> Mechanism:
+    """Make a function of ``mod``: from an update of a client to the change that the server sees in the reply.
+
+    The client is sent zeros and replies them plus the update; each call is a round of its own.
+
+    Args:
+        mod: a client's mod for training messages, such as ``LocalDpMod(...)``.
+        config: values that the server sends along, such as ``clipping_norm``.
+        metrics: that the client replies beside ``num-examples``.
+    """
+    identify_process()
+    rounds = iter(range(1, 1 << 62))
+    context = Context(1, 1, {PARTITION: 0, PARTITIONS: 2}, RecordDict(), {})
+
+    def mechanism(update: Tensors) -> Tensors:
+        sent = {name: torch.zeros_like(value) for name, value in update.items()}
+        asked = ConfigRecord({ROUND: next(rounds), **(config or {})})
+        message = Message(RecordDict({ARRAYS: to_record(sent), CONFIG: asked}), 1, "train")
+
+        def client(question: Message, _: Context) -> Message:
+            values = MetricRecord({NUM_EXAMPLES: 1, **(metrics or {})})
+            return Message(RecordDict({ARRAYS: to_record(_not_nothing(update)), METRICS: values}), reply_to=question)
+
+        with _quiet():
+            reply = mod(message, context, client)
+        if reply.has_error():
+            raise UserError(f"A mod is expected to answer a training message, but: {reply.error.reason}; see its log.")
+        return {
+            name: to_tensor(array.numpy()) - sent[name] if name in sent else to_tensor(array.numpy())
+            for record in reply.content.array_records.values()
+            for name, array in record.items()
+        }
+
+    return mechanism
+
+
+def mechanism_of_strategy(strategy: Callable[[], Strategy] | Strategy, *, clients: int) -> Mechanism:
+    """Make a function of ``strategy``: from one client's update to the change of the model, times ``clients``.
+
+    The other clients reply what they were sent. All report one example, so that the mean times ``clients`` is the sum,
+    which one client moves by its clipping norm at most.
+
+    Args:
+        strategy: or what makes one anew for each call, where it changes from round to round (adaptive clipping).
+        clients: that reply in a round, at least 1.
+    """
+    checks.whole("clients", clients, at_least=1, example=10)
+    identify_process()
+    rounds = iter(range(1, 1 << 62))
+
+    def mechanism(update: Tensors) -> Tensors:
+        subject = strategy if isinstance(strategy, Strategy) else strategy()
+        number = next(rounds)
+        zeros = {name: torch.zeros_like(value) for name, value in update.items()}
+        sent = to_record(zeros)
+        own, nothing = to_record(_not_nothing(update)), to_record(_not_nothing(zeros))
+        replies = [_reply(nothing if client else own, client) for client in range(clients)]
+        with _quiet():
+            _begin(subject, number, sent)
+            arrays, _ = subject.aggregate_train(number, replies)
+        if arrays is None:
+            raise UserError(
+                f"{type(subject).__name__} is expected to aggregate {clients} replies, but returned none; give clients="
+                " the number that it samples."
+            )
+        return {name: to_tensor(array.numpy()) * clients for name, array in arrays.items()}
+
+    return mechanism
+
+
+NOTHING = 1e-12
+"""Flower's clipping divides by the norm of the change, and a client that changed nothing ends the round."""
+
+
+def _not_nothing(update: Tensors) -> Tensors:
+    """``update``, or one so small that it changes nothing that can be measured where it is zero."""
+    if any(bool(value.any()) for value in update.values()):
+        return update
+    return {name: value + NOTHING if number == 0 else value for number, (name, value) in enumerate(update.items())}
+
+
+def _reply(arrays: ArrayRecord, client: int) -> Message:
+    content = RecordDict({ARRAYS: arrays, METRICS: MetricRecord({NUM_EXAMPLES: 1, "norm_bit": 0})})
+    asked = Message(RecordDict(), client + 1, "train")
+    return Message(content, reply_to=asked)
+
+
+def _begin(strategy: Strategy, number: int, sent: ArrayRecord) -> None:
+    """Let the strategy know which model the round starts from, as ``configure_train`` does, without asking nodes."""
+    if hasattr(strategy, "current_arrays"):
+        strategy.current_arrays = sent
+    if hasattr(strategy, "_pending_events") and getattr(strategy, "accountant", None) is not None:
+        strategy._pending_events[number] = None

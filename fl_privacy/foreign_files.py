@@ -1,0 +1,76 @@
+"""Files and folders that somebody names, or sent: what may be read, and written, at all."""
+
+import os
+import stat
+import tempfile
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from fl_privacy.errors import UserError
+
+LARGEST_FILE = 1 << 32
+"""Bytes of a file within a run's folder."""
+
+
+def expect_file_name(out: Path) -> None:
+    """Raise ``UserError`` unless ``out`` names a file that can be written: it has a name and is no folder."""
+    if not out.name or out.is_dir():
+        what = f"the folder {out}" if out.name else f"{str(out)!r}, which names none"
+        raise UserError(f"--out is expected to be a file, but got {what}; write --out page.html, or leave it out.")
+
+
+def expect_writable(file: Path) -> None:
+    """Refuse a place where no file can be made, before the work that ends in it begins; makes its folder.
+
+    Raises:
+        UserError: it can't be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"out is expected to be a file that can be written, but {file} can't ({error.strerror}); set out=FILE."
+        ) from error
+
+
+def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:
+    """Refuse a folder, of whoever sent it, in which something is no file or folder of its own, or too large to read.
+
+    A link would let reading and writing leave the folder, a pipe keeps its reader waiting for ever.
+
+    Args:
+        folder: with all folders within.
+        without: names of folders right within it that are not looked into.
+
+    Raises:
+        UserError: there is a link, a pipe, a device, or a file of more than ``LARGEST_FILE`` bytes.
+    """
+    waiting = [folder]
+    while waiting:
+        within = waiting.pop()
+        with suppress(FileNotFoundError), os.scandir(within) as found:
+            for entry in found:
+                if entry.is_dir(follow_symlinks=False):
+                    if within != folder or entry.name not in without:
+                        waiting.append(Path(entry.path))
+                elif what := _irregular(entry):
+                    raise UserError(
+                        f"{folder} is expected to hold ordinary files only, but"
+                        f" {Path(entry.path).relative_to(folder)} {what}; remove it."
+                    )
+
+
+def _irregular(entry: os.DirEntry[str]) -> str | None:
+    """Why ``entry`` is no file to be read; ``None`` where it is one, or is gone, as those of a run that goes on."""
+    if entry.is_symlink():
+        return "is a link"
+    with suppress(FileNotFoundError):
+        found = entry.stat(follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode):
+            return "is a pipe or a device"
+        if found.st_size > LARGEST_FILE:
+            return f"is a file of {found.st_size >> 20} MiB, more than {LARGEST_FILE >> 20}"
+    return None

@@ -1,0 +1,208 @@
+"""The losses that clients may train with: known ones by name, PyTorch's modules, and any function of one's own."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fl_privacy.errors import UserError
+
+TargetKind = Literal["classes", "bits", "values"]
+"""What a loss compares outputs (B, K) with. ``classes``: one class of each example; ``bits``: K answers of yes or no;
+``values``: K numbers."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a batch, a scalar, from a model's outputs and targets.
+
+    Attributes:
+        name: as sentences call it.
+        function: (outputs (B, K), targets) -> scalar, where targets are what ``takes`` says.
+        targets: what is compared with the outputs.
+        takes: ``indices``: classes (B,) alone; ``rows``: (B, K) alone; ``both``.
+        dtype: the only one that ``function`` computes in; ``None`` where it takes any.
+    """
+
+    name: str
+    function: Callable[[Tensor, Tensor], Tensor]
+    targets: TargetKind = "classes"
+    takes: Literal["indices", "rows", "both"] = "both"
+    dtype: torch.dtype | None = None
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Scalar; labels are classes (B,) or rows (B, K), and classes become rows where the loss takes only these."""
+        if self.takes == "rows" and not labels.is_floating_point():
+            labels = F.one_hot(labels, outputs.shape[1])
+        given = outputs if self.dtype is None else outputs.to(self.dtype)
+        return self.function(given, labels.to(given.dtype) if labels.is_floating_point() else labels).to(outputs.dtype)
+
+    def answers(self, labels: Tensor) -> Tensor:
+        """Classes (...) of rows (..., K), which stay as they are where they are no probabilities of classes."""
+        return labels.argmax(-1) if labels.is_floating_point() and self.targets == "classes" else labels
+
+    def expected(self, outputs: Tensor) -> Tensor:
+        """Targets between all others, which outputs (..., K) of labels that are optimized stand for."""
+        if self.targets == "classes":
+            return outputs.softmax(-1)
+        return outputs.sigmoid() if self.targets == "bits" else outputs
+
+
+CROSS_ENTROPY = Loss("cross entropy", F.cross_entropy)
+"""The mean over the batch, of softmax."""
+
+BINARY_CROSS_ENTROPY = Loss("binary cross entropy", F.binary_cross_entropy_with_logits, targets="bits", takes="rows")
+"""The mean over batch and outputs, of sigmoids."""
+
+SQUARED_ERROR = Loss("squared error", F.mse_loss, targets="values", takes="rows")
+"""The mean over batch and outputs."""
+
+NAMED_LOSSES = {"cross_entropy": CROSS_ENTROPY, "bce": BINARY_CROSS_ENTROPY, "mse": SQUARED_ERROR}
+
+_TARGETS: dict[type[nn.Module], TargetKind] = {
+    nn.BCEWithLogitsLoss: "bits",
+    nn.BCELoss: "bits",
+    nn.MultiLabelSoftMarginLoss: "bits",
+    nn.MSELoss: "values",
+    nn.L1Loss: "values",
+    nn.SmoothL1Loss: "values",
+    nn.HuberLoss: "values",
+}
+
+LossLike = str | nn.Module | Callable[[Tensor, Tensor], Tensor] | Loss
+"""A name of ``NAMED_LOSSES``, a loss of PyTorch with its options, or a function (outputs (B, K), labels) -> scalar."""
+
+
+_FUNCTIONS: dict[object, TargetKind] = {
+    F.binary_cross_entropy_with_logits: "bits",
+    F.binary_cross_entropy: "bits",
+    F.mse_loss: "values",
+    F.l1_loss: "values",
+    F.smooth_l1_loss: "values",
+    F.huber_loss: "values",
+}
+
+_PLAIN: tuple[object, ...] = (F.cross_entropy, F.nll_loss)
+"""``nll_loss`` of outputs that are logarithms of probabilities is their cross entropy."""
+
+_TINY_TRIAL = 2
+"""Examples that an unknown function is tried on; one more where there are as many outputs, which would broadcast."""
+
+
+def is_plain(loss: Loss) -> bool:
+    """Whether ``loss`` is the mean cross entropy without options."""
+    return loss is CROSS_ENTROPY
+
+
+def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
+    """The loss that ``given`` names, for K = ``num_classes`` outputs, on the device and in the dtype of ``like``.
+
+    Raises:
+        UserError: it is no loss, fails on K outputs, or gives no scalar that can be differentiated.
+    """
+    if isinstance(given, Loss):
+        return given
+    if isinstance(given, str):
+        if given not in NAMED_LOSSES:
+            raise UserError(
+                f"loss is expected to be {', '.join(NAMED_LOSSES)} or a function (outputs, labels) -> scalar, but got"
+                f" {given!r}."
+            )
+        return NAMED_LOSSES[given]
+    if given in _PLAIN or _is_plain_module(given):
+        return CROSS_ENTROPY
+    if not callable(given) or isinstance(given, type):
+        got = f"the class {given.__name__}; call it" if isinstance(given, type) else f"{given!r}"
+        raise UserError(f"loss is expected to be a name or a function (outputs, labels) -> scalar, but got {got}.")
+    return _tried(given, num_classes, like)
+
+
+def slopes_of(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The gradient (B, K) of a batch's loss by its outputs (B, K)."""
+    leaf = outputs.detach().requires_grad_()
+    with torch.enable_grad():
+        (found,) = torch.autograd.grad(loss(leaf, labels), leaf)
+    return found
+
+
+def _is_plain_module(given: object) -> bool:
+    plain = type(given) in (nn.CrossEntropyLoss, nn.NLLLoss) and getattr(given, "weight", None) is None
+    return plain and not getattr(given, "label_smoothing", 0.0) and getattr(given, "reduction", "") == "mean"
+
+
+def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Tensor) -> Loss:
+    """By calling it with classes and with rows."""
+    moved = copy.deepcopy(given).to(device=like.device) if isinstance(given, nn.Module) else given
+    size = _TINY_TRIAL + (num_classes == _TINY_TRIAL)
+    outputs = torch.rand(size, num_classes, generator=torch.Generator().manual_seed(0)).to(like)
+    indices = torch.zeros(len(outputs), dtype=torch.long, device=like.device)
+    rows = torch.zeros_like(outputs)
+    rows[:, 0] = 1
+    known = _TARGETS.get(type(given)) if isinstance(given, nn.Module) else _FUNCTIONS.get(given)
+    of_rows, name = _refused(moved, outputs, rows), _name(given)
+    if num_classes == 1 and (known is None or of_rows is not None):
+        return _of_one_output(moved, outputs, name, of_rows)
+    of_indices = _refused(moved, outputs, indices) if known is None else "it takes rows"
+    if of_indices is not None and of_rows is not None:
+        raise _unusable(name, num_classes, of_indices if known is None else of_rows)
+    wide = _refused(moved, outputs.double(), rows.double() if of_rows is None else indices)
+    dtype = None if wide is None else like.dtype
+    if of_indices is None:
+        return Loss(name, moved, takes="indices" if of_rows else "both", dtype=dtype)
+    return Loss(name, moved, targets=known or _kind(moved, outputs), takes="rows", dtype=dtype)
+
+
+def _of_one_output(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, name: str, of_rows: str | None) -> Loss:
+    """Of a model with a single output, whose targets are numbers (B, 1), or (B,) for the function."""
+
+    def flat(made: Tensor, targets: Tensor) -> Tensor:
+        return given(made, targets.squeeze(1))
+
+    function = given if of_rows is None else flat
+    if of_rows is not None and (reason := _refused(flat, outputs, torch.zeros_like(outputs))) is not None:
+        raise _unusable(name, 1, reason)
+    return Loss(name, function, targets=_kind(function, outputs), takes="rows")
+
+
+def _unusable(name: str, num_classes: int, reason: str) -> UserError:
+    return UserError(
+        f"loss is expected to make a scalar of outputs (B, {num_classes}) and labels, but {name} does not ({reason});"
+        " let it return the mean over the batch."
+    )
+
+
+def _refused(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels: Tensor) -> str | None:
+    """Why a call is no loss; ``None`` where it is one."""
+    leaf = outputs.detach().requires_grad_()
+    try:
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = given(leaf, labels)
+            if not isinstance(value, Tensor) or value.dim() != 0:
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                return f"it gives {got}"
+            (slope,) = torch.autograd.grad(value, leaf, allow_unused=True)
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+    return None if slope is not None else "it does not depend on the outputs"
+
+
+def _kind(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor) -> TargetKind:
+    """``values`` where outputs beyond a target are drawn back to it, ``bits`` where they are not, or it is refused."""
+    leaf, target = torch.full_like(outputs, 100.0).requires_grad_(), torch.full_like(outputs, 3.0)
+    try:
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(given(leaf, target), leaf)
+    except (RuntimeError, ValueError, TypeError):
+        return "bits"
+    return "values" if float(slope.sum()) > 0 else "bits"
+
+
+def _name(given: object) -> str:
+    name = getattr(given, "__name__", type(given).__name__)
+    return name if name.isidentifier() else "the function given"

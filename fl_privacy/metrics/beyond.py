@@ -1,0 +1,120 @@
+"""The figures by which an outcome is judged: likeness, rank among others, and what a control reaches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fl_privacy.metrics.alignment import aligned, control
+from fl_privacy.metrics.identification import Identified, PublicImages, identify, lead_of_class
+from fl_privacy.metrics.matching import Match
+from fl_privacy.metrics.outcome import DOUBTFUL_LEAD, DOUBTFUL_RANK, ROUNDING
+from fl_privacy.metrics.texts import Language, most_frequent, token_f1, widened, without
+from fl_privacy.types import VictimId
+
+Figures = dict[str, float | int | bool]
+"""Of one image or text, by name in ``OUTCOME_COLUMNS``."""
+
+_DIGITS = 4
+"""Decimals that are recorded: beyond, they depend on how many are compared at once."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Others:
+    """What guesses are compared with beside the originals.
+
+    Attributes:
+        candidates: images that an original is told apart from; ``None`` where there are none, or texts are attacked.
+        texts: (N, L) public tokens, -1 where there is none, whose frequencies are the control of texts.
+        moved: whether the model may have seen the originals scaled and rotated, in a way that nobody knows.
+        controls: for some victims (K, C, H, W) further guesses that never saw the update, such as what the same attack
+            with the same prior makes of another client's.
+    """
+
+    candidates: PublicImages | None = None
+    texts: Tensor | None = None
+    moved: bool = False
+    controls: Mapping[VictimId, Tensor] = field(default_factory=dict)
+
+
+def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor | None = None) -> list[Figures]:
+    """Figures of each image of a victim that has a guess.
+
+    Args:
+        match: guesses and originals.
+        others: to compare with.
+        victim: whose they are.
+        fed: (B, C, H, W) what the model saw of the originals, after the client's own crops and flips, where that is
+            known: it is the truth then.
+    """
+    found = match.found
+    if not len(found):
+        return []
+    guesses = match.guesses[found].float()
+    originals = (match.originals if fed is None else fed.detach().cpu())[found].float()
+    exact = _is_exact(guesses, originals) | _is_exact(guesses, match.originals[found].float())
+    extra = list(others.controls.get(victim, torch.empty(0)).float())
+    figures: list[Figures] = [{} for _ in found]
+    for place, (truth, label) in enumerate(zip(originals, match.labels[found].tolist(), strict=True)):
+        top_psnr, top_ssim = control(truth, label, others.candidates, extra)
+        figures[place] = {"exact": bool(exact[place]), **_rounded(control_psnr=top_psnr, control_ssim=top_ssim)}
+    nearest = torch.arange(len(found))
+    if (rest := (~exact).nonzero().flatten()).numel():
+        seen = identify(guesses[rest], originals[rest], others.candidates, coarse=others.moved)
+        nearest[rest] = rest[seen.guess]
+        for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
+            figures[place] |= own | _of_class(own, originals[place], int(match.labels[found][place]), others)
+    for place in exact.nonzero().flatten().tolist():
+        figures[place] |= _of_exact(originals, others.candidates)
+    for place, truth in enumerate(originals):
+        tries = {place, int(nearest[place])}
+        values = [aligned(guesses[guess], truth) for guess in sorted(tries)]
+        figures[place] |= _rounded(aligned_psnr=max(v for v, _ in values), aligned_ssim=max(v for _, v in values))
+    return figures
+
+
+def compare_texts(match: Match, others: Others, language: Language | None = None) -> list[Figures]:
+    """Figures of each text of a victim that has a guess: token F1 of the most frequent tokens of public texts."""
+    truths = match.originals[match.found]
+    if others.texts is None:
+        return [{} for _ in truths]
+    special = language.special if language else frozenset[int]()
+    truths = without(truths, special)
+    guesses = most_frequent(without(others.texts.long(), special), (truths >= 0).sum(1))
+    return [_rounded(control_f1=value) for value in token_f1(*widened([guesses, truths])).tolist()]
+
+
+def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
+    """(F,) whether every pixel is right up to the rounding of 8 bits."""
+    return (guesses - originals).abs().flatten(1).amax(1) <= ROUNDING + 1e-6
+
+
+def _of_each(seen: Identified) -> list[Figures]:
+    figures = []
+    for place, likeness in enumerate(seen.likeness.tolist()):
+        own = {**_rounded(likeness=likeness), "candidates": seen.candidates}
+        if seen.rank is not None and seen.lead is not None:
+            own |= {"rank": int(seen.rank[place]), **_rounded(lead=float(seen.lead[place]))}
+        figures.append(own)
+    return figures
+
+
+def _of_class(own: Figures, original: Tensor, label: int, others: Others) -> Figures:
+    """How far public images of its class lead, where a guess is the nearest, or almost, but does not lead by much."""
+    doubtful = own.get("rank", DOUBTFUL_RANK + 1) <= DOUBTFUL_RANK and own.get("lead", 0.0) < DOUBTFUL_LEAD
+    if not doubtful or others.candidates is None:
+        return {}
+    lead = lead_of_class(original, label, others.candidates, coarse=others.moved)
+    return {} if lead is None else _rounded(control_lead=lead)
+
+
+def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:
+    """Nothing can be nearer than the original itself."""
+    if candidates is None:
+        return {"likeness": 1.0, "candidates": 0}
+    return {"likeness": 1.0, "candidates": int((~candidates.equal(originals)).sum()), "rank": 1}
+
+
+def _rounded(**values: float) -> Figures:
+    return {name: round(value, _DIGITS) for name, value in values.items()}

@@ -1,0 +1,160 @@
+"""What an attack read of one image or text: all of it, which one it is, something recognizable, or nothing.
+
+The one rule of the package, and the only home of its constants; it reads the records of ``metrics.jsonl`` and imports
+no PyTorch. What the constants were fixed on is said in ``docs/verdict.md``.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from fl_privacy.metrics.registry import METRICS, TEXT_METRIC
+from fl_privacy.victim_ids import Certainty
+
+LIKENESS = 0.5
+"""Least likeness of a guess to the original that it is nearest to; nearest by chance is not identified."""
+
+LEAD = 0.3
+"""Standard deviations of the candidates by which the original is nearer than the nearest of them, at least."""
+
+LEAST_CANDIDATES = 100
+"""Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
+
+DOUBTFUL_RANK, DOUBTFUL_LEAD = 2, 3.0
+"""Up to this rank and below this lead, the original's own class has to be ruled out: another picture of the same
+person may lead, too. Beyond this rank nothing is recognizable: what is nearer to others shows what they have in common.
+"""
+
+MARGIN_LEAD = 0.5
+"""By which a guess that is in doubt has to lead further than public images of its class."""
+
+MARGIN_PSNR = 3.0
+"""Decibel above what a control that never saw the update reaches."""
+
+MARGIN_SSIM = 0.15
+"""Structural similarity above the control's."""
+
+WORDS_METRIC = "word_f1"
+
+MARGIN_F1 = 0.2
+"""Token F1 above what the frequency of words alone reaches."""
+
+ROUNDING = 0.5 / 255
+"""Largest error of a pixel that vanishes when pixels are stored in 8 bits."""
+
+
+class Outcome(StrEnum):
+    """What was read of one image or text, most first."""
+
+    EXACT = "exact"
+    """Certified, or equal up to the rounding of 8-bit pixels; a text token by token."""
+
+    IDENTIFIED = "identified"
+    """The original is nearer to the guess than any of the candidates, up to harmless changes."""
+
+    RECOGNIZABLE = "recognizable"
+    """Past a published threshold, and better than what a control reaches that never saw the update."""
+
+    NOTHING = "nothing"
+    """None of these, or no guess."""
+
+
+READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})
+"""Outcomes that count as a leak."""
+
+OUTCOME_COLUMNS = (
+    "exact",
+    "likeness",
+    "rank",
+    "lead",
+    "candidates",
+    "aligned_psnr",
+    "aligned_ssim",
+    "control_psnr",
+    "control_ssim",
+    "control_lead",
+    "control_f1",
+    "words_read",
+    "words_there",
+    "words_false",
+    "words_of",
+    "word_control_f1",
+)
+"""Figures of a record that only this rule needs."""
+
+
+def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
+    """Judge one image or text by its record of ``metrics.jsonl``, kind ``image``.
+
+    Returns:
+        What was read; ``None`` where it cannot be said: nobody knows the original, or the record is of an older version
+        that did not measure it. A guess that is certified is exact in any case.
+    """
+    if record.get("failure") is not None:
+        return Outcome.NOTHING
+    if record.get("certainty") == Certainty.PROVEN or record.get("exact") is True:
+        return Outcome.EXACT
+    if TEXT_METRIC in record:
+        return _of_text(record)
+    if _number(record, "likeness") is None:
+        return None
+    if _is_identified(record):
+        return Outcome.IDENTIFIED
+    return Outcome.RECOGNIZABLE if _is_recognizable(record) else Outcome.NOTHING
+
+
+def _of_text(record: Mapping[str, Any]) -> Outcome | None:
+    if record.get("exact_match") == 1:
+        return Outcome.EXACT
+    if words_are_read(record):
+        return Outcome.RECOGNIZABLE
+    control = _number(record, "control_f1")
+    if control is None:
+        return None
+    found = _number(record, TEXT_METRIC)
+    read = found is not None and METRICS[TEXT_METRIC].is_leak(found) and found >= control + MARGIN_F1
+    return Outcome.RECOGNIZABLE if read else Outcome.NOTHING
+
+
+def words_are_read(record: Mapping[str, Any]) -> bool:
+    """Whether the words read in no order, of all texts of an upload, are more than their frequency alone tells."""
+    found, control = _number(record, WORDS_METRIC), _number(record, "word_control_f1")
+    passes = found is not None and METRICS[WORDS_METRIC].is_leak(found)
+    return passes and found is not None and control is not None and found >= control + MARGIN_F1
+
+
+def _is_identified(record: Mapping[str, Any]) -> bool:
+    enough = (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES
+    ahead = (_number(record, "lead") or 0.0) >= LEAD and (_number(record, "likeness") or 0.0) >= LIKENESS
+    return enough and record.get("rank") == 1 and ahead and not _is_of_its_class_alone(record)
+
+
+def _is_of_its_class_alone(record: Mapping[str, Any]) -> bool:
+    lead, control = _number(record, "lead"), _number(record, "control_lead")
+    return lead is not None and control is not None and lead < control + MARGIN_LEAD
+
+
+def _is_recognizable(record: Mapping[str, Any]) -> bool:
+    candidates, rank = _number(record, "candidates") or 0.0, _number(record, "rank")
+    far = rank is not None and rank > DOUBTFUL_RANK
+    if candidates >= LEAST_CANDIDATES and (far or _is_of_its_class_alone(record)):
+        return False
+    beats = {name: _beats(record, name, margin) for name, margin in (("psnr", MARGIN_PSNR), ("ssim", MARGIN_SSIM))}
+    lpips = _number(record, "lpips")
+    perceived = lpips is not None and METRICS["lpips"].is_leak(lpips)
+    return any(beats[name] and _passes(record, name) for name in beats) or (perceived and any(beats.values()))
+
+
+def _passes(record: Mapping[str, Any], name: str) -> bool:
+    value = _number(record, f"aligned_{name}")
+    return value is not None and METRICS[name].is_leak(value)
+
+
+def _beats(record: Mapping[str, Any], name: str, margin: float) -> bool:
+    value, control = _number(record, f"aligned_{name}"), _number(record, f"control_{name}")
+    return value is not None and control is not None and value >= control + margin
+
+
+def _number(record: Mapping[str, Any], name: str) -> float | None:
+    value = record.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,138 @@
+"""Models as attacks take them: without wrappers, one tensor of outputs (B, K), copied without their graphs."""
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.errors import UserError
+
+_WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
+"""Class of a wrapper -> the name under which it holds what it wraps."""
+
+_OUTPUTS = ("logits", "output", "out", "outputs", "prediction", "predictions")
+"""Names under which models return what the loss is of."""
+
+_copies: "WeakKeyDictionary[nn.Module, nn.Module]" = WeakKeyDictionary()
+"""The plain copy of each model that needed one, so that all its victims have the same."""
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """What ``nn.DataParallel`` or ``torch.compile`` wrapped; a model that is no wrapper as it is."""
+    while (attribute := _WRAPPERS.get(type(model).__name__)) is not None:
+        model = getattr(model, attribute)
+    return model
+
+
+def plain_names(model: nn.Module) -> dict[str, str]:
+    """Every name of a parameter or buffer of ``model`` -> its name without wrappers."""
+    wrapped = [
+        f"{path}." if path else "" for path, module in model.named_modules(remove_duplicate=False) if _wraps(module)
+    ]
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
+    found = {}
+    for name in names:
+        plain = name
+        for prefix in sorted(wrapped, key=len, reverse=True):
+            if plain.startswith(prefix):
+                plain = prefix + re.sub(r"^(module|_orig_mod)\.", "", plain.removeprefix(prefix))
+        found[name] = plain
+    return found
+
+
+def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """``model`` itself, or a copy without wrappers that returns a tensor (B, K); no value of it is used.
+
+    Args:
+        model: of images.
+        shape: (C, H, W).
+
+    Raises:
+        UserError: it does not take such images, in evaluation mode or in its own, or returns no outputs (B, K).
+    """
+    model = unwrapped(model)
+    if model in _copies:
+        return _copies[model]
+    found = model
+    if any(_wraps(module) for module in model.modules()):
+        found = _without_wrappers(model)
+    if not all(isinstance(made, Tensor) and made.dim() == 2 for made in _made(found, shape)):
+        found = detached_copy(found) if found is model else found
+        found.register_forward_hook(_as_outputs)
+        for made in _made(found, shape):
+            _expect_outputs(made)
+    if found is not model:
+        _copies[model] = found
+    return found
+
+
+def detached_copy(model: nn.Module) -> nn.Module:
+    """A copy, also where a norm of weights has left a tensor with its graph in ``model``."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            name = getattr(hook, "name", None)
+            value = getattr(module, name, None) if isinstance(name, str) else None
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.grad_fn is not None:
+                setattr(module, name, value.detach())  # type: ignore[arg-type]
+    return copy.deepcopy(model)
+
+
+def outputs_of(given: object) -> object:
+    """The tensor (B, K) in what a model returned: a mapping, a structure with ``logits``, a sequence, or (B,)."""
+    if isinstance(given, Mapping):
+        given = next((given[name] for name in _OUTPUTS if name in given), given)
+    elif not isinstance(given, Tensor):
+        given = next(
+            (getattr(given, name) for name in _OUTPUTS if isinstance(getattr(given, name, None), Tensor)), given
+        )
+    if isinstance(given, tuple | list) and given and isinstance(given[0], Tensor):
+        given = given[0]
+    return given.unsqueeze(1) if isinstance(given, Tensor) and given.dim() == 1 else given
+
+
+def _as_outputs(module: nn.Module, given: tuple[Any, ...], output: object) -> object:
+    return outputs_of(output)
+
+
+def _wraps(module: nn.Module) -> bool:
+    return type(module).__name__ in _WRAPPERS
+
+
+def _without_wrappers(model: nn.Module) -> nn.Module:
+    copied = detached_copy(model)
+    for module in list(copied.modules()):
+        for name, child in module._modules.items():
+            if child is not None and _wraps(child):
+                module._modules[name] = unwrapped(child)
+    return copied
+
+
+def _made(model: nn.Module, shape: tuple[int, ...]) -> Iterator[object]:
+    """What it returns for two black images in evaluation mode, and in its own."""
+    for trial in (detached_copy(model).eval(), *((detached_copy(model),) if model.training else ())):
+        like = next(trial.parameters())
+        try:
+            with torch.no_grad(), torch.random.fork_rng():
+                yield trial(torch.zeros(2, *shape, dtype=like.dtype, device=like.device))
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+            wrap = "; wrap a model of several inputs in one of images alone" if "argument" in reason else ""
+            raise UserError(
+                f"The model is expected to take images of shape {shape}, but does not ({reason}); give"
+                f" input_shape{wrap}."
+            ) from error
+
+
+def _expect_outputs(made: object) -> None:
+    if isinstance(made, Tensor) and made.dim() == 2 and len(made) == 2:
+        return
+    got = f"a tensor {tuple(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
+    raise UserError(
+        f"The model is expected to return outputs (B, K), but returns {got} for two images; wrap it in a module that"
+        " returns the tensor that the loss is of."
+    )

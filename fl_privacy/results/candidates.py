@@ -1,0 +1,209 @@
+"""Ways to train, and which of them may be chosen: those behind which no attack that was tried read anything."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fl_privacy.inference.kinds import About
+from fl_privacy.metrics import FEW
+from fl_privacy.metrics.intervals import wilson_interval
+from fl_privacy.metrics.registry import IMAGE_METRIC
+from fl_privacy.results.findings import Finding, Measure
+from fl_privacy.results.inferred import strongest
+from fl_privacy.results.readings import WORST, Extent, Reading, extent_of, leaks_most, main_of, most_exposed, worst_by
+
+MEMBERSHIP_AT_MOST = 0.05
+"""TPR at 1 % FPR, five times that of guessing: beyond, members count as told from others."""
+
+ATTRIBUTE_AT_MOST = 0.1
+"""Success above that of the most frequent answer: beyond, an attribute counts as told."""
+
+ROUNDING = 1e-9
+"""Of accuracies: a loss of exactly the bound is within it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A way to train, attacked in all ways that were tried; each figure is of the attack that it is worst for.
+
+    Attributes:
+        name: in words.
+        accuracy: in the end, in [0, 1].
+        pmm: in percent of the undefended accuracy, ``None`` where that is unknown.
+        psnr: mean PSNR, in dB; of texts the mean of the metric that is shown first.
+        upper: upper end of its 95 % interval, likewise; infinite where there is none, as for a single image.
+        largest: PSNR of the image that was read best, likewise.
+        read: examples that were read, of the attack that leaks most.
+        exact: of them, exactly.
+        identified: of them, among other candidates.
+        images: that were judged by the same attack.
+        unjudged: examples of which nobody can say, of the attack with most of them; failures among them.
+        groups: the smallest number of independent uploads behind a count.
+        exposed: images recognizable as what a defense put in their place, likewise.
+        failures: images on which an attack failed, of the attack that failed most.
+        by: who leaks most, in words; empty where only one attacked.
+        judged_by: the metric that figures are of.
+        inferred: what was asked beside images -> the measure by which the strongest attack came farthest; ``None``
+            where it was asked of others and not of this one, or the attack failed.
+        undefended: whether clients don't defend themselves.
+    """
+
+    name: str
+    accuracy: float
+    pmm: float | None
+    psnr: float
+    upper: float
+    largest: float
+    read: int
+    exact: int
+    identified: int
+    images: int
+    unjudged: int
+    groups: int
+    exposed: int = 0
+    failures: int = 0
+    by: str = ""
+    judged_by: str = IMAGE_METRIC
+    inferred: Mapping[str, Measure | None] = field(default_factory=dict)
+    undefended: bool = False
+
+    @property
+    def tells(self) -> list[str]:
+        """What may be told of clients beside images, by upper ends of intervals; what is not known may be."""
+        limits = {
+            About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
+            About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
+        }
+        return [
+            about for about, kept in limits.items() if about in self.inferred and not _holds(kept, self.inferred[about])
+        ]
+
+    @property
+    def unknown(self) -> int:
+        """Examples of which nobody can say whether they were read."""
+        return max(self.unjudged, self.failures)
+
+    @property
+    def at_most(self) -> float:
+        """Upper end of the 95 % interval of the share read."""
+        return wilson_interval(self.read, self.images, groups=self.groups or None)[1] if self.images else 1.0
+
+    @property
+    def extent(self) -> Extent:
+        """How much it leaks; what nobody could judge counts as read."""
+        number = self.images + self.unknown
+        return Extent(
+            read=(self.read + self.unknown) / number if number else 1.0,
+            exact=self.exact / number if number else 1.0,
+            told=len(self.tells),
+            exposed=self.exposed / self.images if self.images else 0.0,
+            upper=self.upper,
+            mean=self.psnr,
+        )
+
+    def unread(self, psnr_below: float | None = None) -> bool:
+        """Whether no attack that was tried read any example, none is unknown, and nothing else is told of clients.
+
+        Args:
+            psnr_below: dB, where asked for: no attacked image, and no upper end of the mean's interval, reaches it.
+        """
+        return (
+            self.images > 0
+            and not (self.undefended or self.read or self.unknown or self.exposed or self.tells)
+            and (psnr_below is None or max(self.largest, self.upper) < psnr_below)
+        )
+
+    @property
+    def rests_on_few(self) -> bool:
+        """Whether so few independent uploads were attacked that nothing can be relied on."""
+        return self.groups < FEW
+
+
+def _holds(kept: Callable[[Measure], bool], measure: Measure | None) -> bool:
+    return measure is not None and kept(measure)
+
+
+def candidate_of(
+    found: Sequence[Reading],
+    *,
+    name: str,
+    accuracy: float | None,
+    pmm: float | None,
+    findings: Sequence[Finding] = (),
+    asked: Collection[str] = (),
+    undefended: bool = False,
+) -> Candidate | None:
+    """From all attacks on one training; ``None`` where it has no accuracy, or no attack gave images.
+
+    Args:
+        found: what was read of images.
+        name: in words.
+        accuracy: in [0, 1].
+        pmm: in percent.
+        findings: what was asked beside.
+        asked: what was asked of any of those compared.
+        undefended: whether clients don't defend themselves.
+    """
+    name_of_main = main_of(found)
+    worst, most = worst_by(name_of_main, found), leaks_most(found)
+    if accuracy is None or worst is None or most is None:
+        return None
+    statistics = [s for reading in found if (s := reading.statistic(name_of_main)) is not None]
+    extent, counts = extent_of(found), most.counts
+    return Candidate(
+        name=name,
+        accuracy=accuracy,
+        pmm=pmm,
+        psnr=extent.mean,
+        upper=extent.upper,
+        largest=max(s.max for s in statistics),
+        read=counts.read,
+        exact=counts.exact,
+        identified=counts.identified,
+        images=counts.judged,
+        unjudged=max(reading.counts.unjudged for reading in found),
+        groups=min(reading.counts.groups for reading in found if reading.counts.judged),
+        exposed=seen.recognizable if (seen := most_exposed(found)) else 0,
+        failures=max(reading.counts.failures for reading in found),
+        by=most.among(found),
+        judged_by=name_of_main,
+        inferred={about: (told[1] if (told := strongest(findings, about)) else None) for about in asked},
+        undefended=undefended,
+    )
+
+
+def asked_of(findings: Sequence[Finding]) -> set[str]:
+    """What of ``findings`` counts for the choice of a defense."""
+    return {finding.about for finding in findings} & {About.MEMBERSHIP, About.ATTRIBUTE}
+
+
+def comparable(candidates: Sequence[Candidate]) -> bool:
+    """Whether all are of one kind of examples."""
+    return len({c.judged_by for c in candidates}) <= 1
+
+
+def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The undefended training of which most was read, if nothing was read of any: who reads nothing there tells nothing
+    of defenses."""
+    plain = [c for c in candidates if c.undefended]
+    if not comparable(candidates) or not plain or any(c.read for c in plain):
+        return None
+    return max(plain, key=lambda c: c.extent)
+
+
+def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
+    """The most accurate of those behind which nothing was read; of equals the one that leaks less. ``None`` also where
+    nothing was read undefended."""
+    if not comparable(candidates) or unread_undefended(candidates):
+        return None
+    return most_accurate([c for c in candidates if c.unread(psnr_below)])
+
+
+def most_accurate(candidates: Sequence[Candidate]) -> Candidate | None:
+    """Of equals the one that leaks less; ``None`` of none."""
+    least_first = sorted(candidates, key=lambda c: c.extent)
+    return max(least_first, key=lambda c: c.accuracy, default=None)
+
+
+def extent_or_worst(candidate: Candidate | None, *, complete: bool = True) -> Extent:
+    """How much it leaks; all there is where it is not known to the end."""
+    return candidate.extent if candidate is not None and complete else WORST

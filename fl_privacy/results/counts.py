@@ -1,0 +1,125 @@
+"""How many of the attacked examples one attacker read in one round, and whether chance explains it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fl_privacy.metrics.intervals import binomial_tail, wilson_interval
+from fl_privacy.metrics.outcome import Outcome, outcome_of
+from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
+
+LEVEL = 0.05
+"""Probability with which chance alone may make as many identified as were: beyond, it is more than chance."""
+
+_JUDGED_SINCE = ("likeness", "control_psnr", "control_f1")
+"""Columns that records of older versions do not have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """The attacked examples of one attacker and round, each counted once, by the most that came of it.
+
+    Attributes:
+        exact: read to the last bit, or proven.
+        identified: the victim's own example is the one nearest to the guess, among many candidates; not exact.
+        recognizable: beyond a published threshold and beyond what a guess without the update reaches; neither of both.
+        nothing: judged, and none of the three.
+        failures: the attack gave no guess.
+        unknown: nobody has the original to compare with.
+        older: judged by a version that compared with no control; whether they were read cannot be said.
+        groups: independent uploads behind those that were judged.
+        candidates: fewest others that a guess was compared with; 0 where it was compared with none.
+    """
+
+    exact: int = 0
+    identified: int = 0
+    recognizable: int = 0
+    nothing: int = 0
+    failures: int = 0
+    unknown: int = 0
+    older: int = 0
+    groups: int = 0
+    candidates: int = 0
+
+    @property
+    def read(self) -> int:
+        """Exact, identified or recognizable."""
+        return self.exact + self.identified + self.recognizable
+
+    @property
+    def judged(self) -> int:
+        """All of which it is known whether they were read."""
+        return self.read + self.nothing
+
+    @property
+    def unjudged(self) -> int:
+        """All of which that is not known."""
+        return self.failures + self.unknown + self.older
+
+    @property
+    def images(self) -> int:
+        """All that were attacked."""
+        return self.judged + self.unjudged
+
+    @property
+    def share(self) -> float | None:
+        """Share read of those judged; ``None`` where none was."""
+        return self.read / self.judged if self.judged else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of ``share``, over independent uploads; (0, 1) where none was judged."""
+        return wilson_interval(self.read, self.judged, groups=self.groups or None) if self.judged else (0.0, 1.0)
+
+    @property
+    def by_chance(self) -> float:
+        """Probability that guesses without the update identify at least as many: each does with 1 / (candidates + 1).
+
+        Exact and recognizable ones beat their own control one by one, and are no matter of chance.
+        """
+        if self.exact or self.recognizable:
+            return 0.0
+        return binomial_tail(self.identified, self.judged, 1 / (self.candidates + 1))
+
+    def as_plain(self) -> dict[str, Any]:
+        """For JSON: every count, how many were read of how many, and the interval of that share."""
+        return {**asdict(self), "read": self.read, "judged": self.judged, "interval95": list(self.interval)}
+
+
+def counts_of(records: Sequence[Mapping[str, Any]]) -> Counts:
+    """Count the ``image`` records of one attacker and round."""
+    found = dict.fromkeys(Outcome, 0)
+    failures = unknown = older = 0
+    groups, candidates = set[str](), list[int]()
+    for record in records:
+        outcome = None if record.get("failure") is not None else outcome_of(record)
+        if record.get("failure") is not None:
+            failures += 1
+        elif _is_older(record):
+            older += 1
+        elif outcome is None or (outcome is Outcome.NOTHING and not _has_original(record)):
+            unknown += 1
+        else:
+            found[outcome] += 1
+            groups.add(str(record["id"]))
+            if record.get("candidates"):
+                candidates.append(int(record["candidates"]))
+    return Counts(
+        exact=found[Outcome.EXACT],
+        identified=found[Outcome.IDENTIFIED],
+        recognizable=found[Outcome.RECOGNIZABLE],
+        nothing=found[Outcome.NOTHING],
+        failures=failures,
+        unknown=unknown,
+        older=older,
+        groups=len(groups),
+        candidates=min(candidates, default=0),
+    )
+
+
+def _has_original(record: Mapping[str, Any]) -> bool:
+    return IMAGE_METRIC in record or TEXT_METRIC in record
+
+
+def _is_older(record: Mapping[str, Any]) -> bool:
+    return _has_original(record) and not any(name in record for name in _JUDGED_SINCE)

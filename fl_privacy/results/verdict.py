@@ -1,0 +1,227 @@
+"""What may be said of a run: the one rule, computed once, that every page, line and file repeats.
+
+Red takes something that was read beyond chance. Green takes a guarantee of differential privacy that bounds what is
+shown. Everything else is gray: that an attack read nothing tells of the attack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+from fl_privacy.metrics.epsilon_bounds import identification_bound
+from fl_privacy.results.attack_facts import AttackFacts, facts_of
+from fl_privacy.results.counts import LEVEL, Counts
+from fl_privacy.results.findings import Finding
+from fl_privacy.results.inferred import disproves, told_apart
+from fl_privacy.results.readings import Reading, in_round, kind_of, leaks_most, most_exposed, readings_of
+from fl_privacy.results.summary import Recognized, Spent, Summary
+from fl_privacy.victim_ids import Certainty
+
+if TYPE_CHECKING:
+    from fl_privacy.results.read import Run
+
+Tone = Literal["leak", "bounded", "open"]
+"""Red, green, gray."""
+
+LEAK: Tone = "leak"
+BOUNDED: Tone = "bounded"
+OPEN: Tone = "open"
+
+BOUNDED_AT_MOST = 0.1
+"""Largest probability of naming the right example that a guarantee may leave to be called a bound: nine of ten attempts
+of whatever attacker fail. Among 1,001 candidates that is an epsilon of 4.6; epsilon 8 leaves certainty."""
+
+CANDIDATES = 1000
+"""Others among which the bound is said where guesses were compared with none, or with more than that."""
+
+
+class Ground(StrEnum):
+    """Why the tone is what it is.
+
+    Attributes:
+        READ: examples were read, beyond chance. Red.
+        TOLD: a question beside examples was answered better than by chance. Red.
+        BOUNDED: differential privacy bounds whoever attacks. Green.
+        UNREAD: nothing was read of what was attacked.
+        BY_CHANCE: no more was identified than chance allows.
+        NO_TRUTH: the originals of most are not known.
+        FAILED: the attack failed on all.
+        OLDER: judged by a version that compared with no control.
+        UNTOLD: only questions beside examples were asked, and none was answered better than by chance.
+        NOTHING: nothing was attacked.
+    """
+
+    READ = "read"
+    TOLD = "told"
+    BOUNDED = "bounded"
+    UNREAD = "unread"
+    BY_CHANCE = "by chance"
+    NO_TRUTH = "no truth"
+    FAILED = "failed"
+    OLDER = "older"
+    UNTOLD = "untold"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """What a guarantee of differential privacy leaves to whoever attacks.
+
+    Attributes:
+        epsilon: spent.
+        delta: likewise.
+        unit: what is protected, ``example`` or ``client``.
+        rounds: of training that it covers.
+        candidates: others among which the right example is to be named.
+        at_most: probability of naming it; see ``identification_bound``.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    rounds: int
+    candidates: int
+    at_most: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Verdict:
+    """What may be said.
+
+    Attributes:
+        tone: see ``Tone``.
+        ground: why.
+        kind: of the examples.
+        facts: what was tried.
+        most: the reading that leaks most; ``None`` where nothing could be judged.
+        by_round: the reading that leaks most of each attacked round.
+        readings: all of them.
+        told: questions beside examples that were answered better than by chance.
+        bound: of differential privacy, where it holds, whatever the tone.
+        exposed: images that came out as what a defense put in their place; ``None`` if none did.
+        proven: examples that one attacker proved, at most.
+    """
+
+    tone: Tone
+    ground: Ground
+    kind: Literal["image", "text"] = "image"
+    facts: AttackFacts = field(default_factory=AttackFacts)
+    most: Reading | None = None
+    by_round: Mapping[int, Reading] = field(default_factory=dict)
+    readings: tuple[Reading, ...] = ()
+    told: tuple[str, ...] = ()
+    bound: Bound | None = None
+    exposed: Recognized | None = None
+    proven: int = 0
+
+    @property
+    def counts(self) -> Counts:
+        """Of the reading that leaks most."""
+        return self.most.counts if self.most else Counts()
+
+    def as_plain(self) -> dict[str, Any]:
+        """For JSON."""
+        most = self.most
+        return {
+            "tone": self.tone,
+            "ground": self.ground,
+            "most": most and {"attacker": most.attacker, "round": most.round, **most.counts.as_plain()},
+            "told": list(self.told),
+            "bound": self.bound and asdict(self.bound),
+            "attack": self.facts.attack,
+            "budget": self.facts.budget,
+            "uploads": self.facts.source,
+        }
+
+
+def verdict_of(run: Run) -> Verdict:
+    """What may be said of ``run``."""
+    return judged(run.summary, facts_of(run))
+
+
+def judged(summary: Summary, facts: AttackFacts) -> Verdict:
+    """What may be said of what a run came to.
+
+    Args:
+        summary: of the run.
+        facts: who attacked what in it.
+    """
+    found = readings_of(summary, undefended=facts.undefended)
+    told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
+    ground = _ground(found, summary.inferred, told=bool(told), bound=bound)
+    rounds = sorted({reading.round for reading in found})
+    return Verdict(
+        tone=_TONES.get(ground, OPEN),
+        ground=ground,
+        kind=kind_of(found),
+        facts=facts,
+        most=leaks_most(found),
+        by_round={r: most for r in rounds if (most := leaks_most(in_round(found, r))) is not None},
+        readings=tuple(found),
+        told=told,
+        bound=bound,
+        exposed=most_exposed(found),
+        proven=max((r.leakage.certainties.get(Certainty.PROVEN, 0) for r in found), default=0),
+    )
+
+
+CHANCE_TONES: Mapping[bool, Tone] = {True: LEAK, False: OPEN}
+"""Whether an answer beside examples is better than chance -> its tone."""
+
+_TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BOUNDED: BOUNDED}
+
+
+def tone_of(found: Sequence[Reading]) -> Tone:
+    """Red where any of ``found`` read something beyond chance, else gray: no reading makes anything green."""
+    return LEAK if is_read(found) else OPEN
+
+
+def is_read(found: Sequence[Reading]) -> bool:
+    """Whether any of ``found`` read something, and more than chance allows all of them together (Bonferroni)."""
+    return any(r.counts.read and r.counts.by_chance < LEVEL / len(found) for r in found)
+
+
+def lacks_truth(counts: Counts) -> bool:
+    """Whether fewer examples were judged than have no known original: too few to speak for all."""
+    return counts.unknown > counts.judged
+
+
+def _ground(found: Sequence[Reading], inferred: Sequence[Finding], *, told: bool, bound: Bound | None) -> Ground:
+    """The first that holds."""
+    counts = [reading.counts for reading in found]
+    judged = any(c.judged for c in counts)
+    cases = (
+        (is_read(found), Ground.READ),
+        (told, Ground.TOLD),
+        (not found and bool(inferred), Ground.UNTOLD),
+        (not found, Ground.NOTHING),
+        (any(c.older for c in counts), Ground.OLDER),
+        (all(c.failures == c.images for c in counts), Ground.FAILED),
+        (not judged or all(lacks_truth(c) for c in counts if c.judged), Ground.NO_TRUTH),
+        (any(c.read for c in counts), Ground.BY_CHANCE),
+        (bound is not None and bound.at_most <= BOUNDED_AT_MOST, Ground.BOUNDED),
+    )
+    return next((ground for holds, ground in cases if holds), Ground.UNREAD)
+
+
+def _bound(privacy: Spent | None, found: Sequence[Reading], inferred: Sequence[Finding]) -> Bound | None:
+    """Of a guarantee that was computed here, under assumptions that hold, and that nothing contradicts."""
+    if privacy is None or privacy.epsilon is None or not math.isfinite(privacy.epsilon):
+        return None
+    if privacy.unit is None or not privacy.covered or disproves(inferred, epsilon=privacy.epsilon):
+        return None
+    compared = [reading.counts.candidates for reading in found if reading.counts.candidates]
+    candidates = min([*compared, CANDIDATES])
+    bound = Bound(
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        unit=privacy.unit,
+        rounds=privacy.rounds,
+        candidates=candidates,
+        at_most=identification_bound(epsilon=privacy.epsilon, delta=privacy.delta, candidates=candidates),
+    )
+    return None if any(r.counts.interval[0] > bound.at_most for r in found) else bound

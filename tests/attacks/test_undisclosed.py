@@ -1,0 +1,153 @@
+"""What nobody says of a client: batch size, loss, mode, scale, wrappers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fl_privacy import Observation, reconstruct
+from fl_privacy.attacks.gradient_inversion.undisclosed import disclosed
+from fl_privacy.errors import UserError
+from fl_privacy.types import Certainty
+
+SHAPE = (1, 4, 4)
+BITS = torch.tensor([[0.0, 1.0, 1.0, 0.0, 1.0]])
+
+
+def connected(classes: int = 5) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, classes))
+
+
+def images(count: int) -> torch.Tensor:
+    return torch.rand((count, *SHAPE), generator=torch.Generator().manual_seed(1))
+
+
+def observed(net: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, of=F.cross_entropy, **told) -> Observation:
+    gradients = torch.autograd.grad(of(net(inputs), labels), list(net.parameters()))
+    return Observation.of_gradients(net, gradients, input_shape=SHAPE, **told)
+
+
+def test_examples_are_counted() -> None:
+    seen = observed(connected(), images(3), torch.tensor([0, 1, 1]))
+    assert seen.upload.num_examples == 3 and "3 examples" in seen.notes[0]
+
+
+def test_a_batch_size_that_nothing_tells_is_asked_for() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    with pytest.raises(UserError, match="batch_size is expected"):
+        observed(net, images(4), torch.tensor([0, 1, 1, 0]))
+
+
+def test_a_batch_size_below_the_rank_is_refused() -> None:
+    with pytest.raises(UserError, match="at least 3"):
+        observed(connected(), images(3), torch.tensor([0, 1, 1]), batch_size=1)
+
+
+@pytest.mark.parametrize("told", [{}, {"loss": "bce"}, {"loss": nn.BCEWithLogitsLoss()}])
+def test_answers_of_yes_and_no_are_read(told: dict) -> None:
+    seen = observed(connected(), images(1), BITS, F.binary_cross_entropy_with_logits, **told)
+    found = reconstruct(seen, "exact")
+    assert found.certainty is Certainty.PROVEN and torch.allclose(found.batch.labels.float(), BITS, atol=1e-3)
+    assert told or "binary cross entropy" in found.notes[0]
+
+
+def test_smoothed_labels_are_noticed() -> None:
+    seen = observed(connected(), images(1), torch.tensor([2]), nn.CrossEntropyLoss(label_smoothing=0.1))
+    assert "smoothed by 0.1" in reconstruct(seen, "exact").notes[0]
+
+
+def test_numbers_are_no_known_loss_of_many_outputs_and_that_is_said() -> None:
+    seen = observed(connected(), images(1), torch.tensor([[0.3, -2.0, 4.0, 1.0, 0.7]]), F.mse_loss)
+    assert "give the client's loss=" in (reconstruct(seen, "idlg").failure or "")
+
+
+def test_a_function_is_a_loss() -> None:
+    def focal(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        each = F.cross_entropy(outputs, labels, reduction="none")
+        return ((1 - (-each).exp()) ** 2 * each).mean()
+
+    found = reconstruct(observed(connected(), images(1), torch.tensor([3]), focal, loss=focal), "exact")
+    assert found.certainty is Certainty.PROVEN and found.batch.labels.tolist() == [3]
+
+
+def test_unnormalized_class_weights_leave_the_labels() -> None:
+    weights = torch.tensor([0.1, 2.0, 2.0, 2.0, 2.0])
+
+    def weighted(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (weights[labels] * F.cross_entropy(outputs, labels, reduction="none")).mean()
+
+    seen = observed(connected(), images(4), torch.zeros(4, dtype=torch.long), weighted, loss=weighted, batch_size=4)
+    found = reconstruct(seen, "idlg", iterations=1)
+    assert found.batch.labels.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("attack", ["analytic", "exact", "auto"])
+def test_standardized_inputs_are_not_cut(attack: str) -> None:
+    inputs = 4 * images(1) - 2
+    found = reconstruct(observed(connected(), inputs, torch.tensor([1])), attack)
+    assert torch.allclose(found.batch.inputs, inputs, atol=1e-4) and "input_range" in found.notes[0]
+
+
+def test_another_range_is_searched_in() -> None:
+    inputs = 2 * images(1) - 1
+    found = reconstruct(observed(connected(), inputs, torch.tensor([1]), input_range=(-1, 1)), "exact")
+    assert torch.allclose(found.batch.inputs, inputs, atol=1e-4) and not found.notes
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = connected()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(F.dropout(inputs, 0.3, training=self.training))
+
+
+def test_the_mode_is_the_models_and_draws_in_training_are_left_out() -> None:
+    evaluated = observed(Dropping().eval(), images(1), torch.tensor([1]))
+    assert evaluated.plan.mode == "eval"
+    assert reconstruct(evaluated, "exact").certainty is Certainty.PROVEN
+    (trained,) = disclosed([observed(Dropping().train(), images(1), torch.tensor([1]))])
+    assert trained.observation.plan.mode == "eval" and "draws at random" in trained.observation.notes[0]
+
+
+class Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = connected()
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.inner(inputs)}
+
+
+def test_outputs_in_a_mapping_are_taken() -> None:
+    def of_logits(made: dict[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(made["logits"], labels)
+
+    assert (
+        reconstruct(observed(Mapped(), images(1), torch.tensor([1]), of_logits), "exact").certainty is Certainty.PROVEN
+    )
+
+
+def test_wrappers_are_taken_off() -> None:
+    seen = observed(nn.DataParallel(connected()), images(1), torch.tensor([1]))
+    assert reconstruct(seen, "exact").certainty is Certainty.PROVEN
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.spectral_norm, nn.utils.parametrizations.weight_norm])
+def test_a_norm_of_the_output_layers_weight_does_no_harm(norm) -> None:
+    net = connected()
+    net[3] = norm(net[3])
+    found = reconstruct(observed(net, images(1), torch.tensor([1]), batch_size=1), "idlg", iterations=1)
+    assert found.failure is None and found.batch.labels.tolist() == [1]
+
+
+def test_tied_weights_are_taken_under_both_names() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 5))
+    net[3].weight = net[1].weight
+    F.cross_entropy(net(images(1)), torch.tensor([1])).backward()
+    gradients = {name: p.grad for name, p in net.named_parameters(remove_duplicate=False)}
+    seen = Observation.of_gradients(net, gradients, input_shape=SHAPE, batch_size=1)
+    assert "3.weight" not in seen.upload.tensors and reconstruct(seen, "idlg", iterations=1).failure is None

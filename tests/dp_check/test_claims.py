@@ -1,0 +1,61 @@
+"""Recomputed epsilons against the packages that others count with."""
+
+import math
+
+import pytest
+
+from fl_privacy.defenses.privacy.accountants import epsilon as by_opacus
+from fl_privacy.dp_check import Claim, Facts, recompute
+from fl_privacy.dp_check.claims import expect_claim
+from fl_privacy.errors import UserError
+
+pytest.importorskip("dp_accounting")
+
+
+def test_without_sampling_the_distribution_is_that_of_one_gaussian_release() -> None:
+    found = recompute(Facts(noise_multiplier=5.0, rounds=25), delta=1e-5)
+    assert found.pld == pytest.approx(4.377178, abs=1e-5)  # mu = 1
+    assert found.rdp is not None
+    assert found.pld < found.rdp < 1.15 * found.pld
+
+
+def test_sampled_as_opacus_counts_it() -> None:
+    facts = Facts(noise_multiplier=1.1, sample_rate=0.02, sampling="poisson", releases=10, rounds=5)
+    found = recompute(facts, delta=1e-5)
+    ours = by_opacus(noise_multiplier=1.1, sample_rate=0.02, steps=50, delta=1e-5)
+    assert found.rdp == pytest.approx(ours, rel=0.03)
+    assert found.epsilon == found.pld
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", None])
+def test_other_sampling_than_poisson_amplifies_nothing(sampling: str | None) -> None:
+    facts = Facts(noise_multiplier=1.0, sample_rate=0.01, sampling=sampling)  # type: ignore[arg-type]
+    found = recompute(facts, delta=1e-5)
+    assert found.epsilon == pytest.approx(4.377178, abs=1e-5)
+    assert "sampl" in " ".join((*found.caveats, *found.missing))
+
+
+def test_a_replaced_unit_moves_twice_as_far() -> None:
+    replaced = recompute(Facts(noise_multiplier=2.0), delta=1e-5, neighbors="replace").epsilon
+    assert replaced == pytest.approx(4.377178, abs=1e-5)
+
+
+def test_no_noise_and_no_knowledge() -> None:
+    assert recompute(Facts(noise_multiplier=0.0), delta=1e-5).epsilon == math.inf
+    unknown = recompute(Facts(noise_multiplier=None, missing=("the noise",)), delta=1e-5)
+    assert (unknown.epsilon, unknown.missing) == (None, ("the noise",))
+    assert recompute(Facts(noise_multiplier=1.0, releases=0), delta=1e-5).epsilon == 0.0
+
+
+def test_a_vast_epsilon_takes_no_minutes() -> None:
+    found = recompute(Facts(noise_multiplier=0.1, sample_rate=0.9, sampling="poisson", rounds=200), delta=1e-5)
+    assert found.epsilon is not None
+    assert found.epsilon > 1000
+
+
+def test_claims_are_complete() -> None:
+    assert expect_claim(1.0, 1e-5) == Claim(epsilon=1.0, delta=1e-5)
+    with pytest.raises(UserError, match="delta is missing"):
+        expect_claim(1.0, None)
+    with pytest.raises(UserError, match="delta"):
+        Claim(epsilon=1.0, delta=1.0)

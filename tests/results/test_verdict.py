@@ -1,0 +1,142 @@
+"""The one rule: red takes something that was read, green a guarantee, and all else is gray."""
+
+from dataclasses import replace
+
+import pytest
+
+from fl_privacy.metrics.epsilon_bounds import identification_bound
+from fl_privacy.results import Attacker, Counts, Finding, Leakage, Measure
+from fl_privacy.results.aggregation import summarize
+from fl_privacy.results.attack_facts import AttackFacts
+from fl_privacy.results.counts import counts_of
+from fl_privacy.results.readings import WORST, Reading, extent_of, leaks_most
+from fl_privacy.results.summary import AttackedRound, Spent
+from fl_privacy.results.verdict import BOUNDED_AT_MOST, Ground, judged
+
+NOTHING = {
+    "kind": "image", "round": 1, "client": 0, "image": 0, "failure": None, "certainty": "approximate",
+    "psnr": 16.6, "aligned_psnr": 16.6, "aligned_ssim": 0.2, "control_psnr": 16.6, "control_ssim": 0.2,
+    "likeness": 0.1, "rank": 70, "candidates": 1000, "lead": 0.0,
+}  # fmt: skip
+"""A gray square: more than 15 dB, and no more than any gray square has."""
+
+NEGATIVE = NOTHING | {"psnr": 0.9, "likeness": 0.99, "rank": 1, "lead": 0.6}
+
+
+def images(*records):
+    return [record | {"id": f"round-1/client-0/victim-{k}"} for k, record in enumerate(records)]
+
+
+def verdict_on(*counts, privacy=None, inferred=()):
+    """On rounds with such counts."""
+    summary = summarize([], finished=True, undefended_accuracy=None, total_seconds=None)
+    rounds = [
+        AttackedRound(round=number, by={Attacker.PLAIN: Leakage(counts=found, images=found.images)})
+        for number, found in enumerate(counts, 1)
+    ]
+    return judged(replace(summary, attacked=tuple(rounds), privacy=privacy, inferred=tuple(inferred)), AttackFacts())
+
+
+def test_empty_pictures_are_not_read_and_negatives_are():
+    found = counts_of(images(*[NOTHING] * 4))
+    assert (found.read, found.judged) == (0, 4) and verdict_on(found).tone == "open"
+    found = counts_of(images(NOTHING, NEGATIVE, NOTHING))
+    assert (found.identified, found.read, found.judged, found.candidates) == (1, 1, 3, 1000)
+    assert (verdict_on(found).tone, verdict_on(found).ground) == ("leak", Ground.READ)
+
+
+def test_each_example_counts_once_and_nobody_is_forgotten():
+    proven = {**NOTHING, "certainty": "proven"}
+    unknown = {k: v for k, v in NOTHING.items() if k in ("kind", "round", "client", "image", "failure", "certainty")}
+    failed = {**unknown, "failure": "it failed"}
+    found = counts_of(images(proven, NEGATIVE, NOTHING, unknown, failed))
+    assert (found.exact, found.identified, found.nothing, found.unknown, found.failures) == (1, 1, 1, 1, 1)
+    assert found.images == 5 and found.unjudged == 2
+
+
+def test_records_of_older_versions_have_no_color():
+    older = {k: v for k, v in NOTHING.items() if k in ("kind", "round", "client", "image", "failure", "psnr")}
+    found = counts_of(images(*[older | {"certainty": "proven", "psnr": 90.0}] * 6))
+    assert found.older == 6 and not found.judged
+    assert (verdict_on(found).tone, verdict_on(found).ground) == ("open", Ground.OLDER)
+
+
+def test_nothing_read_says_how_little_that_says():
+    low, high = Counts(nothing=4, groups=4).interval
+    assert low == 0 and high == pytest.approx(0.49, abs=0.005)
+    assert Counts(nothing=8, groups=1).interval[1] > 0.75, "eight images of one upload are one"
+
+
+def test_what_chance_identifies_is_no_leak():
+    few = Counts(identified=1, nothing=59, groups=60, candidates=100)
+    assert few.by_chance > 0.4 and verdict_on(few).ground is Ground.BY_CHANCE
+    assert verdict_on(few).tone == "open"
+    assert verdict_on(replace(few, candidates=10_000)).tone == "leak"
+    assert verdict_on(replace(few, recognizable=1)).tone == "leak", "it beats its own control"
+    many = [Counts(identified=1, nothing=9, groups=10, candidates=1000)] + [Counts(nothing=10, groups=10)] * 19
+    assert verdict_on(*many[:1]).tone == "leak" and verdict_on(*many).ground is Ground.BY_CHANCE
+
+
+def test_no_verdict_where_most_originals_are_not_known():
+    one = Counts(nothing=1, unknown=15, groups=1)
+    assert verdict_on(one).ground is Ground.NO_TRUTH and verdict_on(one).tone == "open"
+    assert verdict_on(replace(one, exact=1)).tone == "leak", "what was read is red whatever else is not known"
+    assert verdict_on(replace(one, unknown=1)).ground is Ground.UNREAD
+
+
+SPENT = Spent(epsilon=1.0, delta=1e-5, accountant="rdp", missing=None, unit="example", covered=True, rounds=20)
+UNREAD = Counts(nothing=6, groups=6, candidates=1000)
+
+
+def test_green_takes_a_guarantee_that_bounds_what_is_shown():
+    found = verdict_on(UNREAD, privacy=SPENT)
+    assert (found.tone, found.ground) == ("bounded", Ground.BOUNDED)
+    assert (found.bound.candidates, found.bound.rounds, found.bound.unit) == (1000, 20, "example")
+    assert found.bound.at_most == pytest.approx(0.0027, abs=1e-4)
+    assert identification_bound(epsilon=4.6, delta=0.0, candidates=1000) < BOUNDED_AT_MOST
+    assert identification_bound(epsilon=8.0, delta=0.0, candidates=1000) > 0.6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epsilon": 8.0},
+        {"epsilon": None},
+        {"unit": None},
+        {"covered": False},
+        {"delta": 0.5},
+        {"epsilon": float("inf")},
+    ],
+)
+def test_a_guarantee_that_bounds_nothing_or_may_not_hold_is_gray(changes):
+    assert verdict_on(UNREAD, privacy=replace(SPENT, **changes)).tone == "open"
+
+
+def test_what_contradicts_a_guarantee_takes_the_green():
+    disproved = Finding(about="membership", method="m", title="m", proven_epsilon=2.0, epsilon=1.0)
+    assert verdict_on(UNREAD, privacy=SPENT, inferred=[disproved]).tone == "open"
+    assert verdict_on(UNREAD, privacy=SPENT, inferred=[replace(disproved, proven_epsilon=0.5)]).tone == "bounded"
+    told = replace(disproved, proven_epsilon=0.5, measures={"auc": Measure(value=0.9, low=0.8, high=1, chance=0.5)})
+    assert verdict_on(UNREAD, privacy=SPENT, inferred=[told]).tone == "leak"
+    assert verdict_on(replace(UNREAD, exact=3), privacy=SPENT).tone == "leak"
+
+
+def test_no_attack_makes_anything_green():
+    for found in (UNREAD, Counts(nothing=1000, groups=1000, candidates=1000), Counts(failures=4)):
+        assert verdict_on(found).tone == "open"
+    assert verdict_on().ground is Ground.NOTHING
+
+
+def reading(counts, round=1):
+    return Reading(attacker=Attacker.PLAIN, leakage=Leakage(counts=counts), round=round)
+
+
+def test_one_ordering_in_which_what_is_not_known_counts_as_read():
+    quiet, failed = reading(UNREAD), reading(Counts(nothing=3, failures=3, groups=3), 2)
+    read = reading(Counts(identified=2, nothing=4, groups=6, candidates=1000), 3)
+    exact = reading(Counts(exact=2, nothing=4, groups=6), 4)
+    ordered = [extent_of([one]) for one in (quiet, read, exact, failed)]
+    assert ordered == sorted(ordered) and ordered[-1] < WORST
+    assert extent_of([]) == WORST and extent_of([quiet], told=1) > extent_of([quiet])
+    assert leaks_most([failed, quiet, read]) is read, "an attack that failed is not the one that read"
+    assert leaks_most([reading(Counts(failures=2))]) is None

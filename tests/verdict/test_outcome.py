@@ -1,0 +1,45 @@
+"""One rule says what was read, from the record alone."""
+
+import pytest
+
+from fl_privacy.metrics.outcome import LEAD, LEAST_CANDIDATES, LIKENESS, MARGIN_PSNR, READ, Outcome, outcome_of
+
+BARE = {"failure": None, "certainty": "approximate", "exact": False, "likeness": 0.9, "candidates": 1000}
+NEAREST = {**BARE, "rank": 1, "lead": 2.0}
+PSNR = {"aligned_psnr": 20.0, "control_psnr": 20.0 - MARGIN_PSNR, "aligned_ssim": 0.1, "control_ssim": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("record", "outcome"),
+    [
+        ({**BARE, "certainty": "proven"}, Outcome.EXACT),
+        ({"failure": None, "certainty": "proven"}, Outcome.EXACT),
+        ({**BARE, "exact": True}, Outcome.EXACT),
+        (NEAREST, Outcome.IDENTIFIED),
+        ({**NEAREST, "rank": 2}, Outcome.NOTHING),
+        ({**NEAREST, "control_lead": 1.8}, Outcome.NOTHING),
+        ({**NEAREST, "control_lead": 1.0}, Outcome.IDENTIFIED),
+        ({**NEAREST, "lead": LEAD - 0.01}, Outcome.NOTHING),
+        ({**NEAREST, "likeness": LIKENESS - 0.01}, Outcome.NOTHING),
+        ({**NEAREST, "candidates": LEAST_CANDIDATES - 1}, Outcome.NOTHING),
+        ({**BARE, "rank": 2, **PSNR}, Outcome.RECOGNIZABLE),
+        ({**BARE, "candidates": 0, **PSNR}, Outcome.RECOGNIZABLE),
+        ({**BARE, "rank": 200, **PSNR}, Outcome.NOTHING),
+        ({**BARE, "rank": 2, **PSNR, "control_psnr": 18.0}, Outcome.NOTHING),
+        ({**BARE, "rank": 2, **PSNR, "aligned_psnr": 14.0, "control_psnr": 9.0}, Outcome.NOTHING),
+        ({**BARE, "rank": 2, "aligned_ssim": 0.7, "control_ssim": 0.4}, Outcome.RECOGNIZABLE),
+        ({"failure": "The attack made no guess.", "certainty": "approximate"}, Outcome.NOTHING),
+        ({"failure": None, "certainty": "approximate", "psnr": 40.0}, None),
+        ({"failure": None, "certainty": "approximate", "token_f1": 0.9, "exact_match": 0.0}, None),
+        ({"failure": None, "token_f1": 1.0, "exact_match": 1.0}, Outcome.EXACT),
+        ({"failure": None, "token_f1": 0.9, "exact_match": 0.0, "control_f1": 0.3}, Outcome.RECOGNIZABLE),
+        ({"failure": None, "token_f1": 0.55, "exact_match": 0.0, "control_f1": 0.5}, Outcome.NOTHING),
+        ({"failure": None, "token_f1": 0.4, "exact_match": 0.0, "control_f1": 0.0}, Outcome.NOTHING),
+    ],
+)
+def test_outcome_of_a_record(record, outcome):
+    assert outcome_of(record) is outcome
+
+
+def test_all_but_nothing_is_a_leak():
+    assert set(Outcome) - READ == {Outcome.NOTHING}
