@@ -1,6 +1,7 @@
 """A defense of the upload around any ``NumPyClient``."""
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -11,11 +12,16 @@ from flwr.app import RecordDict
 from torch import nn
 
 from fl_privacy.defenses import Defense
+from fl_privacy.defenses.privacy.accounting import promises_privacy
 from fl_privacy.errors import UserError
+from fl_privacy.flower.answers import MOST_ROUNDS
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
-from fl_privacy.flower.guarded_upload import BufferPolicy, GuardedUpload, made_of
+from fl_privacy.flower.guarded_upload import BufferPolicy, GuardedUpload, Shares, made_of
+from fl_privacy.flower.memory import expect_unanswered, remember_answer
 from fl_privacy.flower.records import ROUND, load_state, save_state, to_array, to_tensor
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -29,7 +35,9 @@ class DefendedClient(NumPyClient):
         seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system at each update, as
             privacy demands.
         client: names the client's stream under ``seed``.
-        memory: ``context.state``, where hooks keep what survives between rounds.
+        memory: ``context.state``, where hooks keep what survives between rounds, and which rounds are answered: a
+            round is answered once, unless a ``seed`` makes this a simulation.
+        metrics: of the inner client that leave behind a promise of differential privacy, which does not cover them.
     """
 
     inner: NumPyClient
@@ -38,32 +46,66 @@ class DefendedClient(NumPyClient):
     seed: int | None = None
     client: int = 0
     memory: RecordDict = field(default_factory=RecordDict)
+    metrics: Sequence[str] = ()
 
     def get_parameters(self, config: Config) -> Arrays:
         """Those of the inner client."""
         return self.inner.get_parameters(config)
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """As the inner client does."""
+        """Evaluate as the inner client does.
+
+        Raises:
+            UserError: the defense promises differential privacy, which exact figures of the examples would break.
+        """
+        if promises_privacy(self.guard.defense):
+            raise UserError(
+                f"{self.guard.defense.name} promises differential privacy, which an exact loss or accuracy on the"
+                " client's own examples would break; test on the server (fraction_evaluate=0)."
+            )
         return self.inner.evaluate(parameters, config)
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train as the inner client does, then defend the change of the weights."""
         sent = [np.array(array) for array in parameters]
+        _expect_finite(sent, "sent")
+        number = self._expect_new(config)
         trained, num_examples, metrics = self.inner.fit(parameters, config)
         if [a.shape for a in trained] != [a.shape for a in sent]:
             raise UserError(
                 f"{type(self.inner).__name__}.fit is expected to return weights of the shapes it was sent, but returned"
                 f" {len(trained)} arrays for {len(sent)} or other shapes; a defense around it needs weights."
             )
+        _expect_finite([np.asarray(array) for array in trained], "replied")
         names = self._names(len(sent), config)
         before = {n: to_tensor(a) for n, a in zip(names, sent, strict=True)}
         after = {n: to_tensor(np.asarray(a)) for n, a in zip(names, trained, strict=True)}
         state = load_state(self.memory)
         defended = self.guard(before, after, state, self._generator(config))
         save_state(self.memory, state)
+        if number is not None:
+            remember_answer(self.memory, "train", number)
         reply = [to_array(defended[n]) for n in names]
-        return reply, num_examples, {key: value for key, value in metrics.items() if key != NAMES}
+        private = promises_privacy(self.guard.defense)
+        told = {k: v for k, v in metrics.items() if k != NAMES and (not private or k in self.metrics)}
+        return reply, num_examples, told
+
+    def _expect_new(self, config: Config) -> int | None:
+        """The number of the round, which is answered once; ``None`` in a simulation, which may ask twice.
+
+        Raises:
+            UserError: it is missing, or was answered before.
+        """
+        if self.seed is not None:
+            return None
+        number = config.get(ROUND)
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MOST_ROUNDS:
+            raise UserError(
+                f"A defended client expects the number of the round, 0 to {MOST_ROUNDS}, as {ROUND!r} in the server's"
+                f" config, but got {number!r}: the same round could be asked for until the noise is averaged away."
+            )
+        expect_unanswered(self.memory, "train", number)
+        return number
 
     def _generator(self, config: Config) -> torch.Generator:
         if self.seed is None:
@@ -87,6 +129,11 @@ class DefendedClient(NumPyClient):
         return names
 
 
+def _expect_finite(arrays: Arrays, what: str) -> None:
+    if any(array.dtype.kind in "fc" and not np.isfinite(array).all() for array in arrays):
+        raise UserError(f"The weights that are {what} are expected to be finite, but some are not; they are refused.")
+
+
 @overload
 def defend(
     client: type[NumPyClient],
@@ -95,6 +142,8 @@ def defend(
     model: nn.Module | Callable[[], nn.Module] | None = None,
     names: Sequence[str] | None = None,
     buffers: BufferPolicy = "kept",
+    shares: Shares = "weights",
+    metrics: Sequence[str] = (),
     seed: int | None = None,
     number: int = 0,
 ) -> Callable[..., DefendedClient]: ...
@@ -108,6 +157,8 @@ def defend(
     model: nn.Module | Callable[[], nn.Module] | None = None,
     names: Sequence[str] | None = None,
     buffers: BufferPolicy = "kept",
+    shares: Shares = "weights",
+    metrics: Sequence[str] = (),
     seed: int | None = None,
     number: int = 0,
     memory: RecordDict | None = None,
@@ -121,6 +172,8 @@ def defend(
     model: nn.Module | Callable[[], nn.Module] | None = None,
     names: Sequence[str] | None = None,
     buffers: BufferPolicy = "kept",
+    shares: Shares = "weights",
+    metrics: Sequence[str] = (),
     seed: int | None = None,
     number: int = 0,
     memory: RecordDict | None = None,
@@ -134,17 +187,24 @@ def defend(
         names: instead, the names of all arrays in order, in which batch norm's statistics go by theirs. With neither,
             arrays are called as the message does, else "0", "1", ..., and noise of differential privacy is refused.
         buffers: what becomes of buffers, see ``GuardedUpload``.
+        shares: what the client replies, its ``weights`` or their ``change``.
+        metrics: of the client that leave behind a promise of differential privacy, which does not cover them.
         seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system.
         number: of the client, which names its stream under ``seed``.
         memory: ``context.state``, where hooks keep what survives between rounds.
     """
 
-    guard = GuardedUpload.around(defense, model, names, buffers)
+    guard = GuardedUpload.around(defense, model, names, buffers, shares)
     ordered = names if model is None else list(made_of(model).state_dict())
 
     def wrap(inner: NumPyClient, memory: RecordDict | None) -> DefendedClient:
         kept = RecordDict() if memory is None else memory
-        return DefendedClient(inner, guard, names=ordered, seed=seed, client=number, memory=kept)
+        if memory is None and seed is None:
+            logger.warning(
+                "A defended client without memory=context.state does not know which rounds it has answered before this"
+                " object was made; a server that asks again averages noise away."
+            )
+        return DefendedClient(inner, guard, names=ordered, seed=seed, client=number, memory=kept, metrics=metrics)
 
     if isinstance(client, NumPyClient):
         return wrap(client, memory)

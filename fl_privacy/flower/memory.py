@@ -48,7 +48,7 @@ def expect_unanswered(records: RecordDict, kind: str, round: int) -> None:
     """
     last = records.config_records[ANSWERED].get(kind) if ANSWERED in records.config_records else None
     if isinstance(last, int) and round <= last:
-        raise UserError(_answered(last, round))
+        raise UserError(answered_before(last, round))
 
 
 def remember_answer(records: RecordDict, kind: str, round: int) -> None:
@@ -58,7 +58,8 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
     records[ANSWERED] = ConfigRecord(kept)
 
 
-def _answered(last: int, round: int) -> str:
+def answered_before(last: int, round: int) -> str:
+    """Say that a round was answered, or a later one."""
     return (
         f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
         " and a second answer would tell more than one; start a new run."
@@ -138,7 +139,7 @@ class NodeMemory:
         """
         last = self._read()[1].get(kind)
         if last is not None and round <= last:
-            raise UserError(_answered(last, round))
+            raise UserError(answered_before(last, round))
 
     def _read(self) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
         if not self.path.exists():

@@ -1,19 +1,22 @@
 """Defenses that act within the training, in a client's own training function."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 from torch import Tensor, nn
 
+from fl_privacy.checks import whole
 from fl_privacy.data.own_examples import IMAGE_KEYS, LABEL_KEYS
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client.plain_pass import PlainPass
 from fl_privacy.federation.client.private_part import join_private, private_names, public_state, store_private
+from fl_privacy.flower.answers import Answers
 from fl_privacy.flower.node_secrets import node_secret
 from fl_privacy.flower.records import PARTITION, load_state, save_state
 from fl_privacy.models import normalized
@@ -29,13 +32,14 @@ def train_step(
     *,
     lr: float = 0.01,
     normalization: Normalization | None = None,
+    round: int | None = None,
     seed: int | Secret | None = None,
 ) -> "DefendedTraining":
     """``loss.backward()`` with ``defense`` in it: Refiner, Soteria, SPN, passports, private layers, ATS, DP-SGD.
 
     In a client's own training function::
 
-        with train_step(defense, net, context, lr=lr) as step:
+        with train_step(defense, net, context, lr=lr, round=config["server-round"]) as step:
             for images, labels in loader:
                 optimizer.zero_grad()
                 loss = step(images, labels)  # instead of loss_function(net(images), labels) and loss.backward()
@@ -51,10 +55,13 @@ def train_step(
         context: of the client, whose state and secret are used; ``None`` keeps nothing for the next round.
         lr: learning rate of what stays with the client.
         normalization: of the loader's images, which hooks see in [0, 1].
-        seed: of the defense's draws, in a simulation; by default the node's own secret.
+        round: of the server's config. A round is trained once, also after a restart: each further training would be
+            another draw of the same noise. Without it, the same values of the network are not trained on twice.
+        seed: of the defense's draws, in a simulation, which may train twice; by default the node's own secret.
 
     Raises:
-        UserError: the defense exchanges the client's data.
+        UserError: the defense exchanges the client's data; on entering, the round was trained before, or the run has
+            no such round.
     """
     if defense.examples:
         raise UserError(
@@ -63,10 +70,11 @@ def train_step(
         )
     memory = RecordDict() if context is None else context.state
     client = "0" if context is None else str(context.node_config.get(PARTITION, context.node_id))
+    once = None if seed is not None or context is None else _Once(Answers(context), round)
     if seed is None:
         seed = Secret.draw() if context is None else node_secret(context)
     return DefendedTraining(
-        defense, net, memory, LocalPlan(lr=lr, batch_norm="train"), normalization, _Draws(seed, client)
+        defense, net, memory, LocalPlan(lr=lr, batch_norm="train"), normalization, _Draws(seed, client), once
     )
 
 
@@ -119,12 +127,15 @@ class DefendedTraining:
     plan: LocalPlan
     normalization: Normalization | None
     draws: "_Draws"
+    once: "_Once | None" = None
     _state: ClientState = field(default_factory=ClientState, init=False)
     _kept: frozenset[str] = field(default=frozenset(), init=False)
     _model: nn.Module | None = field(default=None, init=False)
     _private: ModelState = field(default_factory=lambda: ModelState({}, {}), init=False)
 
     def __enter__(self) -> Self:
+        if self.once is not None:
+            self.once.begin(self.net)
         device = next(self.net.parameters()).device
         self._state, self._rng = load_state(self.memory, device), self.draws.once("defense")
         self._kept = private_names(self.net, self.defense)
@@ -196,6 +207,42 @@ class DefendedTraining:
             n: p - self.plan.lr * gradients[n] if n in gradients else p for n, p in self._private.parameters.items()
         }
         self._private = replace(self._private, parameters=moved)
+
+
+TRAINED = "fl-privacy.trained-on"
+"""Record of ``context.state``: hashes of the networks that were trained on."""
+
+_KIND, _HASHES = "train-step", "hashes"
+
+
+@dataclass(frozen=True)
+class _Once:
+    """Lets a round be trained once, or the same network where nobody says the round."""
+
+    answers: Answers
+    round: int | None
+
+    def begin(self, net: nn.Module) -> None:
+        """Count this training.
+
+        Raises:
+            UserError: it was counted before.
+        """
+        if self.round is not None:
+            self.answers.expect_new(_KIND, whole("round", self.round, at_least=0, example=1))
+            self.answers.note(_KIND, self.round)
+            return
+        records, found = self.answers.context.state, hashlib.sha256()
+        for name, value in net.state_dict().items():
+            found.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+        held = records.config_records[TRAINED][_HASHES] if TRAINED in records.config_records else []
+        before = [str(one) for one in held] if isinstance(held, list) else []
+        if found.hexdigest() in before:
+            raise UserError(
+                "The network is expected to have other values than in a training before: a second one would tell more"
+                " than one, since its noise is another; give train_step(round=...) of the server's config."
+            )
+        records[TRAINED] = ConfigRecord({_HASHES: [*before, found.hexdigest()]})
 
 
 @dataclass(frozen=True)
