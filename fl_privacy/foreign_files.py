@@ -16,8 +16,8 @@ LARGEST_FILE = 1 << 32
 def expect_file_name(out: Path) -> None:
     """Raise ``UserError`` unless ``out`` names a file that can be written: it has a name and is no folder."""
     if not out.name or out.is_dir():
-        what = f"the folder {out}" if out.name else f"{str(out)!r}, which names none"
-        raise UserError(f"--out is expected to be a file, but got {what}; write --out page.html, or leave it out.")
+        what = f"the folder {out}" if out.name else "nothing"
+        raise UserError(f"--out is expected to be a file, but names {what}; write --out page.html, or leave it out.")
 
 
 def expect_writable(file: Path) -> None:

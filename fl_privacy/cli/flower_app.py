@@ -4,6 +4,8 @@ import logging
 import math
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,7 +19,8 @@ from rich.console import Console
 from fl_privacy.cli.backends import secure_backend_of, unattacked
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.config import RunSettings, compose_run, to_yaml
-from fl_privacy.config.foreign import expect_no_paths, expect_plain
+from fl_privacy.config.foreign import expect_plain
+from fl_privacy.config.places import expect_no_place
 from fl_privacy.config.targets import plain_settings
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_federation, clients_of
@@ -42,8 +45,6 @@ from fl_privacy.flower.transport import PromptGrid
 TIMEOUT = "round-timeout"
 AUTHENTICATED = "authenticated-nodes"
 RECONNECT = "reconnect-timeout"
-logger = logging.getLogger(__name__)
-
 OWN_DATA_RUN = "own-data"
 """Keys of the run config."""
 
@@ -55,6 +56,8 @@ TRUST_VARIABLE = "FL_PRIVACY_TRUST"
 registered, as ``trust=`` on the command line."""
 
 SECAGG = "secagg"
+
+logger = logging.getLogger(__name__)
 
 server_app = ServerApp()
 
@@ -115,16 +118,43 @@ class _Order:
 
 
 @lru_cache(maxsize=8)
-def _order(overrides: tuple[str, ...], trusted: tuple[str, ...]) -> _Order:
+def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> _Order:
     """Composed once in a process.
 
-    Overrides come over the network: a node builds only what is registered on it, or what its environment trusts.
+    Overrides come over the network: a node builds only what is registered on it, or what its environment trusts, and
+    what they name is looked at before anything is built, since noise for a budget counts the clients' examples.
+    ``unread`` are the settings that a node does not read; ``None`` of a simulation, which is its user's own.
     """
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"
     )
-    config = calibrated(compose_run(list(overrides)))
+    if unread is not None:
+        expect_no_place(list(overrides), where="A run started elsewhere", unread=unread)
+    with _untold_places():
+        config = calibrated(compose_run(list(overrides)))
     return _Order(config, to_yaml(config))
+
+
+def _order(context: Context) -> _Order:
+    """What the run of ``context`` asks of this node, where a folder of images is its operator's choice."""
+    unread = None
+    if not is_simulation():
+        unread = frozenset({"out", "name", *(("data.root",) if DATA_PATH in context.node_config else ())})
+    return _composed(tuple(_overrides(context)), tuple(_trusted_here()), unread)
+
+
+@contextmanager
+def _untold_places() -> Iterator[None]:
+    """Keep what an error says of this machine's folders in the node's own log; a simulation tells it."""
+    try:
+        yield
+    except OpenSettingError:
+        raise
+    except UserError as error:
+        if is_simulation() or "/" not in str(error):
+            raise
+        logger.error("The run asks for what this node can't do: %s", error)
+        raise UserError("This node can't do what the run asks for; its own log says why.") from None
 
 
 def make_client(context: Context) -> PrivacyClient:
@@ -133,8 +163,7 @@ def make_client(context: Context) -> PrivacyClient:
     It draws from the node's own secret and keeps its private part in a file of the node, unless the node's environment
     says that this is a simulation.
     """
-    _expect_no_paths(context)
-    order = _order(tuple(_overrides(context)), tuple(_trusted_here()))
+    order = _order(context)
     client, memory = _client(order, context), None if is_simulation() else node_memory(context)
     if memory is not None:
         client = replace(client, seed=node_secret(context), audit_seed=order.config.seed)
@@ -147,13 +176,6 @@ def make_client(context: Context) -> PrivacyClient:
     return made
 
 
-def _expect_no_paths(context: Context) -> None:
-    """Refuse a run that says which files of this node are read: its folder of images is its operator's choice."""
-    if not is_simulation():
-        unread = {"out", "name", *(("data.root",) if DATA_PATH in context.node_config else ())}
-        expect_no_paths(_overrides(context), where="A run started elsewhere", without=unread)
-
-
 def _client(order: _Order, context: Context) -> Client:
     partition, number = int(context.node_config[PARTITION]), order.config.federation.clients
     if not 0 <= partition < number:
@@ -161,13 +183,14 @@ def _client(order: _Order, context: Context) -> Client:
             f"Partitions 0..{number - 1} are expected on the nodes, but this one holds {partition};"
             " start as many SuperNodes as federation.clients says."
         )
+    if DATA_PATH not in context.node_config:
+        with _untold_places():
+            return clients_of(order.text)[partition]
     try:
-        if DATA_PATH in context.node_config:
-            return client_of_folder(order.text, str(context.node_config[DATA_PATH]), partition)
-        return clients_of(order.text)[partition]
+        return client_of_folder(order.text, str(context.node_config[DATA_PATH]), partition)
     except OpenSettingError:
         raise
-    except UserError as error:
+    except UserError as error:  # of the operator's folder nothing is told, not even the names in it
         if is_simulation():
             raise
         logger.error("The node's data can't be used as the run asks: %s", error)
@@ -176,7 +199,7 @@ def _client(order: _Order, context: Context) -> Client:
 
 def _is_audited(context: Context) -> bool:
     """A probe reads as few examples as it likes: of data that everybody has, and where updates are read at all."""
-    order = _order(tuple(_overrides(context)), tuple(_trusted_here()))
+    order = _order(context)
     return DATA_PATH not in context.node_config and order.config.secure_aggregation.name == "none"
 
 
@@ -190,7 +213,7 @@ class _NodeApp(ClientApp):
     def _app(self, message: Message, context: Context) -> ClientApp:
         if message.metadata.message_type != MessageType.TRAIN:
             return _plain_app
-        config = _order(tuple(_overrides(context)), tuple(_trusted_here())).config
+        config = _order(context).config
         if config.secure_aggregation.name != SECAGG:
             return _plain_app
         return _masking_app("_target_" in config.guard)

@@ -22,6 +22,7 @@ from fl_privacy.data import Dataset, Examples, expect_images
 from fl_privacy.errors import UserError
 from fl_privacy.experiment.build import build_dataset, resolve_device
 from fl_privacy.files import user_cache_folder
+from fl_privacy.foreign_files import expect_writable
 from fl_privacy.generator import (
     GeneratorPlan,
     GeneratorTraining,
@@ -116,6 +117,7 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
         console.print(f"Found it trained: {file}", highlight=False)
         return file
     training = order.training()
+    expect_writable(file)
     state = file.with_name(f"{file.name}.training") if settings["out"] is not None else _state_in_cache(order)
     if not settings["overwrite"] and state.exists() and load_training(state, order.training_key) is None:
         raise UserError(

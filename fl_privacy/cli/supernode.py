@@ -1,6 +1,7 @@
 """``fl-privacy supernode``: Flower's SuperNode, with one process beside it that answers all of its messages."""
 
 import argparse
+import importlib.util
 import logging
 import os
 import secrets
@@ -48,6 +49,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
             f"fl-privacy supernode sets {taken[0]} itself and is expected without it; use flower-supernode for another"
             " way to run apps."
         )
+    _expect_app(app)
     from fl_privacy.flower.inside.supernode import run_supernode  # noqa: PLC0415
 
     time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
@@ -65,6 +67,24 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float) -> int:
         # at once: Flower ends this program soon, with its threads and handlers
         os.execve(sys.executable, [*again, *arguments], {**os.environ, PAUSE_VARIABLE: str(AGAIN_SECONDS)})
     return ended.status
+
+
+def _expect_app(app: str) -> None:
+    """Refuse an app that can't be there, before anything is started.
+
+    Raises:
+        UserError: ``app`` is no ``package.module:attribute``, or no such module is installed.
+    """
+    module, _, attribute = app.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise UserError(f"--app is expected to be package.module:attribute, but got {app!r}.")
+    sys.path[:] = sys.path if "" in sys.path else ["", *sys.path]  # as for the worker, which python -m starts
+    try:
+        found = importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        raise UserError(f"--app is expected to name an installed module, but there is no {module}; install the app.")
 
 
 def _runtime_address(arguments: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fl_privacy.config.groups import options, suggest
 from fl_privacy.config.keys import captured_groups, captured_keys, declared_settings, groups
-from fl_privacy.config.overrides import NAMING, compose_file, expand_sweep, parse_overrides
+from fl_privacy.config.overrides import compose_file, expand_sweep, parse_overrides
 from fl_privacy.config.reading import select
 from fl_privacy.config.targets import own_modules
 from fl_privacy.errors import UserError
@@ -134,48 +134,6 @@ def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str
             for entry, value in mapping.items():
                 if str(entry).startswith("_"):
                     _expect_trusted(f"{at}.{entry}", value, trust, where)
-
-
-PATH_KEYS = frozenset({"root", "folder", "path", "file", "generator", "policies", "cache", *NAMING})
-"""Last parts of keys whose setting names something on the machine that reads it."""
-
-
-def expect_no_paths(overrides: Sequence[str], *, where: str, without: Collection[str] = ()) -> None:
-    """Refuse overrides from another machine that name a file or a folder of this one, whatever their key.
-
-    A setting does so by what it decides (``PATH_KEYS``) or by what it says: text with a separator of folders, that
-    begins like a path, or that is the name of something here.
-
-    Args:
-        overrides: in Hydra's grammar.
-        where: they come from, to begin the message with.
-        without: keys that nothing on this machine reads.
-
-    Raises:
-        UserError: there is one.
-    """
-    for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
-        key = override.key_or_group
-        above, _, last = key.rpartition(".")
-        for at, mapping in [(above, {last: override.value()}), *_mappings(override.value(), key)]:
-            for entry, value in mapping.items():
-                name = f"{at}.{entry}".strip(".")
-                for text in value if isinstance(value, list) and name not in without else [value]:
-                    if name not in without and _names_a_place(str(entry), text):
-                        raise UserError(
-                            f"{where} is expected to name no file or folder of a node, but sets {name}; whoever runs"
-                            " the node says what it trains on, by data-path in its node config."
-                        )
-
-
-def _names_a_place(key: str, value: object) -> bool:
-    if value is None or isinstance(value, bool | int | float):
-        return False
-    text = str(value).strip()
-    if key.rpartition("/")[2].lstrip("+~") in PATH_KEYS:
-        return bool(text)
-    looks_like_one = any(mark in text for mark in ("/", "\\")) or text.startswith(("~", ".."))
-    return looks_like_one or (bool(text) and "." in text and Path(text).exists())
 
 
 def trusted(trust: str | Sequence[str] | None) -> frozenset[str]:

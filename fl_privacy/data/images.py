@@ -130,8 +130,10 @@ def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
                 f" {LONGEST} times the other, but has {picture.width}x{picture.height}; shrink or remove it."
             )
         channels = channels or (1 if picture.mode in _GREY_MODES else 3)
-        ImageOps.exif_transpose(picture, in_place=True)
-        pixels = torch.from_numpy(np.array(picture.convert("L" if channels == 1 else "RGB")))
+        upright = ImageOps.exif_transpose(picture)
+        if picture.mode.startswith("I"):  # gray of 16 bits, which Pillow's own conversion cuts off at 255
+            upright = Image.fromarray((np.asarray(upright).clip(0, 65535) / 257).round().astype(np.uint8))
+        pixels = torch.from_numpy(np.array(upright.convert("L" if channels == 1 else "RGB")))
     except _UNREADABLE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(

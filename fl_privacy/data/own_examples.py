@@ -45,6 +45,10 @@ def samples(data: object) -> Iterator[Sample]:
     Raises:
         UserError: an example is something else.
     """
+    yield from map(as_sample, _examples(data))
+
+
+def _examples(data: object) -> Iterator[Any]:
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
         data = data[0]
     data = data.dataset if isinstance(data, DataLoader) else data
@@ -54,10 +58,10 @@ def samples(data: object) -> Iterator[Sample]:
                 "data is expected to be a data set, a DataLoader or an iterable of (image, label), but got"
                 f" {type(data).__name__}."
             )
-        yield from map(as_sample, data)
+        yield from data
         return
     for index in range(len(data)):
-        yield as_sample(data[index])
+        yield data[index]
 
 
 def as_sample(example: object) -> Sample:
@@ -67,14 +71,23 @@ def as_sample(example: object) -> Sample:
         UserError: it has no image or no label.
     """
     if isinstance(example, Mapping):
-        image, label = (_first(example, keys) for keys in (IMAGE_KEYS, LABEL_KEYS))
-    elif isinstance(example, Sequence) and len(example) >= 2:
-        image, label = example[0], example[1]
-    else:
-        raise UserError(
-            f"An example is expected to be (image, label) or a mapping with both, but is a {type(example).__name__}."
-        )
-    return _pixels(image), _class(label)
+        return as_image(example), _class(_first(example, LABEL_KEYS))
+    return as_image(example), _class(example[1])  # type: ignore[index]
+
+
+def as_image(example: object) -> Tensor:
+    """The image of an example of a data set, (C, H, W), whatever its label is.
+
+    Raises:
+        UserError: it has no image.
+    """
+    if isinstance(example, Mapping):
+        return _pixels(_first(example, IMAGE_KEYS))
+    if isinstance(example, Sequence) and len(example) >= 2:
+        return _pixels(example[0])
+    raise UserError(
+        f"An example is expected to be (image, label) or a mapping with both, but is a {type(example).__name__}."
+    )
 
 
 def _first(example: Mapping[Any, Any], keys: Sequence[str]) -> Any:
@@ -168,7 +181,7 @@ def find_normalization(data: object) -> Normalization | None:
     loaded = data[0] if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset) else data
     if (told := told_normalization(loaded)) is not None:
         return told
-    images = [image for image, _ in islice(samples(data), LOOKED_AT)]
+    images = [as_image(example) for example in islice(_examples(data), LOOKED_AT)]
     if not images:
         raise UserError("data is expected to hold images, but is empty.")
     channels = [torch.cat([image[c].flatten() for image in images]) for c in range(len(images[0]))]

@@ -6,6 +6,7 @@ import re
 import secrets
 import shutil
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -21,6 +22,7 @@ FIRST_RUNTIME_PORT = 9100
 
 _EXECUTABLE = 0o755
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST_HOST = 253
 
 
@@ -127,6 +129,8 @@ def _write_texts(deployment: Deployment) -> None:
     folder, last = deployment.folder, deployment.nodes - 1
     for name in ("README.md", "Dockerfile"):
         _write(folder / name, name, values | {"last": last})
+    if not (folder / "constraints.txt").exists():
+        write_whole(folder / "constraints.txt", "".join(f"{one}\n" for one in installed_versions()))
     _write(folder / "register.sh", "register.sh", values, executable=True)
     _write(deployment.superlink / "start.sh", "superlink.sh", values, executable=True)
     _write(deployment.superlink / "fl-privacy-superlink.service", "superlink.service", values)
@@ -141,6 +145,21 @@ def _write_texts(deployment: Deployment) -> None:
     (folder / "app").mkdir(exist_ok=True)
     _write(folder / "flwr" / "config.toml", "config.toml", values | {"ca": json.dumps(str(deployment.authority[0]))})
     _write(folder / "app" / "pyproject.toml", "app.toml", values)
+
+
+def installed_versions() -> list[str]:
+    """``name==version`` of this package and all that it needs here, by which the container's image is built."""
+    found, waiting = dict[str, str](), ["fl-privacy"]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        try:
+            found[name] = metadata.version(name).partition("+")[0]  # torch's +cpu is another index's
+        except metadata.PackageNotFoundError:
+            continue
+        waiting += [_NAME.match(line)[0].lower() for line in metadata.requires(name) or [] if _NAME.match(line)]  # type: ignore[index]
+    return [f"{name}=={version}" for name, version in sorted(found.items())]
 
 
 def _write(path: Path, template: str, values: dict[str, object], *, executable: bool = False) -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 from fl_privacy.progress import counted
 from fl_privacy.types import Tensors
+
+T = TypeVar("T")
 
 Mechanism = Callable[[Any], Tensors]
 """Turns an update (or whatever the neighbors are) into what is sent, with new randomness at each call."""
@@ -63,8 +65,8 @@ def slices_of(sent: Tensors) -> dict[str, slice]:
     return places
 
 
-def looked_at(places: Mapping[str, slice]) -> dict[str, slice]:
-    """Keep at most ``MOST_TENSORS`` arrays, the first and the last ones."""
+def looked_at(places: Mapping[str, T]) -> dict[str, T]:
+    """Keep what belongs to at most ``MOST_TENSORS`` arrays, the first and the last ones."""
     if len(places) <= MOST_TENSORS:
         return dict(places)
     names = list(places)

@@ -27,6 +27,7 @@ from fl_privacy.dp_check.draws import (
     directions_of,
     draw_statistics,
     flattened,
+    looked_at,
     pilot,
     slices_of,
     statistics_for,
@@ -345,8 +346,7 @@ def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -
     directions: dict[str, Mapping[str, Tensor]] = {"an update in a random direction": random}
     if len(even) > 1:
         directions["an update that is as large in each array"] = even
-        last = next(reversed(even))
-        directions |= {f"an update of {name} alone": {name: even[name]} for name in dict.fromkeys((*_ends(even), last))}
+        directions |= {f"an update of {name} alone": {name: value} for name, value in looked_at(even).items()}
     for what, direction in directions.items():
         length = math.sqrt(sum(float(value.square().sum()) for value in direction.values()))
         for scale in SCALES if "alone" not in what else SCALES[1:2]:
@@ -358,12 +358,6 @@ def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -
             against = "its negative" if replaced else "none"
             yield Neighbors(first=first, second=second, what=f"{what} of norm {scale * norm:.3g} against {against}",
                             norm=scale * norm * (2 if replaced else 1))  # fmt: skip
-
-
-def _ends(names: Mapping[str, Tensor]) -> list[str]:
-    """At most 24 of them: the first and the last."""
-    ordered = list(names)
-    return ordered if len(ordered) <= 24 else [*ordered[:12], *ordered[-12:]]
 
 
 def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:

@@ -251,10 +251,7 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda is expected to find a GPU, but PyTorch sees none; use device=cpu.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device={name} is expected to be one of {torch.cuda.device_count()} GPUs, numbered from 0; use"
-            " device=cuda."
-        )
+        raise UserError(f"device={name} is expected to be a GPU that PyTorch sees, counted from 0; use device=cuda.")
     return device
 
 

@@ -187,7 +187,8 @@ def _named(name: str) -> NamedImages:
 
 
 def _looked_into(data: object, *, of_client: OfClient | None = None, name: str | None = None) -> NamedImages:
-    first = list(islice(_examples(data), LOOKED_AT))
+    with own_streams_put_back(data):
+        first = list(islice(_examples(data), LOOKED_AT))
     if not first:
         raise UserError("data is expected to hold images, but is empty.")
     classes = data.train.num_classes if isinstance(data, Dataset) else None
@@ -199,8 +200,13 @@ def _looked_into(data: object, *, of_client: OfClient | None = None, name: str |
         of_client=of_client,
         input_shape=tuple(first[0][0].shape),
         num_classes=classes,
-        normalization=None if own else find_normalization(data),
+        normalization=None if own else _normalization(data),
     )
+
+
+def _normalization(data: object) -> Normalization | None:
+    with own_streams_put_back(data):
+        return find_normalization(data)
 
 
 def _examples(data: object) -> Images:

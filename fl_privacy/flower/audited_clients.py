@@ -42,7 +42,7 @@ class NamingServer(HonestButCurious):
 
     def name_all(self, exchanged: Iterable[tuple[Message, Message]]) -> None:
         """Number the nodes of messages and their replies: first those that say which partition they hold."""
-        for message, reply in sorted(exchanged, key=lambda each: told_partition(each[1]) is None):
+        for message, reply in sorted(exchanged, key=_turn):
             self.client_of(message, reply)
 
     def client_of(self, message: Message, reply: Message) -> int:
@@ -70,3 +70,9 @@ def agreed_defense(told: Mapping[int, Description]) -> Description:
     spelled = {client: json.dumps(to_plain(parts), sort_keys=True) for client, parts in told.items()}
     usual, number = Counter(spelled.values()).most_common(1)[0] if spelled else ("", 0)
     return next((told[c] for c, text in spelled.items() if text == usual), ()) if number > AGREED * len(told) else ()
+
+
+def _turn(exchanged: tuple[Message, Message]) -> tuple[bool, int]:
+    """When a node gets its number: those that say their partition first, in the order of their ids."""
+    message, reply = exchanged
+    return told_partition(reply) is None, message.metadata.dst_node_id

@@ -1,11 +1,11 @@
 """Flower's mods and strategies for differential privacy as functions to draw from, and what they claim."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.mod import LocalDpMod
@@ -47,17 +47,23 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
     whoever gets the model reads the noised mean.
     """
     if isinstance(subject, LocalDpMod):
-        std = (
-            subject.sensitivity * np.sqrt(2 * np.log(1.25 / subject.delta)) / subject.epsilon if subject.delta else 0.0
-        )
         return Stated(
             claim=Claim(epsilon=subject.epsilon, delta=subject.delta, unit="client", by="LocalDpMod"),
-            facts=Facts(noise_multiplier=float(std) / subject.clipping_norm, rounds=rounds),
+            facts=_facts_of(subject, rounds),
             clip_norm=subject.clipping_norm,
         )
     if isinstance(subject, DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase):
         return _stated_by_strategy(subject, rounds)
     return None
+
+
+def _facts_of(mod: LocalDpMod, rounds: int) -> Facts:
+    """Noise by the mod's own formula, which has no value at an epsilon or a delta of 0."""
+    if not (mod.epsilon and 0 < mod.delta < 1):
+        formula = "the noise: its formula has no value at this epsilon and delta"
+        return Facts(noise_multiplier=None, rounds=rounds, missing=(formula,))
+    std = mod.sensitivity * math.sqrt(2 * math.log(1.25 / mod.delta)) / mod.epsilon
+    return Facts(noise_multiplier=std / mod.clipping_norm, rounds=rounds)
 
 
 def _stated_by_strategy(

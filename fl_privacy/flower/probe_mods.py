@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fl_privacy.checks import whole
-from fl_privacy.data.own_examples import as_sample, find_normalization, fingerprint, probe_seed
+from fl_privacy.data.own_examples import as_image, find_normalization, fingerprint, probe_seed
 from fl_privacy.data.own_streams import own_streams_put_back
 from fl_privacy.errors import UserError
 from fl_privacy.flower.answers import Answers, digest_of
@@ -133,7 +133,7 @@ def _answer(  # noqa: PLR0917
             METRICS: MetricRecord({NUM_EXAMPLES: len(batch)}),
         }
     )
-    images = [as_sample(example)[0] for example in batch]
+    images = [as_image(example) for example in batch]
     plain = images if examples.normalization is None else [examples.normalization.undo(image) for image in images]
     tell_images(reply, ProbedImages(fingerprints=[fingerprint(i) for i in plain], normalization=examples.normalization))
     introduce(reply, context)
@@ -173,7 +173,8 @@ class _Examples:
             data = data(self.context) if is_function else data  # type: ignore[operator]
             if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
                 data = data[0]
-            self.normalization = find_normalization(data) if self.given is None else self.given
+            with own_streams_put_back(data):
+                self.normalization = find_normalization(data) if self.given is None else self.given
             if isinstance(data, DataLoader):
                 self.collate, data = data.collate_fn, data.dataset
             self._data = data

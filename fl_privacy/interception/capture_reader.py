@@ -189,7 +189,7 @@ class _Reader:
         self._expect_images(images, "public images", raw)
         self._expect_images(previous, "a previous reconstruction", raw)
         self._expect_classes(labels, "labels", raw)
-        if labels is not None and len(labels) != self._count(raw, "num_examples"):
+        if labels is not None and len(labels) > self._count(raw, "num_examples"):
             self.file.refuse(f"has {len(labels)} labels of {raw['num_examples']} examples")
         self._expect_classes(classes, "classes of public images", raw)
         if classes is not None and (images is None or classes.shape != images.shape[:1]):

@@ -13,6 +13,9 @@ LEAST_LEVELS = 32
 """Different levels that an image needs so that its pixels tell. Of two images of few levels each, a mixture has few
 values as well, which come near to levels by chance: of two black-and-white ones in 15 to 40 of 100 mixtures."""
 
+NEARLY = 0.1
+"""Likewise of pixels that the precision of weights has blurred."""
+
 _NEARLY = 0.25
 """Pixels so near to black or white, in levels, tell nothing: those of a mixture of two such images are there too."""
 
@@ -21,11 +24,14 @@ _MOST_STEPS = 512
 _SAMPLED = 512
 
 
-def is_one_image(pixels: Tensor, error: Tensor | None = None) -> Tensor:
+def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | None = None) -> Tensor:
     """Tell which rows of ``pixels`` (N, D) are a single image of 8 bits a channel, but for rounding: (N,).
 
-    ``error`` (N,) is the standard deviation of what rounding did to the pixels of each: with more of it than a tenth of
-    a level nothing is told, since what is rounded coarsely is on levels of its own.
+    ``error`` (N,) is the standard deviation of what rounding did to the pixels of each: with more of it than a
+    hundredth of a level nothing is told, since what is rounded coarsely is on levels of its own.
+
+    ``blur`` (N,) is that of the precision in which weights are uploaded: pixels may be as far from levels as it
+    explains, but no farther than ``NEARLY``.
 
     It takes neither the truth nor another image. An image that noise was added to, whose scale is not quite known, or
     that has fewer than ``LEAST_LEVELS`` levels beside black and white is not told from a mixture.
@@ -36,7 +42,8 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None) -> Tensor:
     number, different = telling.sum(1), _different_levels(levels, telling)
     inside = ((levels > -1) & (levels < LEVELS + 1)).all(1)
     fine = torch.ones_like(inside) if error is None else LEVELS * error < WHOLE
-    return fine & (different >= LEAST_LEVELS) & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < WHOLE)
+    most = levels.new_full((len(levels),), WHOLE) if blur is None else (WHOLE + 2 * LEVELS * blur).clamp_max(NEARLY)
+    return fine & (different >= LEAST_LEVELS) & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < most)
 
 
 def _different_levels(levels: Tensor, telling: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class TrapWeights(ServerAttack):
         fired = strongest[bias[strongest].abs() > _SMALLEST * bias.abs().max()]
         weight, bias = weight[fired], bias[fired]
         pixels = layer.pixels(weight / bias[:, None])
-        alone = is_one_image(pixels)
+        alone = is_one_image(pixels, blur=_blur(observation, layer, fired) / bias.abs())
         single = _distinct(pixels[alone])[: observation.upload.num_examples]
         left = observation.upload.num_examples - len(single)
         others = ~alone & (_apart(pixels, single) > _ANOTHER).all(1)
@@ -106,6 +106,18 @@ class TrapWeights(ServerAttack):
             mixed = layer.pixels(found)[: int(others.sum())]
         proven = torch.arange(len(single) + len(mixed)) < len(single)
         return reconstruction_of(observation, torch.cat([single, mixed]), proven)
+
+
+def _blur(observation: Observation, layer: FirstLayer, rows: Tensor) -> Tensor:
+    """(N,) standard deviation of what rounding the weights after the training did to the gradient of each row.
+
+    It is that of a weight, and that of the bias, by which white pixels are divided.
+    """
+    weight, bias = (observation.sent.parameters[name][rows].double() for name in (layer.weight, layer.bias))
+    if observation.plan.shares == "gradient":
+        return torch.zeros_like(bias)
+    size = (weight.square().mean(1) + bias.square()).sqrt()
+    return torch.finfo(observation.sent.parameters[layer.weight].dtype).eps * size / 12**0.5 / observation.plan.lr
 
 
 def _distinct(images: Tensor) -> Tensor:

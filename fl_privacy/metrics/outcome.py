@@ -1,7 +1,7 @@
 """What an attack read of one image or text: all of it, which one it is, something recognizable, or nothing.
 
 The one rule of the package, and the only home of its constants; it reads the records of ``metrics.jsonl`` and imports
-no PyTorch. What the constants were fixed on is said in ``docs/verdict.md``.
+no PyTorch. The constants were fixed on the training splits; ``experiments/verdict_pairs.py`` measures them on others.
 """
 
 from collections.abc import Mapping
@@ -41,6 +41,10 @@ MARGIN_F1 = 0.2
 
 ROUNDING = 0.5 / 255
 """Largest error of a pixel that vanishes when pixels are stored in 8 bits."""
+
+
+PROVEN_PSNR = 40.0
+"""Decibel below which what is called proven is not the original: single precision leaves far less error than that."""
 
 
 class Outcome(StrEnum):
@@ -88,11 +92,11 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
 
     Returns:
         What was read; ``None`` where it cannot be said: nobody knows the original, or the record is of an older version
-        that did not measure it. A guess that is certified is exact in any case.
+        that did not measure it. A guess that is called proven is exact, unless the original, where known, denies it.
     """
     if record.get("failure") is not None:
         return Outcome.NOTHING
-    if record.get("certainty") == Certainty.PROVEN or record.get("exact") is True:
+    if record.get("exact") is True or (record.get("certainty") == Certainty.PROVEN and not _is_denied(record)):
         return Outcome.EXACT
     if TEXT_METRIC in record:
         return _of_text(record)
@@ -101,6 +105,12 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
     if _is_identified(record):
         return Outcome.IDENTIFIED
     return Outcome.RECOGNIZABLE if _is_recognizable(record) else Outcome.NOTHING
+
+
+def _is_denied(record: Mapping[str, Any]) -> bool:
+    """Whether a guess that is called proven is far from the original."""
+    psnr = _number(record, "psnr")
+    return record.get("exact_match") == 0 or (psnr is not None and psnr < PROVEN_PSNR)
 
 
 def _of_text(record: Mapping[str, Any]) -> Outcome | None:

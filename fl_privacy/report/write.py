@@ -48,6 +48,8 @@ def write_report(
     """
     if not run_dirs:
         raise UserError("The folders of one or more runs are expected, but got none; name what `fl-privacy run` wrote.")
+    if out is not None:
+        expect_file_name(out)
     runs = [read_run(Path(path)) for path in dict.fromkeys(Path(p).resolve() for p in run_dirs)]
     single = runs[0] if len(runs) == 1 and not cap else None
     samples = samples_of_runs(runs) if cap else []
@@ -56,8 +58,6 @@ def write_report(
             "CAP is expected to be of runs that defended, trained and were attacked, but none of these did all three;"
             " name runs with defense=... and attack=... that `fl-privacy run` wrote."
         )
-    if out is not None:
-        expect_file_name(out)
     page = out or (single.path / "report.html" if single else runs[0].path.parent / "comparison.html")
     try:
         page.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from fl_privacy.cli.main import run_command_line
+from fl_privacy.config import compose_run
 
 WRONG = {
     "unknown attack": (["run", "attack=idgl"], "did you mean idlg?"),
@@ -86,16 +87,36 @@ WRONG = {
     "L-BFGS that goes uphill": (["run", "attack=dlg", "attack.lr=-1"], "attack.lr"),
     "negative seed": (["run", "seed=-1"], "at least 0"),
     "negative seed of a search": (["search-policies", "seed=-1"], "at least 0"),
+    "name in several lines": (["run", "name='a\nb'"], "name"),
+    "name that goes up": (["run", "name=.."], "name"),
+    "name of nothing": (["run", "name=''"], "name is expected to name something"),
+    "captures of nothing": (["attack", "captured="], "captured is expected to name something"),
+    "GPU of another kind": (["run", "device=gpu"], "auto, cpu or cuda"),
+    "no actor": (["run", "backend=ray", "backend.actors=0"], "backend.actors"),
+    "budget without noise": (["run", "privacy.epsilon=5"], "defense=dp_sgd"),
+    "features of no module": (
+        ["run", "threat_model.knows_features=true", "threat_model.features_at=nope"],
+        "a module of the model",
+    ),
+    "features that nobody sees": (["run", "threat_model.features_at=nope"], "knows_features=true"),
+    "layer beyond all memory": (["run", "model=mlp", "model.widths=[100000000000]"], "TB at once"),
+    "page without a name": (["report", ".", "--out", ""], "--out is expected to be a file"),
+    "brief without a name": (["report", ".", "--brief", "--out", ""], "--out is expected to be a file"),
+    "accuracy that is gained": (["advise", "accuracy_loss=-1"], "at least 0"),
+    "evaluator in no folder": (["train-evaluator", "data=mnist_mini", "out=/proc/x"], "/proc/x"),
+    "generator in no folder": (["train-generator", "data=mnist_mini", "out=/proc/x"], "/proc/x"),
     "weights that are none": (["run", "weights=/etc/passwd"], "safetensors"),
     "captures for a training": (["run", "captured=/nowhere/run"], "fl-privacy attack"),
-    "threshold that is no number": (["trade-off", "tiny", "--psnr-below", "nan"], "at least 0, but got nan"),
+    "threshold that is no number": (["trade-off", "tiny", "--psnr-below", "nan"], "at least 0"),
 }
+
+TAKES_OUT = ("run", "attack", "trade-off", "search-policies")
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_input_is_one_line_and_a_status(name, tmp_path, capfd):
     arguments, hint = WRONG[name]
-    status = _run([*arguments, f"out={tmp_path}"] if arguments[0] != "report" else arguments)
+    status = _run([*arguments, f"out={tmp_path}"] if arguments[0] in TAKES_OUT else arguments)
     error = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
     assert status == 2
     assert len(error) == 1, error
@@ -140,3 +161,8 @@ def test_the_installed_command_exits_with_the_status():
 
 def _run(arguments: list[str]) -> int:
     return run_command_line(arguments)
+
+
+def test_a_name_in_other_letters_is_taken(tmp_path):
+    assert compose_run(["name=ünï"]).name == "ünï"
+    assert compose_run([f"out={tmp_path}/数据"]).out == f"{tmp_path}/数据"

@@ -13,6 +13,8 @@ from fl_privacy.cli.node_worker import installed_app
 from fl_privacy.errors import UserError
 from fl_privacy.flower.inside.supernode import Ended
 
+APP = "fl_privacy.cli.flower_app:client"
+
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
@@ -33,7 +35,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_options_are_handed_on(ends: list[list[str]]) -> None:
-    status = supernode.run_node(["--superlink", "a:1", "--port", "9"], app="a:b", patience=9)
+    status = supernode.run_node(["--superlink", "a:1", "--port", "9"], app=APP, patience=9)
 
     assert status == 1
     assert ends[0][:4] == ["--superlink", "a:1", "--port", "9"]
@@ -44,7 +46,7 @@ def test_options_are_handed_on(ends: list[list[str]]) -> None:
 @pytest.mark.parametrize("option", ["--isolation=process", "--ssl-keyfile", "--superexec-auth-secret-file"])
 def test_what_it_sets_itself_is_refused(ends: list[list[str]], option: str) -> None:
     with pytest.raises(UserError, match=r"sets --.* itself"):
-        supernode.run_node([option, "x"], app="a:b", patience=9)
+        supernode.run_node([option, "x"], app=APP, patience=9)
     assert not ends
 
 
@@ -54,12 +56,12 @@ def test_a_node_that_is_not_admitted_is_started_again_until_patience_ends(
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
 
-    assert supernode.run_node(["--strange"], app="a:b", patience=0) == 1
+    assert supernode.run_node(["--strange"], app=APP, patience=0) == 1
     assert not started
-    supernode.run_node(["--strange", "--port", "9"], app="a:b", patience=30)
+    supernode.run_node(["--strange", "--port", "9"], app=APP, patience=30)
 
     (command,) = started
-    assert command[1:6] == ["-m", "fl_privacy", "supernode", "--app", "a:b"]
+    assert command[1:6] == ["-m", "fl_privacy", "supernode", "--app", APP]
     assert 29 < float(command[command.index("--patience") + 1]) <= 30
     assert command[-3:] == ["--strange", "--port", "9"]
 
@@ -82,3 +84,10 @@ def test_a_worker_ends_with_its_node() -> None:
     worker.stdin.close()
 
     assert worker.wait(60) == 0
+
+
+@pytest.mark.parametrize("app", ["nope:app", "fl_privacy.nope:app", "fl_privacy", ":app", "a b:c"])
+def test_an_app_that_is_not_there_is_told_at_once(ends: list[list[str]], app: str) -> None:
+    with pytest.raises(UserError, match="--app is expected"):
+        supernode.run_node([], app=app, patience=9)
+    assert not ends

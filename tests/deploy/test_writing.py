@@ -146,3 +146,25 @@ def test_services_and_configuration_can_be_read(deployment: Deployment) -> None:
         assert f"ExecStart=/opt/fl-privacy/{unit.parent.name}/start.sh" in unit.read_text()
     written = [path.read_text() for path in deployment.folder.rglob("*") if path.suffix in (".sh", ".md", ".yaml")]
     assert not any("@{" in text for text in written)
+
+
+NO_HOSTS = ("1.2.3.4:80", "a..b", "ex:ample", "-a", "a b", "1.2.3", "1.2.3.400", "", "fe80::1%eth0", "a" * 64)
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+def test_what_is_no_host_is_refused(host: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--host is expected"):
+        write_deployment(tmp_path / "out", nodes=1, host=host, port=8000)
+
+
+@pytest.mark.parametrize("host", ["::1", "2001:db8::7", "10.0.0.1", "localhost", "fl-1.example.org"])
+def test_names_and_addresses_of_both_versions_are_taken(host: str, tmp_path: Path) -> None:
+    write_deployment(tmp_path / "out", nodes=1, host=host, port=8000)
+    assert Deployment.read(tmp_path / "out").host == host
+
+
+def test_the_image_is_built_of_versions_that_are_known(deployment: Deployment) -> None:
+    pinned = (deployment.folder / "constraints.txt").read_text().splitlines()
+    assert all(line.count("==") == 1 and "+" not in line for line in pinned)
+    assert {"torch", "flwr", "fl-privacy"} <= {line.partition("==")[0] for line in pinned}
+    assert "--constraint /tmp/constraints.txt" in (deployment.folder / "Dockerfile").read_text()

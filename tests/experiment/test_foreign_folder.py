@@ -1,5 +1,6 @@
 """A run's folder that somebody else sent: attacking what it captured runs nothing that it names."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -83,3 +84,16 @@ def test_a_model_of_the_users_own_is_attacked_when_trusted(tmp_path: Path, capfd
     trusted, by_module = attack(f"trust={STRANGERS}.Net"), attack(f"trust=[{STRANGERS}]", "overwrite=true")
     assert trusted.status == by_module.status == 0
     assert trusted.path == by_module.path
+
+
+@pytest.mark.parametrize("setting", ["model=mlp", "victims=1", "data=olivetti", "batch_size=3"])
+def test_a_setting_that_captures_bring_along_is_not_ignored(setting: str, sent: Path, tmp_path: Path, capfd) -> None:
+    assert run("attack", f"captured={sent}", setting, *ATTACK, out=tmp_path / "out").status == 2
+    error = capfd.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and f"got {setting}; leave" in error[0], error
+
+
+def test_a_pipe_among_captures_is_refused(sent: Path, tmp_path: Path, capfd) -> None:
+    os.mkfifo(sent / "captures" / "round-1" / "client-9.json")
+    assert run("attack", f"captured={sent}", *ATTACK, out=tmp_path / "out").status == 2
+    assert "is a pipe" in capfd.readouterr().err

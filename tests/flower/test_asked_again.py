@@ -5,14 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import RecordDict
+from flwr.app import Context, RecordDict, UserConfig
 
-from fl_privacy.config.foreign import expect_no_paths
+from fl_privacy.cli import flower_app
+from fl_privacy.config.places import expect_no_place
 from fl_privacy.defenses import dp_noise, dp_sgd, pruning
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.flower import PrivacyClient
 from fl_privacy.flower.clients import DPClient
+from fl_privacy.flower.node_secrets import SIMULATION_VARIABLE
 from fl_privacy.rng import Secret, derive_generator
 from tests.federation import harness
 
@@ -89,6 +91,7 @@ def test_no_seed_is_a_secret_and_none_that_all_can_repeat() -> None:
     [
         "data.root=/home/someone/pictures",
         "data.root=pictures",
+        "defense.public=pictures",
         "defense.public=/etc",
         "weights=model.safetensors",
         "defense={evaluator: x, name: y}",
@@ -99,9 +102,20 @@ def test_no_seed_is_a_secret_and_none_that_all_can_repeat() -> None:
 )
 def test_a_run_started_elsewhere_names_no_place_on_a_node(override: str) -> None:
     with pytest.raises(UserError, match="name no file or folder of a node"):
-        expect_no_paths(["data=mnist_mini", override], where="A run started elsewhere")
+        expect_no_place(["data=mnist_mini", override], where="A run started elsewhere")
 
 
 def test_what_names_no_place_passes() -> None:
     settings = ["data=mnist_mini", "model=lenet", "defense=dp_noise", "defense.scale=0.1", "out=/tmp/runs", "seed=1"]
-    expect_no_paths(settings, where="A run started elsewhere", without={"out"})
+    expect_no_place(settings, where="A run started elsewhere", unread={"out"})
+
+
+def test_what_a_run_names_is_looked_at_before_any_of_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise for a budget counts examples, so that data are loaded while the configuration is read."""
+    monkeypatch.delenv(SIMULATION_VARIABLE, raising=False)
+    monkeypatch.setattr(flower_app, "calibrated", lambda config: pytest.fail("it was built"))
+    overrides = "data=image_folder data.root=/home/someone defense=dp_sgd privacy.epsilon=5"
+    config = {"partition-id": 0, "num-partitions": 2}
+    context = Context(1, 1, UserConfig(config), RecordDict(), UserConfig({"overrides": overrides}))
+    with pytest.raises(UserError, match=r"sets data\.root"):
+        flower_app.make_client(context)

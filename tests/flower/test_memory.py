@@ -160,7 +160,7 @@ def test_a_run_is_composed_once_in_a_process(folder: Path, monkeypatch: pytest.M
     composed = []
     compose = flower_app.compose_run
     monkeypatch.setattr(flower_app, "compose_run", lambda overrides: (composed.append(1), compose(overrides))[1])
-    flower_app._order.cache_clear()
+    flower_app._composed.cache_clear()
 
     for round in (1, 2, 3):
         assert ask(node(), round).has_content()

@@ -212,6 +212,8 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "shape of another model": swap_tensors("upload", {"update/conv.bias": torch.zeros(7)}),
     "incomplete model": swap_tensors("sent", {"parameters/conv.bias": torch.zeros(3)}),
     "stray tensor": swap_tensors("upload", {"pickle": torch.zeros(3)}),
+    "no parameter answered": swap_tensors("upload", {}),
+    "more labels than images": swap_tensors("knowledge", {"labels": torch.zeros(500, dtype=torch.int64)}),
     "labels of no shape": swap_tensors("knowledge", {"labels": torch.zeros(())}),
 }
 

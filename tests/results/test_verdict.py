@@ -46,7 +46,7 @@ def test_empty_pictures_are_not_read_and_negatives_are():
 
 
 def test_each_example_counts_once_and_nobody_is_forgotten():
-    proven = {**NOTHING, "certainty": "proven"}
+    proven = {**NOTHING, "certainty": "proven", "psnr": 90.0}
     unknown = {k: v for k, v in NOTHING.items() if k in ("kind", "round", "client", "image", "failure", "certainty")}
     failed = {**unknown, "failure": "it failed"}
     found = counts_of(images(proven, NEGATIVE, NOTHING, unknown, failed))

@@ -1,0 +1,60 @@
+"""Flower's own mod and strategy as mechanisms: what they state, and what they do."""
+
+import math
+
+import pytest
+import torch
+from flwr.clientapp.mod import LocalDpMod
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+
+from fl_privacy.dp_check import check_mechanism, recompute
+from fl_privacy.dp_check.bounds import gaussian_epsilon
+from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, mechanism_of_strategy, stated_by
+
+LIKE = {"conv.weight": torch.zeros(4, 1, 3, 3), "fc.weight": torch.zeros(5, 8), "fc.bias": torch.zeros(5)}
+
+
+@pytest.mark.parametrize(
+    ("sensitivity", "false", "reason"),
+    [(0.0, True, "no noise is added"), (0.25, True, "standard deviation"), (1.0, False, "nothing contradicts")],
+)
+def test_local_dp_with_less_sensitivity_than_it_clips_to(sensitivity: float, false: bool, reason: str) -> None:
+    mod = LocalDpMod(clipping_norm=1.0, sensitivity=sensitivity, epsilon=1.0, delta=1e-5)
+    stated = stated_by(mod)
+    assert stated is not None and stated.claim is not None
+    found = check_mechanism(
+        mechanism_of_mod(mod), claimed=stated.claim, like=LIKE, clip_norm=stated.clip_norm, draws=500
+    )
+    assert found.contradicted is false
+    assert reason in found.sentence
+    epsilon = recompute(stated.facts, delta=1e-5).epsilon
+    assert epsilon is not None and (epsilon > 1.0) is false
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-5), (1.0, 0.0)])
+def test_a_formula_without_a_value_is_a_missing_fact(epsilon: float, delta: float) -> None:
+    stated = stated_by(LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=epsilon, delta=delta))
+    assert stated is not None
+    assert stated.facts.noise_multiplier is None
+    assert "no value" in stated.facts.missing[0]
+
+
+def test_of_anything_else_nothing_is_stated() -> None:
+    assert stated_by(object()) is None
+
+
+def test_a_strategy_that_noises_the_mean_is_as_private_as_it_states() -> None:
+    strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 3)
+    stated = stated_by(strategy)
+    assert stated is not None and stated.facts.seen_by == "model"
+    found = check_mechanism(
+        mechanism_of_strategy(strategy, clients=3),
+        claimed=gaussian_epsilon(1.0, 1e-5),
+        delta=1e-5,
+        like=LIKE,
+        clip_norm=stated.clip_norm,
+        draws=300,
+    )
+    assert not found.contradicted
+    assert found.moved == pytest.approx(1.0, abs=0.4)
+    assert not math.isinf(found.lower_bound)
