@@ -8,16 +8,16 @@ from typing import Any, overload
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MessageType, RecordDict
 from torch import nn
 
 from fl_privacy.defenses import Defense
 from fl_privacy.defenses.privacy.accounting import promises_privacy
 from fl_privacy.errors import UserError
-from fl_privacy.flower.answers import MOST_ROUNDS
+from fl_privacy.flower.answers import Answers, digest_of_records
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
 from fl_privacy.flower.guarded_upload import BufferPolicy, GuardedUpload, Shares, made_of
-from fl_privacy.flower.memory import expect_unanswered, remember_answer
+from fl_privacy.flower.memory import expect_near, expect_unanswered, last_of_all, remember_answer
 from fl_privacy.flower.records import ROUND, load_state, save_state, to_array, to_tensor
 from fl_privacy.rng import Secret, SecretGenerator, derive_generator
 
@@ -35,8 +35,10 @@ class DefendedClient(NumPyClient):
         seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system at each update, as
             privacy demands.
         client: names the client's stream under ``seed``.
-        memory: ``context.state``, where hooks keep what survives between rounds, and which rounds are answered: a
-            round is answered once, unless a ``seed`` makes this a simulation.
+        memory: where hooks keep what survives between rounds, and which rounds are answered: a round is answered once,
+            unless a ``seed`` makes this a simulation. With the node's context, also after a restart of the node, and
+            the same question with the same bytes; with ``context.state`` alone, until the node restarts.
+        rounds: of a run that are answered at most, see ``defense_mod``.
         metrics: of the inner client that leave behind a promise of differential privacy, which does not cover them.
     """
 
@@ -45,8 +47,9 @@ class DefendedClient(NumPyClient):
     names: Sequence[str] | None = None
     seed: int | None = None
     client: int = 0
-    memory: RecordDict = field(default_factory=RecordDict)
+    memory: RecordDict | Context = field(default_factory=RecordDict)
     metrics: Sequence[str] = ()
+    rounds: int | None = None
 
     def get_parameters(self, config: Config) -> Arrays:
         """Those of the inner client."""
@@ -65,11 +68,38 @@ class DefendedClient(NumPyClient):
             )
         return self.inner.evaluate(parameters, config)
 
+    @property
+    def answers_once(self) -> bool:
+        """Whether a round is answered once: not in a simulation, whose draws repeat."""
+        return self.seed is None
+
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """Train as the inner client does, then defend the change of the weights."""
+        """Train as the inner client does, then defend the change of the weights.
+
+        Raises:
+            UserError: values are not finite, the round is missing or was answered, or the reply is no such weights.
+        """
         sent = [np.array(array) for array in parameters]
         _expect_finite(sent, "sent")
-        number = self._expect_new(config)
+        if not self.answers_once:
+            return self._defended(sent, parameters, config)
+        number, question = self._round(config), _records(parameters, 0, config)
+        if not isinstance(self.memory, Context):
+            expect_unanswered(self.memory, MessageType.TRAIN, number)
+            if self.rounds is None:
+                expect_near(last_of_all(self.memory), number)
+            reply = self._defended(sent, parameters, config)
+            remember_answer(self.memory, MessageType.TRAIN, number)
+            return reply
+        answers, digest = Answers(self.memory, self.rounds), digest_of_records(MessageType.TRAIN, question)
+        if (kept := answers.again(MessageType.TRAIN, number, digest)) is not None:
+            return _reply_of(kept)
+        reply = self._defended(sent, parameters, config)
+        answers.note(number, MessageType.TRAIN)
+        answers.keep(MessageType.TRAIN, digest, _records(*reply))
+        return reply
+
+    def _defended(self, sent: Arrays, parameters: Arrays, config: Config) -> Reply:
         trained, num_examples, metrics = self.inner.fit(parameters, config)
         if [a.shape for a in trained] != [a.shape for a in sent]:
             raise UserError(
@@ -80,31 +110,29 @@ class DefendedClient(NumPyClient):
         names = self._names(len(sent), config)
         before = {n: to_tensor(a) for n, a in zip(names, sent, strict=True)}
         after = {n: to_tensor(np.asarray(a)) for n, a in zip(names, trained, strict=True)}
-        state = load_state(self.memory)
+        records = self.memory.state if isinstance(self.memory, Context) else self.memory
+        state = load_state(records)
         defended = self.guard(before, after, state, self._generator(config))
-        save_state(self.memory, state)
-        if number is not None:
-            remember_answer(self.memory, "train", number)
+        save_state(records, state)
         reply = [to_array(defended[n]) for n in names]
         private = promises_privacy(self.guard.defense)
         told = {k: v for k, v in metrics.items() if k != NAMES and (not private or k in self.metrics)}
         return reply, num_examples, told
 
-    def _expect_new(self, config: Config) -> int | None:
-        """The number of the round, which is answered once; ``None`` in a simulation, which may ask twice.
+    def _round(self, config: Config) -> int:
+        """The number of the round, which is answered once.
 
         Raises:
-            UserError: it is missing, or was answered before.
+            UserError: it is missing, or the run has no such round.
         """
-        if self.seed is not None:
-            return None
         number = config.get(ROUND)
-        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MOST_ROUNDS:
+        if not isinstance(number, int) or isinstance(number, bool):
             raise UserError(
-                f"A defended client expects the number of the round, 0 to {MOST_ROUNDS}, as {ROUND!r} in the server's"
-                f" config, but got {number!r}: the same round could be asked for until the noise is averaged away."
+                f"A defended client expects the number of the round as {ROUND!r} in the server's config, but got"
+                f" {number!r}: the same round could be asked for until the noise is averaged away."
             )
-        expect_unanswered(self.memory, "train", number)
+        if number < 0 or (self.rounds is not None and number > self.rounds):
+            raise UserError(f"A round of 0 to {self.rounds} is expected, but got {number}; the question is refused.")
         return number
 
     def _generator(self, config: Config) -> torch.Generator:
@@ -121,12 +149,34 @@ class DefendedClient(NumPyClient):
         if self.names is not None:
             names = list(self.names)
         elif NAMES in config:
-            names = json.loads(str(config[NAMES]))
+            names = _listed(str(config[NAMES]))
         else:
             names = [str(i) for i in range(number)]
         if len(names) != number:
             raise UserError(f"{number} names are expected, one for each array, but got {len(names)}.")
         return names
+
+
+def _listed(text: str) -> list[str]:
+    """The names that a message says its arrays have."""
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+        raise UserError(f"{NAMES} is expected to be a list of names in JSON, each once, but got {text!r:.100}.")
+    return names
+
+
+def _records(arrays: Arrays, number: int, settings: Config) -> RecordDict:
+    """A question or a reply as records."""
+    listed = ArrayRecord({str(k): Array.from_numpy_ndarray(np.asarray(a)) for k, a in enumerate(arrays)})
+    return RecordDict({"arrays": listed, "settings": ConfigRecord({**settings}), "n": ConfigRecord({"n": number})})
+
+
+def _reply_of(kept: RecordDict) -> Reply:
+    arrays = [array.numpy() for array in kept.array_records["arrays"].values()]
+    return arrays, int(kept.config_records["n"]["n"]), dict(kept.config_records["settings"])  # type: ignore[arg-type]
 
 
 def _expect_finite(arrays: Arrays, what: str) -> None:
@@ -161,7 +211,7 @@ def defend(
     metrics: Sequence[str] = (),
     seed: int | None = None,
     number: int = 0,
-    memory: RecordDict | None = None,
+    memory: RecordDict | Context | None = None,
 ) -> DefendedClient: ...
 
 
@@ -176,7 +226,7 @@ def defend(
     metrics: Sequence[str] = (),
     seed: int | None = None,
     number: int = 0,
-    memory: RecordDict | None = None,
+    memory: RecordDict | Context | None = None,
 ) -> DefendedClient | Callable[..., DefendedClient]:
     """``client`` with the upload hooks of ``defense``; see ``GuardedUpload``.
 
@@ -191,25 +241,25 @@ def defend(
         metrics: of the client that leave behind a promise of differential privacy, which does not cover them.
         seed: of the hooks' randomness, in a simulation; ``None`` draws it from the operating system.
         number: of the client, which names its stream under ``seed``.
-        memory: ``context.state``, where hooks keep what survives between rounds.
+        memory: the node's context, or ``context.state``, see ``DefendedClient``.
     """
 
     guard = GuardedUpload.around(defense, model, names, buffers, shares)
     ordered = names if model is None else list(made_of(model).state_dict())
 
-    def wrap(inner: NumPyClient, memory: RecordDict | None) -> DefendedClient:
+    def wrap(inner: NumPyClient, memory: RecordDict | Context | None) -> DefendedClient:
         kept = RecordDict() if memory is None else memory
         if memory is None and seed is None:
             logger.warning(
-                "A defended client without memory=context.state does not know which rounds it has answered before this"
-                " object was made; a server that asks again averages noise away."
+                "A defended client without memory=context does not know which rounds it has answered before this object"
+                " was made; a server that asks again averages noise away."
             )
         return DefendedClient(inner, guard, names=ordered, seed=seed, client=number, memory=kept, metrics=metrics)
 
     if isinstance(client, NumPyClient):
         return wrap(client, memory)
 
-    def make(*args: Any, memory: RecordDict | None = None, **kwargs: Any) -> DefendedClient:
+    def make(*args: Any, memory: RecordDict | Context | None = None, **kwargs: Any) -> DefendedClient:
         return wrap(client(*args, **kwargs), memory)
 
     return make

@@ -12,7 +12,7 @@ from torch import nn
 from fl_privacy.defenses import Defense
 from fl_privacy.defenses.privacy.accounting import promises_privacy
 from fl_privacy.errors import UserError
-from fl_privacy.flower.answers import Answers, digest_of
+from fl_privacy.flower.answering_once import answered_once, refusing
 from fl_privacy.flower.audit_records import (
     OWN_RECORDS,
     asked_probe,
@@ -65,8 +65,10 @@ def defense_mod(
     ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. One question of a kind
     (training, each probe) is answered once a round, also after a restart of the node, and with the same bytes where
     it is asked again: the mean of many answers would have no noise. A message with anything beside the model, in
-    another order than the model's, or with values that are not finite is refused. The reply says by what it was
-    defended, which is public. In front of ``probe_mod`` it defends probes as well.
+    another order than the model's, or with values that are not finite is refused, in an error of one line; what the app
+    itself raises stays in the node's log. The reply says by what it was defended, which is public. In front of
+    ``probe_mod`` it defends probes as well; without one, probes are refused. Replies to other messages pass, but for
+    such with arrays.
 
     Where the defense promises differential privacy, of numbers that a reply states only ``metrics`` leave, of
     evaluations too, and no record of settings of the app: an exact loss tells what the noise hides.
@@ -81,7 +83,8 @@ def defense_mod(
         buffers: running statistics and the like are ``kept`` as the client replies them, ``withheld``, or
             ``defended`` like parameters, which makes noise of variances negative. They show the client's images too.
         shares: what the client replies: its ``weights``, or their ``change``.
-        rounds: of a run that are answered at most; ``None`` takes the run's own number.
+        rounds: of a run that are answered at most; ``None`` takes the run's own number, ``num-server-rounds`` of its
+            config, without which a round is at most ``memory.MOST_AHEAD`` after the last one.
         metrics: that leave behind a promise of differential privacy, which does not cover them.
         seed: of the hooks' randomness, in a simulation, which may ask twice; ``None`` draws it from the operating
             system at each update, as privacy demands.
@@ -108,28 +111,27 @@ def defense_mod(
         tell_defense(reply.content, defense.parts)
         return reply
 
+    def defending(call_next: ClientAppCallable) -> ClientAppCallable:
+        def answer(message: Message, context: Context) -> Message:
+            reply = call_next(message, context)
+            return reply if reply.has_error() else defended(message, context, reply)
+
+        return answer
+
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.has_content() or not is_training(message):
             reply = call_next(message, context)
-            if withholds and is_evaluation(message) and not reply.has_error():
-                withhold(reply.content, metrics)
+            if not reply.has_error():
+                _expect_no_arrays(reply.content)
+                if withholds and is_evaluation(message):
+                    withhold(reply.content, metrics)
             return reply
         read(message.content)
-        if seed is not None:
-            reply = call_next(message, context)
-            return reply if reply.has_error() else defended(message, context, reply)
-        (kind, round), question, answers = _asked(context, message), digest_of(message), Answers(context, rounds)
-        if (kept := answers.again(kind, round, question)) is not None:
-            return Message(kept, reply_to=message)
-        reply = call_next(message, context)
-        if reply.has_error():
-            return reply
-        reply = defended(message, context, reply)
-        answers.note(kind, round)
-        answers.keep(kind, question, reply.content)
-        return reply
+        if seed is None:
+            return answered_once(message, context, defending(call_next), rounds=rounds)
+        return defending(call_next)(message, context)
 
-    return mod
+    return refusing(mod)
 
 
 def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
@@ -138,6 +140,15 @@ def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
         reply[name] = MetricRecord({key: value for key, value in record.items() if key in metrics})
     for name in [name for name in reply.config_records if name not in OWN_RECORDS]:
         del reply[name]
+
+
+def _expect_no_arrays(reply: RecordDict) -> None:
+    """Refuse weights in a reply to something else than training: no defense would act on them."""
+    if any(reply.array_records.values()):
+        raise UserError(
+            "A defended client is expected to reply arrays to training messages alone, where its defense acts on them;"
+            " these are kept back."
+        )
 
 
 def _warn_of_buffers(model: nn.Module, defense: Defense) -> None:
@@ -151,21 +162,6 @@ def _warn_of_buffers(model: nn.Module, defense: Defense) -> None:
             len(shown),
             shown[0],
         )
-
-
-def _asked(context: Context, message: Message) -> tuple[str, int]:
-    """The kind and the round of a question, of which there is one answer.
-
-    Raises:
-        UserError: it has no round: answers without end would average away what is drawn for each.
-    """
-    number, probe = merged_config(context, message.content).get(ROUND), asked_probe(message.content)
-    if isinstance(number, int) and not isinstance(number, bool):
-        return ("train" if probe is None else f"probe-{probe[0]}"), number
-    raise UserError(
-        f"A defended client expects the number of the round as {ROUND!r} in the server's config, but it is missing:"
-        " without it the same round could be asked for until the noise is averaged away; send it."
-    )
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from torch import nn
 
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower.client_app import CLIENT_RAISED
 from fl_privacy.flower.inside.legacy import RECORD_KEY_CONFIGS, SecAggKey, SecAggStage
-from fl_privacy.flower.records import load_state, read_state, save_state
+from fl_privacy.flower.records import CLIENT_RAISED, load_state, read_state, save_state
 from fl_privacy.inspection import ModelGuard
 from fl_privacy.types import Batch
 

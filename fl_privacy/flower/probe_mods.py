@@ -16,6 +16,7 @@ from fl_privacy.checks import whole
 from fl_privacy.data.own_examples import as_image, find_normalization, fingerprint, probe_seed
 from fl_privacy.data.own_streams import own_streams_put_back
 from fl_privacy.errors import UserError
+from fl_privacy.flower.answering_once import refusing
 from fl_privacy.flower.answers import Answers, digest_of
 from fl_privacy.flower.audit_records import (
     ANSWERS,
@@ -71,26 +72,37 @@ def probe_mod(
     budget = whole("images", images, at_least=1, at_most=1_000_000, example=8)
     chosen: dict[int, _Examples] = {}
 
+    def answer(message: Message, context: Context) -> RecordDict:
+        examples = chosen.setdefault(context.node_id, _Examples(dataset, context, normalization))
+        return _answer(message, context, examples, architecture, train, takes_config)
+
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         asked = asked_probe(message.content) if is_training(message) and message.has_content() else None
         if asked is not None:
             _expect_allowed(*asked, budget)
-            kind, question, answers = f"probed-{asked[0]}", digest_of(message), Answers(context, rounds)
-            round = _round_of(message, context)
-            if (kept := answers.again(kind, round, question)) is not None:
-                return Message(kept, reply_to=message)
-            examples = chosen.setdefault(context.node_id, _Examples(dataset, context, normalization))
-            answer = _answer(message, context, examples, architecture, train, takes_config)
-            answers.note(kind, round)
-            answers.keep(kind, question, answer)
-            return Message(answer, reply_to=message)
+            return _answered(message, context, Answers(context, rounds), lambda: answer(message, context))
         reply = call_next(message, context)
         if is_training(message) and not reply.has_error():
             reply.content[ANSWERS] = ConfigRecord({"answers": True})
             introduce(reply.content, context)
         return reply
 
-    return mod
+    return refusing(mod)
+
+
+def _answered(message: Message, context: Context, answers: Answers, answer: Callable[[], RecordDict]) -> Message:
+    """What ``answer`` replies, or the same as before to the same question: each image leaves once a round."""
+    asked = asked_probe(message.content)
+    assert asked is not None
+    (number, size), round, question = asked, _round_of(message, context), digest_of(message)
+    first, *others = [f"probed-image-{image}" for image in range(number * size, (number + 1) * size)]
+    if (kept := answers.again(first, round, question)) is None:
+        for other in others:
+            answers.expect_new(other, round)
+        kept = answer()
+        answers.note(round, first, *others)
+        answers.keep(first, question, kept)
+    return Message(kept, reply_to=message)
 
 
 def _expect_allowed(probe: int, size: int, budget: int) -> None:

@@ -24,6 +24,9 @@ METRICS = "metrics"
 CLIENT = "client"
 """Names of the records of a message beside the arrays; ``client`` says which partition replied."""
 
+CLIENT_RAISED = 2
+"""Flower's code of an error that a client raised."""
+
 ROUND = "server-round"
 PARTITION = "partition-id"
 PARTITIONS = "num-partitions"

@@ -1,13 +1,12 @@
 """Defenses that act within the training, in a client's own training function."""
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import Context, RecordDict
 from torch import Tensor, nn
 
 from fl_privacy.checks import whole
@@ -55,13 +54,14 @@ def train_step(
         context: of the client, whose state and secret are used; ``None`` keeps nothing for the next round.
         lr: learning rate of what stays with the client.
         normalization: of the loader's images, which hooks see in [0, 1].
-        round: of the server's config. A round is trained once, also after a restart: each further training would be
-            another draw of the same noise. Without it, the same values of the network are not trained on twice.
+        round: of the server's config, demanded of a deployed client. A round is trained once, also after a restart:
+            each further training would be another draw of the same noise. ``answer_once_mod`` in front of the app
+            replies the same bytes instead of an error where a server asks again.
         seed: of the defense's draws, in a simulation, which may train twice; by default the node's own secret.
 
     Raises:
-        UserError: the defense exchanges the client's data; on entering, the round was trained before, or the run has
-            no such round.
+        UserError: the defense exchanges the client's data; on entering, the round was trained before, is missing, or
+            the run has no such round.
     """
     if defense.examples:
         raise UserError(
@@ -87,6 +87,9 @@ def private_loader(
     seed: int | Secret | None = None,
 ) -> Iterator[Any]:
     """The batches of ``loader`` as a defense of the data changes them (ATS, InstaHide); the training stays as it is.
+
+    Each call draws anew, as the epochs of a round do: put ``answer_once_mod`` in front of the app, by which a round is
+    answered once.
 
     Batches are pairs (images, labels) or mappings with both, and come out alike; mixed labels are probabilities (B, K),
     which ``torch.nn.functional.cross_entropy`` takes.
@@ -135,7 +138,7 @@ class DefendedTraining:
 
     def __enter__(self) -> Self:
         if self.once is not None:
-            self.once.begin(self.net)
+            self.once.begin()
         device = next(self.net.parameters()).device
         self._state, self._rng = load_state(self.memory, device), self.draws.once("defense")
         self._kept = private_names(self.net, self.defense)
@@ -209,40 +212,31 @@ class DefendedTraining:
         self._private = replace(self._private, parameters=moved)
 
 
-TRAINED = "fl-privacy.trained-on"
-"""Record of ``context.state``: hashes of the networks that were trained on."""
-
-_KIND, _HASHES = "train-step", "hashes"
+_KIND = "train-step"
 
 
 @dataclass(frozen=True)
 class _Once:
-    """Lets a round be trained once, or the same network where nobody says the round."""
+    """Lets a round be trained once."""
 
     answers: Answers
     round: int | None
 
-    def begin(self, net: nn.Module) -> None:
+    def begin(self) -> None:
         """Count this training.
 
         Raises:
-            UserError: it was counted before.
+            UserError: the round was trained before, the run has none such, or nobody says it.
         """
         if self.round is not None:
-            self.answers.expect_new(_KIND, whole("round", self.round, at_least=0, example=1))
-            self.answers.note(_KIND, self.round)
-            return
-        records, found = self.answers.context.state, hashlib.sha256()
-        for name, value in net.state_dict().items():
-            found.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-        held = records.config_records[TRAINED][_HASHES] if TRAINED in records.config_records else []
-        before = [str(one) for one in held] if isinstance(held, list) else []
-        if found.hexdigest() in before:
+            number = whole("round", self.round, at_least=0, example=1)
+            self.answers.expect_new(_KIND, number)
+            self.answers.note(number, _KIND)
+        elif not self.answers.forgets:
             raise UserError(
-                "The network is expected to have other values than in a training before: a second one would tell more"
-                " than one, since its noise is another; give train_step(round=...) of the server's config."
+                "train_step is expected to get round=, the server-round of the message's config, but got none: the same"
+                " round could be asked for until what the defense draws is averaged away."
             )
-        records[TRAINED] = ConfigRecord({_HASHES: [*before, found.hexdigest()]})
 
 
 @dataclass(frozen=True)
