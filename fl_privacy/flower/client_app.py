@@ -129,12 +129,14 @@ def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
 def _once(
     client: NumPyClient, message: Message, context: Context, kind: str, work: Callable[[], RecordDict]
 ) -> RecordDict:
-    """The answer of ``work``, or the same as before where ``client`` answers a question once and it was asked before."""
+    """The answer of ``work``, or the same as before where ``client`` answers once and was asked before."""
     round = merged_config(context, message.content).get(ROUND)
-    once = isinstance(client, PrivacyClient | DefendedClient) and client.answers_once
+    if isinstance(client, PrivacyClient):
+        once, most = client.answers_once, client.last_round
+    else:
+        once, most = (client.answers_once, client.rounds) if isinstance(client, DefendedClient) else (False, None)
     if not once or not isinstance(round, int) or isinstance(round, bool):
         return work()  # without a round, such a client refuses by itself
-    most = client.last_round if isinstance(client, PrivacyClient) else client.rounds
     answers, question = Answers(context, most), digest_of(message)
     if (kept := answers.again(kind, round, question)) is not None:
         return kept

@@ -69,7 +69,7 @@ def last_answered(records: RecordDict, kind: str) -> int:
 
 def last_of_all(records: RecordDict) -> int:
     """The last round that ``remember_answer`` noted down for any kind of message; -1 before the first."""
-    kept = records.config_records[ANSWERED] if ANSWERED in records.config_records else {}
+    kept = records.config_records.get(ANSWERED, {})
     return max((last_answered(records, kind) for kind in kept), default=-1)
 
 

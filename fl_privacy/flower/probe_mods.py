@@ -108,8 +108,8 @@ def _answered(message: Message, context: Context, answers: Answers, answer: Call
 def _expect_allowed(probe: int, size: int, budget: int) -> None:
     if (probe + 1) * size > budget:
         raise UserError(
-            f"A probe of the first {budget} examples is expected, to which this client agrees, but got number {probe} of"
-            f" {size}; ask for fewer victims, or let the client say probe_mod(images={(probe + 1) * size})."
+            f"A probe of the first {budget} examples is expected, to which this client agrees, but got number {probe}"
+            f" of {size}; ask for fewer victims, or let the client say probe_mod(images={(probe + 1) * size})."
         )
 
 
