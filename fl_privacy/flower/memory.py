@@ -1,6 +1,7 @@
 """What a client keeps between rounds, and where: in Flower's context, or in a file of its node."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -69,7 +70,7 @@ def last_answered(records: RecordDict, kind: str) -> int:
 
 def last_of_all(records: RecordDict) -> int:
     """The last round that ``remember_answer`` noted down for any kind of message; -1 before the first."""
-    kept = records.config_records.get(ANSWERED, {})
+    kept: Mapping[str, object] = records.config_records.get(ANSWERED, {})
     return max((last_answered(records, kind) for kind in kept), default=-1)
 
 
