@@ -131,10 +131,13 @@ def _once(
 ) -> RecordDict:
     """The answer of ``work``, or the same as before where ``client`` answers once and was asked before."""
     round = merged_config(context, message.content).get(ROUND)
+    most: int | None = None
     if isinstance(client, PrivacyClient):
         once, most = client.answers_once, client.last_round
+    elif isinstance(client, DefendedClient):  # with the node's context it does all this by itself
+        once, most = client.answers_once and not isinstance(client.memory, Context), client.rounds
     else:
-        once, most = (client.answers_once, client.rounds) if isinstance(client, DefendedClient) else (False, None)
+        once = False
     if not once or not isinstance(round, int) or isinstance(round, bool):
         return work()  # without a round, such a client refuses by itself
     answers, question = Answers(context, most), digest_of(message)

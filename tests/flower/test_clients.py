@@ -121,6 +121,9 @@ def test_a_request_that_makes_no_sense_is_refused(config: dict[str, Any], messag
         client.fit(client.get_parameters({}), config)
 
 
+FIRST: Any = {"server-round": 1}
+
+
 class Doubler(NumPyClient):
     """Somebody's client: weights in, weights out."""
 
@@ -210,9 +213,9 @@ def test_hooks_remember_in_the_context() -> None:
     [
         (lambda: defend(Doubler(), harness.HEAD), "expected to act on the upload only, but head"),
         (lambda: defend(Doubler(), pruning(by="weight")), "acts within the training"),
-        (lambda: defend(Doubler(), NONE, names=["a"]).fit(Doubler().get_parameters({}), {"server-round": 1}), "3 names are expected"),
+        (lambda: defend(Doubler(), NONE, names=["a"]).fit(Doubler().get_parameters({}), FIRST), "3 names are expected"),
         (lambda: defend(Doubler(), NONE, seed=1).fit(Doubler().get_parameters({}), {}), "'server-round'"),
-        (lambda: defend(Shrinking(), NONE).fit(Doubler().get_parameters({}), {"server-round": 1}), "Shrinking.fit is expected"),
+        (lambda: defend(Shrinking(), NONE).fit(Doubler().get_parameters({}), FIRST), "Shrinking.fit is expected"),
     ],
 )
 def test_what_does_not_fit_is_refused(call: Any, message: str) -> None:

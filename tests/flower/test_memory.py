@@ -139,9 +139,7 @@ def said_in(reply: Message) -> dict[str, bytes]:
     return {name: a.data for record in reply.content.array_records.values() for name, a in record.items()}
 
 
-def test_a_node_that_restarts_goes_on_where_it_was_and_repeats_its_answer(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_node_that_restarts_goes_on_where_it_was_and_repeats_its_answer(folder: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(KEY)
     key.chmod(0o600)
