@@ -1,0 +1,187 @@
+"""Apps of real nodes and of their server, one of which lies: 400 replies of a client, or 100 messages of a server."""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict, UserConfig
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Result
+
+from fl_privacy import audit
+from fl_privacy.flower.audit_records import asked_probe
+from tests.flower import hostile
+from tests.flower.hostile import (
+    APPS,
+    drawn,
+    expect_kept,
+    honest_message,
+    hostile_message,
+    undefended_app,
+)
+from tests.flower.liars import Small, fedavg, honest_app, pictures
+from tests.fuzz.test_replies import LIES, tolerant
+
+NODES = 3
+LIAR = 2
+"""The partition that lies."""
+
+IMAGES, ROUNDS = 19, 20
+"""Of a client, each probed in each round: with the training's 20 replies in a round, 400 in all."""
+
+MESSAGES = 100
+
+REPLIES = "defense_mod", "defend", "train_step"
+"""What defends the nodes 0, 1 and 2."""
+
+WAIT_SECONDS = 300.0
+
+
+def trained(strategy: Any, grid: Grid) -> Result:
+    """The result of ``strategy`` on nodes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        initial = ArrayRecord(Small().state_dict())
+    random.seed(0)
+    return strategy.start(grid, initial, num_rounds=ROUNDS, train_config=ConfigRecord({"lr": 0.1}))
+
+
+class _Lying(ClientApp):
+    """Honest nodes, but for one that makes lies of its replies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._honest, self._lies = honest_app(IMAGES), iter(drawn(ROUNDS * (IMAGES + 1), LIES))
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply = self._honest(message, context)
+        if context.node_config["partition-id"] == LIAR and reply.has_content():
+            tolerant(next(self._lies))(reply.content, asked_probe(message.content) is not None)
+        return reply
+
+
+class _Defended(ClientApp):
+    """A node defended in one of three ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._apps = [APPS[name]() for name in REPLIES]
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return self._apps[int(context.node_config["partition-id"])](message, context)
+
+
+lying, defended = _Lying(), _Defended()
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Do what the run config's ``does`` says, and leave what came of it in its ``out``."""
+    out = Path(str(context.run_config["out"]))
+    out.mkdir(parents=True, exist_ok=True)
+    {"audit": audited, "ask": asking, "restart": restarting}[str(context.run_config["does"])](grid, out)
+
+
+def audited(grid: Grid, out: Path) -> None:
+    """Train under audit."""
+    nodes_of(grid)
+    strategy = audit(
+        fedavg(NODES),
+        model=Small,
+        data=partial(pictures, number=IMAGES),
+        out=out,
+        attack="analytic",
+        victims=NODES * IMAGES,
+        rounds="all",
+    )
+    result = trained(strategy, grid)
+    assert result.arrays is not None
+    np.savez(out / "weights.npz", **{name: array.numpy() for name, array in result.arrays.items()})
+    (out / "ended.json").write_text(json.dumps({"failure": str(strategy.failure or "")}))
+
+
+def asking(grid: Grid, out: Path) -> None:
+    """Ask each node a hundred hostile questions, then an honest one, many times at once."""
+    nodes, told = nodes_of(grid), {"answered": 0, "refused": 0}
+    for question in drawn(MESSAGES):
+        asked = [message for node in nodes if (message := hostile_message(question, node)) is not None]
+        for reply in grid.send_and_receive(asked, timeout=WAIT_SECONDS):
+            expect_kept(reply, undefended(question))
+            told["refused" if reply.has_error() else "answered"] += 1
+    following = 5000
+    told["honest"], told["at once"] = 0, 0
+    for round in range(900, following, 900):  # whatever rounds the hostile ones have used up
+        replies = list(grid.send_and_receive([honest_message(round, n) for n in nodes], timeout=WAIT_SECONDS))
+        told["honest"] += sum(reply.has_content() for reply in replies)
+    at_once = [honest_message(following, node) for node in nodes for _ in range(5)]
+    replies = [r for r in grid.send_and_receive(at_once, timeout=WAIT_SECONDS) if r.has_content()]
+    said = {reply.metadata.src_node_id: set() for reply in replies}  # type: ignore[var-annotated]
+    for reply in replies:
+        told["at once"] += 1
+        said[reply.metadata.src_node_id].add(bytes_of(reply))
+    told["different"] = max(map(len, said.values()))
+    told["nodes"] = len(said)
+    (out / "ended.json").write_text(json.dumps(told))
+
+
+def restarting(grid: Grid, out: Path) -> None:
+    """Ask the same before and after all nodes are started again, and then something else."""
+    first = answers(grid, 1.0)
+    (out / "asked").touch()
+    until((out / "restarted").exists)
+    again, other = answers(grid, 1.0), answers(grid, 2.0)
+    (out / "ended.json").write_text(
+        json.dumps({"same": [a == b for a, b in zip(first, again, strict=True)], "other": [o is None for o in other]})
+    )
+
+
+def answers(grid: Grid, lr: float) -> list[bytes | None]:
+    """What nodes reply to a question of round 1, in the order of their replies' bytes."""
+    asked = [honest_message(1, node) for node in nodes_of(grid)]
+    for message in asked:
+        message.content["config"] = ConfigRecord({"server-round": 1, "lr": lr})
+    replies = grid.send_and_receive(asked, timeout=WAIT_SECONDS)
+    return sorted((bytes_of(r) if r.has_content() else None for r in replies), key=lambda b: b or b"")
+
+
+def bytes_of(reply: Message) -> bytes:
+    """Of all arrays."""
+    return b"".join(a.data for record in reply.content.array_records.values() for a in record.values())
+
+
+def undefended(question: hostile.Question) -> hostile.Seen:
+    """What an undefended node would make of the question."""
+    hostile.SEEN.clear()
+    for partition in range(NODES):
+        message = hostile_message(question)
+        assert message is not None
+        place = Context(1, 1, UserConfig({"partition-id": partition}), RecordDict(), UserConfig())
+        message.metadata._message_type = "train"  # type: ignore[attr-defined]
+        try:
+            undefended_app()(message, place)
+        except (ValueError, TypeError, RuntimeError, StopIteration, AttributeError, KeyError):
+            continue
+    return hostile.SEEN
+
+
+def nodes_of(grid: Grid) -> list[int]:
+    """The nodes, when all are there."""
+    until(lambda: len(list(grid.get_node_ids())) == NODES)
+    return sorted(grid.get_node_ids())
+
+
+def until(ready: Callable[[], bool]) -> None:
+    """Wait."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
