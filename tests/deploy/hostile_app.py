@@ -78,7 +78,8 @@ class _Defended(ClientApp):
         return self._apps[int(context.node_config["partition-id"])](message, context)
 
 
-lying, defended = _Lying(), _Defended()
+lying = _Lying()
+defended = _Defended()
 
 app = ServerApp()
 
