@@ -41,7 +41,7 @@ def federation(tmp_path: Path) -> Iterator[LoopbackFederation]:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "pyproject.toml").write_text(APP)
     variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with loopback_federation(LoopbackFederation(tmp_path, None, variables)) as federation:
+    with loopback_federation(LoopbackFederation(tmp_path, None, variables, database=None)) as federation:
         federation.start_superlink()
         yield federation
 
