@@ -166,7 +166,7 @@ def read_upload(content: RecordDict, model: nn.Module) -> Upload:
     """
     values = read_state(content, model)
     for record in content.metric_records.values():
-        if isinstance(number := record.get(NUM_EXAMPLES), int | float):
+        if isinstance(number := record.get(NUM_EXAMPLES), int | float) and math.isfinite(number):
             return Upload(tensors=values.parameters, buffers=values.buffers, num_examples=int(number))
     raise UserError(f"A reply is expected to hold a metric {NUM_EXAMPLES}, but has none; let the client report it.")
 
