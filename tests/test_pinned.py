@@ -1,4 +1,4 @@
-"""What runs on machines of others is pinned: actions by commit, since a tag may be moved; what they install by version."""
+"""What runs elsewhere is pinned: actions by commit, since a tag may be moved; what they install by version."""
 
 import re
 from pathlib import Path

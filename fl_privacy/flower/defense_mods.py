@@ -97,41 +97,58 @@ def defense_mod(
     if made is not None and buffers == "kept" and is_differentially_private(defense):
         _warn_of_buffers(made, defense)
     read = _Reader(None if made is None else model_tensors(made), names)
-    withholds = promises_privacy(defense)
+    promised = metrics if promises_privacy(defense) else None
+    return refusing(_Defending(guard=guard, read=read, metrics=promised, rounds=rounds, seed=seed))
 
-    def defended(message: Message, context: Context, reply: Message) -> Message:
-        sent = read(message.content)
-        state = load_state(context.state)
-        values = guard(sent, _expect_like(read(reply.content), sent), state, _generator(seed, context, message))
-        save_state(context.state, state)
-        _put(reply, list(values.values()))
-        if withholds:
-            withhold(reply.content, metrics)
-        introduce(reply.content, context)
-        tell_defense(reply.content, defense.parts)
-        return reply
 
-    def defending(call_next: ClientAppCallable) -> ClientAppCallable:
-        def answer(message: Message, context: Context) -> Message:
-            reply = call_next(message, context)
-            return reply if reply.has_error() else defended(message, context, reply)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Defending:
+    """The mod, see ``defense_mod``.
 
-        return answer
+    Attributes:
+        guard: what is done to weights.
+        read: how they are read.
+        metrics: that leave; ``None`` are all.
+        rounds: that are answered at most.
+        seed: of a simulation.
+    """
 
-    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    guard: GuardedUpload
+    read: "_Reader"
+    metrics: Sequence[str] | None
+    rounds: int | None
+    seed: int | None
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.has_content() or not is_training(message):
             reply = call_next(message, context)
             if not reply.has_error():
                 _expect_no_arrays(reply.content)
-                if withholds and is_evaluation(message):
-                    withhold(reply.content, metrics)
+                if self.metrics is not None and is_evaluation(message):
+                    withhold(reply.content, self.metrics)
             return reply
-        read(message.content)
-        if seed is None:
-            return answered_once(message, context, defending(call_next), rounds=rounds)
-        return defending(call_next)(message, context)
+        self.read(message.content)
 
-    return refusing(mod)
+        def answer(message: Message, context: Context) -> Message:
+            reply = call_next(message, context)
+            return reply if reply.has_error() else self._defended(message, context, reply)
+
+        if self.seed is None:
+            return answered_once(message, context, answer, rounds=self.rounds)
+        return answer(message, context)
+
+    def _defended(self, message: Message, context: Context, reply: Message) -> Message:
+        sent = self.read(message.content)
+        state = load_state(context.state)
+        replied = _expect_like(self.read(reply.content), sent)
+        values = self.guard(sent, replied, state, _generator(self.seed, context, message))
+        save_state(context.state, state)
+        _put(reply, list(values.values()))
+        if self.metrics is not None:
+            withhold(reply.content, self.metrics)
+        introduce(reply.content, context)
+        tell_defense(reply.content, self.guard.defense.parts)
+        return reply
 
 
 def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
