@@ -112,23 +112,29 @@ def audited(grid: Grid, out: Path) -> None:
 
 def asking(grid: Grid, out: Path) -> None:
     """Ask each node a hundred hostile questions, then an honest one, many times at once."""
-    nodes, told = nodes_of(grid), {"answered": 0, "refused": 0}
-    for question in drawn(MESSAGES):
-        asked = [message for node in nodes if (message := hostile_message(question, node)) is not None]
-        for reply in grid.send_and_receive(asked, timeout=WAIT_SECONDS):
+    nodes, told = nodes_of(grid), {"answered": 0, "refused": 0, "silent": 0}
+    asked = [(hostile_message(question, node), question) for question in drawn(MESSAGES) for node in nodes]
+    sent = [(message, question) for message, question in asked if message is not None]
+    messages = [message for message, _ in sent]
+    replies = {r.metadata.reply_to_message_id: r for r in grid.send_and_receive(messages, timeout=WAIT_SECONDS)}
+    for message, question in sent:
+        reply = replies.get(message.metadata.message_id)
+        if reply is None:
+            told["silent"] += 1
+        else:
             expect_kept(reply, undefended(question))
             told["refused" if reply.has_error() else "answered"] += 1
     following = 5000
     told["honest"], told["at once"] = 0, 0
     for round in range(900, following, 900):  # whatever rounds the hostile ones have used up
-        replies = list(grid.send_and_receive([honest_message(round, n) for n in nodes], timeout=WAIT_SECONDS))
-        told["honest"] += sum(reply.has_content() for reply in replies)
+        honest = grid.send_and_receive([honest_message(round, n) for n in nodes], timeout=WAIT_SECONDS)
+        told["honest"] += sum(reply.has_content() for reply in honest)
     at_once = [honest_message(following, node) for node in nodes for _ in range(5)]
-    replies = [r for r in grid.send_and_receive(at_once, timeout=WAIT_SECONDS) if r.has_content()]
-    said = {reply.metadata.src_node_id: set() for reply in replies}  # type: ignore[var-annotated]
-    for reply in replies:
-        told["at once"] += 1
-        said[reply.metadata.src_node_id].add(bytes_of(reply))
+    said: dict[int, set[bytes]] = {}
+    for reply in grid.send_and_receive(at_once, timeout=WAIT_SECONDS):
+        if reply.has_content():
+            told["at once"] += 1
+            said.setdefault(reply.metadata.src_node_id, set()).add(bytes_of(reply))
     told["different"] = max(map(len, said.values()))
     told["nodes"] = len(said)
     (out / "ended.json").write_text(json.dumps(told))
