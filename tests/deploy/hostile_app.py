@@ -3,7 +3,7 @@
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,22 +142,23 @@ def asking(grid: Grid, out: Path) -> None:
 
 def restarting(grid: Grid, out: Path) -> None:
     """Ask the same before and after all nodes are started again, and then something else."""
-    first = answers(grid, 1.0)
+    old = nodes_of(grid)
+    first = answers(grid, old, 1.0)
     (out / "asked").touch()
     until((out / "restarted").exists)
-    again, other = answers(grid, 1.0), answers(grid, 2.0)
-    (out / "ended.json").write_text(
-        json.dumps({"same": [a == b for a, b in zip(first, again, strict=True)], "other": [o is None for o in other]})
-    )
+    nodes = nodes_of(grid, without=old)  # the SuperLink takes the old ones for connected still
+    again, other = answers(grid, nodes, 1.0), answers(grid, nodes, 2.0)
+    told = {"answered": sum(map(bool, first)), "same": first == again, "other": sum(map(bool, other))}
+    (out / "ended.json").write_text(json.dumps(told))
 
 
-def answers(grid: Grid, lr: float) -> list[bytes | None]:
-    """What nodes reply to a question of round 1, in the order of their replies' bytes."""
-    asked = [honest_message(1, node) for node in nodes_of(grid)]
+def answers(grid: Grid, nodes: list[int], lr: float) -> list[bytes]:
+    """What nodes reply to a question of round 1, in the order of these bytes; none where they refuse."""
+    asked = [honest_message(1, node) for node in nodes]
     for message in asked:
         message.content["config"] = ConfigRecord({"server-round": 1, "lr": lr})
     replies = grid.send_and_receive(asked, timeout=WAIT_SECONDS)
-    return sorted((bytes_of(r) if r.has_content() else None for r in replies), key=lambda b: b or b"")
+    return sorted(bytes_of(reply) if reply.has_content() else b"" for reply in replies)
 
 
 def bytes_of(reply: Message) -> bytes:
@@ -180,10 +181,10 @@ def undefended(question: hostile.Question) -> hostile.Seen:
     return hostile.SEEN
 
 
-def nodes_of(grid: Grid) -> list[int]:
+def nodes_of(grid: Grid, without: Collection[int] = ()) -> list[int]:
     """The nodes, when all are there."""
-    until(lambda: len(list(grid.get_node_ids())) == NODES)
-    return sorted(grid.get_node_ids())
+    until(lambda: len(set(grid.get_node_ids()) - set(without)) == NODES)
+    return sorted(set(grid.get_node_ids()) - set(without))
 
 
 def until(ready: Callable[[], bool]) -> None:
