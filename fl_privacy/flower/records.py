@@ -24,6 +24,9 @@ METRICS = "metrics"
 CLIENT = "client"
 """Names of the records of a message beside the arrays; ``client`` says which partition replied."""
 
+CLIENT_RAISED = 2
+"""Flower's code of an error that a client raised."""
+
 ROUND = "server-round"
 PARTITION = "partition-id"
 PARTITIONS = "num-partitions"
@@ -169,7 +172,7 @@ def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EX
     values = read_state(content, model)
     for key in dict.fromkeys((NUM_EXAMPLES, weighted_by)):
         for record in content.metric_records.values():
-            if isinstance(number := record.get(key), int | float):
+            if isinstance(number := record.get(key), int | float) and math.isfinite(number):
                 return Upload(tensors=values.parameters, buffers=values.buffers, num_examples=int(number))
     raise UserError(f"A reply is expected to hold a metric {NUM_EXAMPLES}, but has none; let the client report it.")
 
