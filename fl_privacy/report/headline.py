@@ -74,7 +74,16 @@ def _of_attacked(verdict: Verdict, kind: str) -> str:
         return f"{text}{_exposed(verdict, kind)}; {_at_most(counts, kind)}"
     chance = " (no more than chance allows)" if verdict.ground is Ground.BY_CHANCE else ""
     text = f"{_subject(counts, kind)} read by {who}{chance}, {uploads_in_words(verdict.facts, kind)}"
-    return f"{text}{_other_rounds(verdict)}"
+    return f"{text}{_other_rounds(verdict)}{words_in_words(counts)}"
+
+
+def words_in_words(counts: Counts) -> str:
+    """For example ``; 41 of 44 words of 8 texts were read``; empty where no more than their frequency tells were."""
+    words = counts.words
+    if not words.read:
+        return ""
+    texts = f"{words.texts} text{'' if words.texts == 1 else 's'}"
+    return f"; {words.read} of {words.there} words of {texts} {_PLURAL[words.read == 1]} read"
 
 
 def _subject(counts: Counts, kind: str) -> str:
@@ -198,6 +207,7 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
         )
     if verdict.most is not None and verdict.counts.read:
         sentences.append(_ways(verdict.counts, kind))
+        sentences += _of_words(verdict.counts)
     sentences.append(tried_in_words(verdict, kind))
     sentences += _others(verdict)
     counts = [reading.counts for reading in verdict.readings]
@@ -226,6 +236,15 @@ def _ways(counts: Counts, kind: str) -> str:
         f"Read: {', '.join(filter(None, ways))}. Of such {kind}s, {100 * low:.0f} to {100 * high:.0f} % can be read"
         " like this (95 % confidence)."
     )
+
+
+def _of_words(counts: Counts) -> list[str]:
+    """What it means that words were read, and how many that were named are wrong."""
+    words = counts.words
+    if not words.read:
+        return []
+    wrong = f"{words.wrong or 'none'} named beside them {_PLURAL[words.wrong <= 1]} in no text"
+    return [f"Words are the different ones, in no order, beyond what their frequency in public texts tells; {wrong}."]
 
 
 def tried_in_words(verdict: Verdict, kind: str) -> str:

@@ -9,7 +9,7 @@ from fl_privacy.report.headline import headline_of
 from fl_privacy.results import Attacker, Counts, Finding, Leakage, Measure
 from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.attack_facts import REHEARSED, AttackedUploads, AttackFacts, described_facts
-from fl_privacy.results.counts import counts_of
+from fl_privacy.results.counts import Words, counts_of
 from fl_privacy.results.identity import Identity
 from fl_privacy.results.readings import WORST, Reading, extent_of, leaks_most
 from fl_privacy.results.summary import AttackedRound, Spent
@@ -166,3 +166,32 @@ def test_one_ordering_in_which_what_is_not_known_counts_as_read():
     assert extent_of([]) == WORST and extent_of([quiet], told=1) > extent_of([quiet])
     assert leaks_most([failed, quiet, read]) is read, "an attack that failed is not the one that read"
     assert leaks_most([reading(Counts(failures=2))]) is None
+
+
+TEXT = {
+    "kind": "image", "round": 1, "client": 0, "image": 0, "failure": None, "certainty": "approximate",
+    "token_f1": 0.9, "exact_match": 0.0, "control_f1": 0.2, "word_f1": 0.95, "word_control_f1": 0.3,
+    "words_read": 10, "words_there": 11, "words_false": 0, "words_of": 2,
+}  # fmt: skip
+"""One of two texts of an upload, nearly all of whose words were read."""
+
+
+def test_words_of_an_upload_count_once_and_only_beyond_what_their_frequency_tells():
+    pair = [TEXT | {"id": "one"}, TEXT | {"id": "one", "image": 1}]
+    common = TEXT | {"id": "two", "words_of": 1, "words_read": 4, "words_false": 9, "word_f1": 0.4, "token_f1": 0.1}
+    words = counts_of([*pair, common]).words
+    assert (words.read, words.there, words.wrong, words.texts) == (10, 22, 0, 3)
+    assert counts_of([common]).words.read == 0 and counts_of([common]).read == 0
+    assert counts_of(images(NOTHING)).words == Words()
+    assert counts_of([*pair, common]).as_plain()["words"] == {"read": 10, "there": 22, "wrong": 0, "texts": 3}
+
+
+def test_the_first_line_says_how_many_words_of_how_many_texts_were_read():
+    uploads = [
+        TEXT | {"id": str(k), "words_of": 1, "words_there": 11, "words_read": 10 + (k < 1), "words_false": k == 3}
+        for k in range(4)
+    ]
+    said = headline_of(replace(verdict_on(counts_of(uploads)), kind="text"))
+    assert said.tone == "leak" and said.text.endswith("; 41 of 44 words of 4 texts were read")
+    assert "1 named beside them was in no text" in said.basis
+    assert "words" not in headline_of(replace(verdict_on(counts_of(images(NEGATIVE))), kind="image")).text
