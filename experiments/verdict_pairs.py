@@ -18,9 +18,9 @@ from verdict_kinds import EMPTY, HELD_EMPTY, HELD_READ, READ, Make, Subjects
 
 from fl_privacy.data import Examples, load_data
 from fl_privacy.metrics.beyond import Others
-from fl_privacy.metrics.identification import PublicImages
 from fl_privacy.metrics.outcome import READ as LEAKS
 from fl_privacy.metrics.outcome import Outcome, outcome_of
+from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.scores import evaluate_all
 from fl_privacy.types import Batch, Reconstruction, VictimId
 

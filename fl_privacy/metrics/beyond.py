@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from fl_privacy.metrics.alignment import aligned, control
-from fl_privacy.metrics.identification import Identified, PublicImages, identify, lead_of_class
+from fl_privacy.metrics.comparison import Identified
+from fl_privacy.metrics.identification import identify
 from fl_privacy.metrics.matching import Match
-from fl_privacy.metrics.outcome import DOUBTFUL_LEAD, DOUBTFUL_RANK, ROUNDING
+from fl_privacy.metrics.outcome import ROUNDING
+from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.texts import Language, most_frequent, token_f1, widened, without
 from fl_privacy.types import VictimId
 
@@ -61,10 +63,10 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
         figures[place] = {"exact": bool(exact[place]), **_rounded(control_psnr=top_psnr, control_ssim=top_ssim)}
     nearest = torch.arange(len(found))
     if (rest := (~exact).nonzero().flatten()).numel():
-        seen = identify(guesses[rest], originals[rest], others.candidates, coarse=others.moved)
+        seen = identify(guesses[rest], originals[rest], others.candidates, scaled=others.moved)
         nearest[rest] = rest[seen.guess]
         for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
-            figures[place] |= own | _of_class(own, originals[place], int(match.labels[found][place]), others)
+            figures[place] |= own
     for place in exact.nonzero().flatten().tolist():
         figures[place] |= _of_exact(originals, others.candidates)
     for place, truth in enumerate(originals):
@@ -94,19 +96,11 @@ def _of_each(seen: Identified) -> list[Figures]:
     figures = []
     for place, likeness in enumerate(seen.likeness.tolist()):
         own = {**_rounded(likeness=likeness), "candidates": seen.candidates}
-        if seen.rank is not None and seen.lead is not None:
-            own |= {"rank": int(seen.rank[place]), **_rounded(lead=float(seen.lead[place]))}
+        if seen.rank is not None and seen.lead is not None and seen.foreign is not None:
+            more = _rounded(lead=float(seen.lead[place]), foreign=float(seen.foreign[place]))
+            own |= {"rank": int(seen.rank[place]), **more}
         figures.append(own)
     return figures
-
-
-def _of_class(own: Figures, original: Tensor, label: int, others: Others) -> Figures:
-    """How far public images of its class lead, where a guess is the nearest, or almost, but does not lead by much."""
-    doubtful = own.get("rank", DOUBTFUL_RANK + 1) <= DOUBTFUL_RANK and own.get("lead", 0.0) < DOUBTFUL_LEAD
-    if not doubtful or others.candidates is None:
-        return {}
-    lead = lead_of_class(original, label, others.candidates, coarse=others.moved)
-    return {} if lead is None else _rounded(control_lead=lead)
 
 
 def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:

@@ -20,13 +20,18 @@ LEAD = 0.3
 LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
 
-DOUBTFUL_RANK, DOUBTFUL_LEAD = 2, 3.0
-"""Up to this rank and below this lead, the original's own class has to be ruled out: another picture of the same
-person may lead, too. Beyond this rank nothing is recognizable: what is nearer to others shows what they have in common.
-"""
+SETTLED = 4.0
+"""Lead from which on no closer look is needed."""
 
-MARGIN_LEAD = 0.5
-"""By which a guess that is in doubt has to lead further than public images of its class."""
+FOREIGN = 0.35
+"""Largest correlation with others of what a guess shows beyond the original: what is made of the original alone has
+noise there, or traces of how it was changed; another picture of the same person, or the mean of a class, has others."""
+
+SURE = 3.5
+"""Lead from which on it does not matter what else a guess shows."""
+
+DOUBTFUL_RANK = 2
+"""Beyond this rank nothing is recognizable: what is nearer to others shows what they have in common."""
 
 MARGIN_PSNR = 3.0
 """Decibel above what a control that never saw the update reaches."""
@@ -76,7 +81,7 @@ OUTCOME_COLUMNS = (
     "aligned_ssim",
     "control_psnr",
     "control_ssim",
-    "control_lead",
+    "foreign",
     "control_f1",
     "words_read",
     "words_there",
@@ -136,18 +141,19 @@ def words_are_read(record: Mapping[str, Any]) -> bool:
 def _is_identified(record: Mapping[str, Any]) -> bool:
     enough = (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES
     ahead = (_number(record, "lead") or 0.0) >= LEAD and (_number(record, "likeness") or 0.0) >= LIKENESS
-    return enough and record.get("rank") == 1 and ahead and not _is_of_its_class_alone(record)
+    return enough and record.get("rank") == 1 and ahead and not _is_of_others(record)
 
 
-def _is_of_its_class_alone(record: Mapping[str, Any]) -> bool:
-    lead, control = _number(record, "lead"), _number(record, "control_lead")
-    return lead is not None and control is not None and lead < control + MARGIN_LEAD
+def _is_of_others(record: Mapping[str, Any]) -> bool:
+    """Whether a guess is nearest to the original for what it has in common with others."""
+    foreign = _number(record, "foreign")
+    return foreign is not None and foreign > FOREIGN and (_number(record, "lead") or 0.0) < SURE
 
 
 def _is_recognizable(record: Mapping[str, Any]) -> bool:
     candidates, rank = _number(record, "candidates") or 0.0, _number(record, "rank")
     far = rank is not None and rank > DOUBTFUL_RANK
-    if candidates >= LEAST_CANDIDATES and (far or _is_of_its_class_alone(record)):
+    if candidates >= LEAST_CANDIDATES and (far or _is_of_others(record)):
         return False
     beats = {name: _beats(record, name, margin) for name, margin in (("psnr", MARGIN_PSNR), ("ssim", MARGIN_SSIM))}
     lpips = _number(record, "lpips")

@@ -8,8 +8,9 @@ from fl_privacy.errors import UserError
 from fl_privacy.metrics import evaluate_all
 from fl_privacy.metrics.alignment import aligned, control
 from fl_privacy.metrics.beyond import Others
-from fl_privacy.metrics.identification import PublicImages, identify
+from fl_privacy.metrics.identification import identify
 from fl_privacy.metrics.outcome import Outcome, outcome_of
+from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.metrics.texts import most_frequent
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
@@ -98,7 +99,7 @@ def test_rotated_and_scaled_are_found_where_the_model_may_have_seen_such(digits,
     rows = [[angle.cos() / 0.9, -angle.sin() / 0.9, 0], [angle.sin() / 0.9, angle.cos() / 0.9, 0]]
     grid = torch.nn.functional.affine_grid(torch.tensor(rows).expand(4, 2, 3), [4, 1, 28, 28], align_corners=False)
     turned = torch.nn.functional.grid_sample(digits[0].inputs, grid, align_corners=False)
-    assert identify(turned, digits[0].inputs, public, coarse=True).likeness.min() > 0.9
+    assert identify(turned, digits[0].inputs, public, scaled=True).likeness.min() > 0.9
 
 
 def test_best_harmless_change_undoes_negative_mirror_and_shift(digits):
