@@ -65,7 +65,7 @@ class Sight:
                 yield of, to, window
 
 
-COARSE = Sight(side=16, pairs=((0, 0), (0, 1)), turned=((0, 0),), gap=1, between=False)
+COARSE = Sight(side=16, pairs=((0, 0), (0, 1)), turned=((0, 0),), gap=1, between=True)
 FINE = Sight(
     side=32,
     pairs=((0, 0), (0, 1), (0, 2), (0, MOSAIC), (1, 1), (2, 2)),
