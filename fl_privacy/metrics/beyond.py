@@ -1,6 +1,6 @@
 """The figures by which an outcome is judged: likeness, rank among others, and what a control reaches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +22,13 @@ _DIGITS = 4
 """Decimals that are recorded: beyond, they depend on how many are compared at once."""
 
 
+Controls = Mapping[VictimId, Tensor]
+"""(K, C, H, W) guesses that never saw the update, for some victims."""
+
+OTHER_UPDATES, MOST_CONTROLS = 3, 8
+"""Other clients' updates whose guesses are controls, and how many guesses at most."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Others:
     """What guesses are compared with beside the originals.
@@ -37,7 +44,34 @@ class Others:
     candidates: PublicImages | None = None
     texts: Tensor | None = None
     moved: bool = False
-    controls: Mapping[VictimId, Tensor] = field(default_factory=dict)
+    controls: Controls = field(default_factory=dict)
+
+
+def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
+    """Guesses at other clients' updates, as controls of each victim: a prior makes images without any update.
+
+    Taken are the guesses at the ``OTHER_UPDATES`` victims of other clients that follow, but those at an update in which
+    an image of the victim was, too.
+
+    Args:
+        victims: of one attack.
+        guesses: (B, C, H, W) at each; ``None`` where there is none.
+        truths: (B, C, H, W) of each.
+    """
+    found = {}
+    for place, victim in enumerate(victims):
+        following = [(place + step) % len(victims) for step in range(1, len(victims))]
+        apart = [o for o in following if victims[o].client != victim.client and not _share(truths[o], truths[place])]
+        made = [guess for guess in (guesses[other] for other in apart) if guess is not None][:OTHER_UPDATES]
+        if made:
+            found[victim] = torch.cat(made)[:MOST_CONTROLS]
+    return found
+
+
+def _share(ones: Tensor, others: Tensor) -> bool:
+    """Whether an image is in both, to the rounding of pixels."""
+    apart = (ones.flatten(1)[:, None] - others.flatten(1)[None]).abs().amax(2)
+    return bool((apart <= ROUNDING).any())
 
 
 def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor | None = None) -> list[Figures]:
@@ -66,7 +100,7 @@ def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor |
         seen = identify(guesses[rest], originals[rest], others.candidates, scaled=others.moved)
         nearest[rest] = rest[seen.guess]
         for place, own in zip(rest.tolist(), _of_each(seen), strict=True):
-            figures[place] |= own
+            figures[place] |= own | _of_controls(own, originals[place], extra, others)
     for place in exact.nonzero().flatten().tolist():
         figures[place] |= _of_exact(originals, others.candidates)
     for place, truth in enumerate(originals):
@@ -101,6 +135,14 @@ def _of_each(seen: Identified) -> list[Figures]:
             own |= {"rank": int(seen.rank[place]), **more}
         figures.append(own)
     return figures
+
+
+def _of_controls(own: Figures, original: Tensor, extra: Sequence[Tensor], others: Others) -> Figures:
+    """Largest lead at an original (C, H, W) of guesses at other updates, where the guess at its own is the nearest."""
+    if own.get("rank") != 1 or not extra or others.candidates is None:
+        return {}
+    leads = [identify(each[None], original[None], others.candidates, scaled=others.moved).lead for each in extra]
+    return _rounded(control_lead=max(float(lead) for lead in leads if lead is not None))
 
 
 def _of_exact(originals: Tensor, candidates: PublicImages | None) -> Figures:

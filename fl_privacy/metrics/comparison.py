@@ -1,5 +1,6 @@
 """Guesses compared in every way, at one sight, with originals and with what these are to be told apart from."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,10 @@ from fl_privacy.metrics.public_images import PublicImages
 
 RIVALS = 10
 """Nearest candidates that what a guess shows beyond the original is compared with."""
+
+LEAD_BY_LUCK = 0.3
+"""Of lead, by which the best of e = 2.7 guesses is ahead of one: about 1 over the expected largest of 1,000 normal
+strengths, since the gap between the largest two is exponential."""
 
 _CEILING = 0.9995
 """Correlations beyond are the same, to rounding of pixels."""
@@ -33,10 +38,10 @@ class Identified:
     Attributes:
         guess: (B,) index of the guess that is most like it.
         likeness: (B,) largest absolute correlation with that guess over all harmless changes, in [0, 1].
-        rank: (B,) its place among itself and the candidates, by how far it is from what is usual; 1 is the nearest.
-            ``None`` without candidates.
-        lead: (B,) how far ahead of the nearest candidate, in standard deviations of the candidates; negative where a
-            candidate is nearer.
+        rank: (B,) its place among itself and the candidates in the way to compare in which it leads most, or is behind
+            least; 1 is the nearest. ``None`` without candidates.
+        lead: (B,) how far ahead of the nearest candidate in that way, in standard deviations of the candidates, less
+            what trying several guesses gains by luck; negative where a candidate is nearer.
         foreign: (B,) how much of what the guess shows beyond the original is another's, in [0, 1]: the largest
             correlation with one of the nearest candidates, after both lost what they share with the original.
         candidates: how many there were.
@@ -89,22 +94,27 @@ class Look:
 
     def ranked(self, candidates: int) -> Identified:
         """Of which ``candidates`` are no means."""
-        raw, own, rest = self._strengths
-        best, place = own.flatten(0, 1).max(0)
-        likeness = raw.flatten(0, 1).gather(0, place[None])[0]
+        raw, own, rest = (each.flatten(0, 1) for each in self._strengths)
+        lead, place = (own - rest.amax(1, keepdim=True)).max(0)
+        best = own.gather(0, place[None])[0]
         return Identified(
-            guess=place // own.shape[1],
-            likeness=likeness.clamp(0, 1),
-            rank=1 + (rest[None] >= best[:, None] - _TIE).sum(1),
-            lead=best - rest.max(),
+            guess=place // self._strengths[1].shape[1],
+            likeness=raw.gather(0, place[None])[0].clamp(0, 1),
+            rank=1 + (rest[place] >= best[:, None] - _TIE).sum(1),
+            lead=lead - LEAD_BY_LUCK * math.log(len(self.guesses)),
             foreign=torch.stack([self._foreign(number, int(at)) for number, at in enumerate(place)]),
             candidates=candidates,
         )
 
     def nearest(self, number: int) -> Tensor:
-        """Indices of the ``number`` rivals that are nearest to the guesses."""
-        rest = self._strengths[2]
-        return self.rivals[rest.topk(min(number, len(rest))).indices]
+        """Indices of the ``number`` rivals that are nearest to the guesses in any way."""
+        best = self._strengths[2].flatten(0, 1).amax(0)
+        return self.rivals[best.topk(min(number, len(best))).indices]
+
+    def behind(self) -> Tensor:
+        """(B,) how many rivals are nearer to the guesses, the nearest way of each counting."""
+        own, best = self._strengths[1].flatten(0, 1).amax(0), self._strengths[2].flatten(0, 1).amax(0)
+        return (best[None] >= own[:, None] - _TIE).sum(1)
 
     @cached_property
     def best_turns(self) -> Turns | None:
@@ -118,7 +128,7 @@ class Look:
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Of W ways: (G, W, B) correlations, (G, W, B) strengths, and (R,) the rivals' strengths, largest of all."""
+        """Of W ways: (G, W, B) correlations, their (G, W, B) strengths, and the (G, W, R) strengths of the rivals."""
         at = torch.searchsorted(self.rivals, self.usual)
         raws, owns, rests = [], [], []
         for number in range(len(self.guesses)):
@@ -126,8 +136,8 @@ class Look:
             strengths = _relative(own, rest, at)
             raws.append(own)
             owns.append(strengths[0])
-            rests.append(strengths[1].amax(0))
-        return torch.stack(raws), torch.stack(owns), torch.stack(rests).amax(0)
+            rests.append(strengths[1])
+        return torch.stack(raws), torch.stack(owns), torch.stack(rests)
 
     def _correlations(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """For each way to compare, the largest absolute correlation of a guess with (B,) originals and (R,) rivals."""
@@ -182,7 +192,8 @@ class Look:
         """How much a guess shows of others beyond an original, by the guess and way ``at``."""
         number, way = divmod(at, self._strengths[1].shape[1])
         seen = Moved(self.guesses[number : number + 1], self.sight)
-        own, rivals = self.originals[original : original + 1], self.others.rivals[self.nearest(RIVALS)]
+        near = self._strengths[2][number, way].topk(min(RIVALS, len(self.rivals))).indices
+        own, rivals = self.originals[original : original + 1], self.others.rivals[self.rivals[near]]
         ways = list(self.sight.ways)
         if way < len(ways):
             of, to, window = ways[way]

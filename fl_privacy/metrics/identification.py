@@ -14,7 +14,7 @@ from fl_privacy.metrics.public_images import PublicImages
 REFERENCE = 200
 """Candidates by whose correlations it is judged what is usual."""
 
-NEAREST = 100
+NEAREST = 60
 """Candidates looked at closely: those nearest to the guesses at a coarse look."""
 
 HOPELESS = 0.1
@@ -28,10 +28,10 @@ def identify(
 
     These are the negative and any other change of brightness and contrast, a shift by up to a tenth of the width, the
     mirror image, blur, the loss of one half, and the order within the batch. A guess and another image are compared in
-    several ways (``fl_privacy.metrics.looks``); in each, Fisher's z of the correlation is taken relative to mean and
-    spread over ``REFERENCE`` candidates, and the largest counts. Candidates get the same tries as originals: the best
-    guess of the batch, the best way to compare and the best change count for both, and so do the means of all
-    candidates and of each of their classes, so that what a class has in common is nearer to none of it.
+    several ways (``fl_privacy.metrics.looks``), in each of which candidates get the same tries as the original: of all
+    changes, the best for each counts. The strength of an image is Fisher's z of its correlation relative to mean and
+    spread over ``REFERENCE`` candidates; the original has to lead in one way. Among the candidates are their mean and
+    that of each of their classes, so that a guess that shows what a class has in common is nearer to that.
 
     Everything is looked at coarsely first. Where that leaves in doubt which is nearest, the original and the nearest
     candidates are looked at closely; what was far at the first look stays behind them.
@@ -61,8 +61,8 @@ def identify(
         scaled=scaled,
     )
     found = coarse.ranked(len(images))
-    assert found.rank is not None and found.lead is not None
-    settled = (found.lead >= SETTLED) | (found.rank > 1 + HOPELESS * len(images))
+    assert found.lead is not None
+    settled = (found.lead >= SETTLED) | (coarse.behind() > HOPELESS * len(images))
     if bool(settled.all()):
         return found
     chosen = torch.cat([usual, coarse.nearest(NEAREST)]).unique()

@@ -14,7 +14,7 @@ from fl_privacy.victim_ids import Certainty
 LIKENESS = 0.5
 """Least likeness of a guess to the original that it is nearest to; nearest by chance is not identified."""
 
-LEAD = 0.3
+LEAD = 0.6
 """Standard deviations of the candidates by which the original is nearer than the nearest of them, at least."""
 
 LEAST_CANDIDATES = 100
@@ -81,6 +81,7 @@ OUTCOME_COLUMNS = (
     "aligned_ssim",
     "control_psnr",
     "control_ssim",
+    "control_lead",
     "foreign",
     "control_f1",
     "words_read",
@@ -140,8 +141,15 @@ def words_are_read(record: Mapping[str, Any]) -> bool:
 
 def _is_identified(record: Mapping[str, Any]) -> bool:
     enough = (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES
-    ahead = (_number(record, "lead") or 0.0) >= LEAD and (_number(record, "likeness") or 0.0) >= LIKENESS
+    lead = _number(record, "lead") or 0.0
+    ahead = lead >= LEAD and (_number(record, "likeness") or 0.0) >= LIKENESS and _leads_controls(record, lead)
     return enough and record.get("rank") == 1 and ahead and not _is_of_others(record)
+
+
+def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
+    """Whether a guess leads by more than guesses at other clients' updates do, where these were compared."""
+    control = _number(record, "control_lead")
+    return control is None or lead >= control + LEAD
 
 
 def _is_of_others(record: Mapping[str, Any]) -> bool:
