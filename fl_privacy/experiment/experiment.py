@@ -1,12 +1,13 @@
 """The parts of an experiment, put together in one way for runs, attacks and measurements."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.attack import trained_on
 from fl_privacy.config import RunSettings
 from fl_privacy.data import Dataset, LabelledExamples, TextExamples, Vocabulary
 from fl_privacy.defenses import ClientState, Defense
@@ -168,7 +169,7 @@ class Experiment:
             seed=self.config.seed,
             threads=self.config.attack_threads,
             knowledge=self.knowledge(truth),
-            judge=self.judge(truth),
+            judge=replace(self.judge(truth), prior=trained_on(attack, next(iter(self.clients.values())).examples.input_shape) is not None),
             folder=folder,
             monitor=monitor,
             films=self.config.films,

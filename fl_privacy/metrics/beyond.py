@@ -70,8 +70,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 
 def _share(ones: Tensor, others: Tensor) -> bool:
     """Whether an image is in both, to the rounding of pixels."""
-    apart = (ones.flatten(1)[:, None] - others.flatten(1)[None]).abs().amax(2)
-    return bool((apart <= ROUNDING).any())
+    return bool((torch.cdist(ones.flatten(1).float(), others.flatten(1).float(), p=torch.inf) <= ROUNDING).any())
 
 
 def compare_images(match: Match, others: Others, victim: VictimId, fed: Tensor | None = None) -> list[Figures]:

@@ -121,7 +121,9 @@ class Look:
         """By every turn, those in which originals and all of ``others.rivals`` are most like each guess."""
         if not self.scaled:
             return None
-        found = [self._by_turn(Moved(guess, self.sight), *self.sight.turned[0]) for guess in self.guesses.split(1)]
+        found = [
+            self._by_turn(Moved(guess, self.sight), *self.sight.turned[0]) for guess in torch.split(self.guesses, 1)
+        ]
         rest = torch.zeros(len(found), len(self.others.rivals), dtype=torch.long)
         rest[:, self.rivals] = torch.stack([rest.argmax(0) for _, rest in found])
         return Turns(own=torch.stack([own.argmax(0) for own, _ in found]), rest=rest)

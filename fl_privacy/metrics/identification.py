@@ -65,7 +65,7 @@ def identify(
     settled = (found.lead >= SETTLED) | (coarse.behind() > HOPELESS * len(images))
     if bool(settled.all()):
         return found
-    chosen = torch.cat([usual, coarse.nearest(NEAREST)]).unique()
+    chosen = torch.tensor(sorted({*usual.tolist(), *coarse.nearest(NEAREST).tolist()}))
     closer = replace(coarse, rivals=chosen, sight=FINE, turns=coarse.best_turns).ranked(len(images))
     either = {each: torch.where(settled, getattr(found, each), getattr(closer, each)) for each in _FIGURES}
     return Identified(**either, candidates=len(images))
@@ -78,7 +78,7 @@ def _likeness(guesses: Tensor, originals: Tensor) -> Identified:
     """Without candidates."""
     still = Standing(originals, FINE)
     found = []
-    for guess in guesses.split(1):
+    for guess in torch.split(guesses, 1):
         seen = Moved(guess, FINE)
         found.append(torch.stack([largest(seen.rows(of, w), still.rows(to, w)) for of, to, w in FINE.ways]).amax(0))
     best, guess = torch.stack(found).max(0)

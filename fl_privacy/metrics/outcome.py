@@ -20,15 +20,18 @@ LEAD = 0.6
 LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
 
-SETTLED = 4.0
+SETTLED = 3.0
 """Lead from which on no closer look is needed."""
 
-FOREIGN = 0.35
+FOREIGN = 0.3
 """Largest correlation with others of what a guess shows beyond the original: what is made of the original alone has
 noise there, or traces of how it was changed; another picture of the same person, or the mean of a class, has others."""
 
 SURE = 3.5
-"""Lead from which on it does not matter what else a guess shows."""
+"""Lead from which on it does not matter what else a guess shows; nor does it where the guess beats its control."""
+
+SAME = 0.97
+"""Likeness from which on there is hardly anything else that a guess shows."""
 
 DOUBTFUL_RANK = 2
 """Beyond this rank nothing is recognizable: what is nearer to others shows what they have in common."""
@@ -155,7 +158,8 @@ def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
 def _is_of_others(record: Mapping[str, Any]) -> bool:
     """Whether a guess is nearest to the original for what it has in common with others."""
     foreign = _number(record, "foreign")
-    return foreign is not None and foreign > FOREIGN and (_number(record, "lead") or 0.0) < SURE
+    sure = (_number(record, "lead") or 0.0) >= SURE or (_number(record, "likeness") or 0.0) >= SAME
+    return foreign is not None and foreign > FOREIGN and not sure and not _beats(record, "psnr", MARGIN_PSNR)
 
 
 def _is_recognizable(record: Mapping[str, Any]) -> bool:

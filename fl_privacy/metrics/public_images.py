@@ -40,7 +40,7 @@ class PublicImages:
     def _class_means(self) -> dict[int, Tensor]:
         if self.labels is None:
             return {}
-        return {int(label): self.images[self.labels == label].mean(0) for label in self.labels.unique()}
+        return {label: self.images[self.labels == label].mean(0) for label in sorted(set(self.labels.tolist()))}
 
     @cached_property
     def rivals(self) -> Tensor:
