@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from row_file import Row, RowFile, takes_rows
 from torch import Tensor
-from verdict_kinds import EMPTY, HELD_EMPTY, HELD_READ, READ, Make, Subjects
+from verdict_kinds import EMPTY, HELD_EMPTY, HELD_READ, MORE_EMPTY, MORE_READ, READ, Make, Subjects
 
 from fl_privacy.data import Examples, load_data
 from fl_privacy.metrics.beyond import Others
@@ -28,6 +28,8 @@ DATA = ("mnist", "fashion_mnist", "cifar10_exact", "olivetti", "tiny_imagenet")
 KINDS: Mapping[str, Mapping[str, Make]] = {
     "to be read": READ,
     "not to be read": EMPTY,
+    "to be read, further": MORE_READ,
+    "not to be read, further": MORE_EMPTY,
     "to be read, held back": HELD_READ,
     "not to be read, held back": HELD_EMPTY,
 }

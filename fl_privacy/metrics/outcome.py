@@ -23,7 +23,7 @@ LEAST_CANDIDATES = 100
 SETTLED = 3.0
 """Lead from which on no closer look is needed."""
 
-FOREIGN = 0.3
+FOREIGN = 0.28
 """Largest correlation with others of what a guess shows beyond the original: what is made of the original alone has
 noise there, or traces of how it was changed; another picture of the same person, or the mean of a class, has others."""
 
