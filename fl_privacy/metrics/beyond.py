@@ -130,8 +130,8 @@ def _of_each(seen: Identified) -> list[Figures]:
     for place, likeness in enumerate(seen.likeness.tolist()):
         own = {**_rounded(likeness=likeness), "candidates": seen.candidates}
         if seen.rank is not None and seen.lead is not None and seen.foreign is not None:
-            more = _rounded(lead=float(seen.lead[place]), foreign=float(seen.foreign[place]))
-            own |= {"rank": int(seen.rank[place]), **more}
+            own |= {"rank": int(seen.rank[place]), **_rounded(lead=float(seen.lead[place]))}
+            own |= _rounded(foreign=float(seen.foreign[place])) if own["rank"] == 1 else {}
         figures.append(own)
     return figures
 

@@ -43,7 +43,8 @@ class Identified:
         lead: (B,) how far ahead of the nearest candidate in that way, in standard deviations of the candidates, less
             what trying several guesses gains by luck; negative where a candidate is nearer.
         foreign: (B,) how much of what the guess shows beyond the original is another's, in [0, 1]: the largest
-            correlation with one of the nearest candidates, after both lost what they share with the original.
+            correlation with one of the nearest candidates, after both lost what they share with the original. NaN
+            where the original is not the nearest.
         candidates: how many there were.
     """
 
@@ -97,12 +98,18 @@ class Look:
         raw, own, rest = (each.flatten(0, 1) for each in self._strengths)
         lead, place = (own - rest.amax(1, keepdim=True)).max(0)
         best = own.gather(0, place[None])[0]
+        rank = 1 + (rest[place] >= best[:, None] - _TIE).sum(1)
         return Identified(
             guess=place // self._strengths[1].shape[1],
             likeness=raw.gather(0, place[None])[0].clamp(0, 1),
-            rank=1 + (rest[place] >= best[:, None] - _TIE).sum(1),
+            rank=rank,
             lead=lead - LEAD_BY_LUCK * math.log(len(self.guesses)),
-            foreign=torch.stack([self._foreign(number, int(at)) for number, at in enumerate(place)]),
+            foreign=torch.stack(
+                [
+                    self._foreign(number, at) if nearer == 1 else torch.tensor(torch.nan)
+                    for number, (at, nearer) in enumerate(zip(place.tolist(), rank.tolist(), strict=True))
+                ]
+            ),
             candidates=candidates,
         )
 
