@@ -14,9 +14,12 @@ from fl_privacy.metrics.public_images import PublicImages
 RIVALS = 10
 """Nearest candidates that what a guess shows beyond the original is compared with."""
 
-LEAD_BY_LUCK = 0.3
-"""Of lead, by which the best of e = 2.7 guesses is ahead of one: about 1 over the expected largest of 1,000 normal
-strengths, since the gap between the largest two is exponential."""
+LUCK = 0.3
+"""Of lead, by which the best of e = 2.7 guesses is ahead of one, or one that is compared with so many fewer candidates:
+1 over the largest of 1,000 normal strengths, since the gap between the largest two is exponential."""
+
+ENOUGH = 1000
+"""Candidates beside which a lead is not reduced."""
 
 _CEILING = 0.9995
 """Correlations beyond are the same, to rounding of pixels."""
@@ -41,7 +44,7 @@ class Identified:
         rank: (B,) its place among itself and the candidates in the way to compare in which it leads most, or is behind
             least; 1 is the nearest. ``None`` without candidates.
         lead: (B,) how far ahead of the nearest candidate in that way, in standard deviations of the candidates, less
-            what trying several guesses gains by luck; negative where a candidate is nearer.
+            what several guesses, or few candidates, gain by luck; negative where a candidate is nearer.
         foreign: (B,) how much of what the guess shows beyond the original is another's, in [0, 1]: the largest
             correlation with one of the nearest candidates, after both lost what they share with the original. NaN
             where the original is not the nearest.
@@ -103,7 +106,7 @@ class Look:
             guess=place // self._strengths[1].shape[1],
             likeness=raw.gather(0, place[None])[0].clamp(0, 1),
             rank=rank,
-            lead=lead - LEAD_BY_LUCK * math.log(len(self.guesses)),
+            lead=lead - LUCK * math.log(len(self.guesses) * max(1.0, ENOUGH / max(1, candidates))),
             foreign=torch.stack(
                 [
                     self._foreign(number, at) if nearer == 1 else torch.tensor(torch.nan)

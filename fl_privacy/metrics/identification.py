@@ -8,7 +8,7 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 from fl_privacy.metrics.comparison import Identified, Look, largest
 from fl_privacy.metrics.looks import COARSE, FINE, Moved, Standing
-from fl_privacy.metrics.outcome import SETTLED
+from fl_privacy.metrics.outcome import SURE
 from fl_privacy.metrics.public_images import PublicImages
 
 REFERENCE = 200
@@ -62,7 +62,7 @@ def identify(
     )
     found = coarse.ranked(len(images))
     assert found.lead is not None
-    settled = (found.lead >= SETTLED) | (coarse.behind() > HOPELESS * len(images))
+    settled = (found.lead >= SURE) | (coarse.behind() > HOPELESS * len(images))
     if bool(settled.all()):
         return found
     chosen = torch.tensor(sorted({*usual.tolist(), *coarse.nearest(NEAREST).tolist()}))

@@ -20,26 +20,20 @@ LEAD = 0.6
 LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
 
-SETTLED = 3.0
-"""Lead from which on no closer look is needed."""
+SURE = 3.0
+"""Lead from which on no closer look is needed, and it does not matter what else a guess shows."""
 
-FOREIGN = 0.28
+FOREIGN = 0.25
 """Largest correlation with others of what a guess shows beyond the original: what is made of the original alone has
 noise there, or traces of how it was changed; another picture of the same person, or the mean of a class, has others."""
-
-SURE = 3.5
-"""Lead from which on it does not matter what else a guess shows; nor does it where the guess beats its control."""
 
 SAME = 0.97
 """Likeness from which on there is hardly anything else that a guess shows."""
 
-DOUBTFUL_RANK = 2
-"""Beyond this rank nothing is recognizable: what is nearer to others shows what they have in common."""
-
-MARGIN_PSNR = 3.0
+MARGIN_PSNR = 3.5
 """Decibel above what a control that never saw the update reaches."""
 
-MARGIN_SSIM = 0.15
+MARGIN_SSIM = 0.25
 """Structural similarity above the control's."""
 
 WORDS_METRIC = "word_f1"
@@ -143,10 +137,14 @@ def words_are_read(record: Mapping[str, Any]) -> bool:
 
 
 def _is_identified(record: Mapping[str, Any]) -> bool:
-    enough = (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES
-    lead = _number(record, "lead") or 0.0
-    ahead = lead >= LEAD and (_number(record, "likeness") or 0.0) >= LIKENESS and _leads_controls(record, lead)
-    return enough and record.get("rank") == 1 and ahead and not _is_of_others(record)
+    enough, lead = _number(record, "candidates") or 0.0, _number(record, "lead") or 0.0
+    return enough >= LEAST_CANDIDATES and lead >= LEAD and _is_nearest(record) and _leads_controls(record, lead)
+
+
+def _is_nearest(record: Mapping[str, Any]) -> bool:
+    """Whether the original is nearer to a guess than all candidates, and for what it shows of the original alone."""
+    alike = (_number(record, "likeness") or 0.0) >= LIKENESS
+    return record.get("rank") == 1 and alike and not _is_of_others(record)
 
 
 def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
@@ -163,9 +161,7 @@ def _is_of_others(record: Mapping[str, Any]) -> bool:
 
 
 def _is_recognizable(record: Mapping[str, Any]) -> bool:
-    candidates, rank = _number(record, "candidates") or 0.0, _number(record, "rank")
-    far = rank is not None and rank > DOUBTFUL_RANK
-    if candidates >= LEAST_CANDIDATES and (far or _is_of_others(record)):
+    if (_number(record, "candidates") or 0.0) >= LEAST_CANDIDATES and not _is_nearest(record):
         return False
     beats = {name: _beats(record, name, margin) for name, margin in (("psnr", MARGIN_PSNR), ("ssim", MARGIN_SSIM))}
     lpips = _number(record, "lpips")
