@@ -30,7 +30,7 @@ def _of_group(rows: Sequence[Row], group: str) -> str:
     for kind in dict.fromkeys(row["kind"] for row in own):
         cells = [next((_cell(row) for row in own if (row["data"], row["kind"]) == (data, kind)), "") for data in sets]
         lines.append([kind, *cells])
-    title = f"**{group[0].upper()}{group[1:]}** (aim: {AIMS[group.split(',')[0]]} of each)"
+    title = f"**{group[0].upper()}{group[1:]}** (aim: {AIMS[group.split(',', maxsplit=1)[0]]} of each)"
     return f"{title}\n\n{markdown(['', *heads], lines)}"
 
 

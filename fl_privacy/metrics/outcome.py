@@ -21,7 +21,7 @@ LEAST_CANDIDATES = 100
 """Other images that the original has to be nearer than, at least: with fewer, chance alone finds too many."""
 
 SURE = 3.0
-"""Lead from which on no closer look is needed, and it does not matter what else a guess shows."""
+"""Lead from which on no closer look is needed, and neither likeness nor what else a guess shows matters."""
 
 FOREIGN = 0.25
 """Largest correlation with others of what a guess shows beyond the original: what is made of the original alone has
@@ -32,6 +32,9 @@ SAME = 0.97
 
 MARGIN_PSNR = 3.5
 """Decibel above what a control that never saw the update reaches."""
+
+FAR_PSNR = 5.0
+"""Decibel above the control's from which on it does not matter what else a guess shows."""
 
 MARGIN_SSIM = 0.25
 """Structural similarity above the control's."""
@@ -143,8 +146,9 @@ def _is_identified(record: Mapping[str, Any]) -> bool:
 
 def _is_nearest(record: Mapping[str, Any]) -> bool:
     """Whether the original is nearer to a guess than all candidates, and for what it shows of the original alone."""
-    alike = (_number(record, "likeness") or 0.0) >= LIKENESS
-    return record.get("rank") == 1 and alike and not _is_of_others(record)
+    sure = (_number(record, "lead") or 0.0) >= SURE
+    alike = (_number(record, "likeness") or 0.0) >= LIKENESS and not _is_of_others(record)
+    return record.get("rank") == 1 and (sure or alike)
 
 
 def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
@@ -155,9 +159,8 @@ def _leads_controls(record: Mapping[str, Any], lead: float) -> bool:
 
 def _is_of_others(record: Mapping[str, Any]) -> bool:
     """Whether a guess is nearest to the original for what it has in common with others."""
-    foreign = _number(record, "foreign")
-    sure = (_number(record, "lead") or 0.0) >= SURE or (_number(record, "likeness") or 0.0) >= SAME
-    return foreign is not None and foreign > FOREIGN and not sure and not _beats(record, "psnr", MARGIN_PSNR)
+    foreign, same = _number(record, "foreign"), (_number(record, "likeness") or 0.0) >= SAME
+    return foreign is not None and foreign > FOREIGN and not same and not _beats(record, "psnr", FAR_PSNR)
 
 
 def _is_recognizable(record: Mapping[str, Any]) -> bool:
