@@ -5,7 +5,7 @@ Not a command of its own.
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -40,6 +40,10 @@ class Subjects:
     @property
     def noise(self) -> Tensor:
         return torch.randn(self.images.shape, generator=self.rng)
+
+    def since(self, first: int) -> "Subjects":
+        """Without the originals before ``first``."""
+        return replace(self, images=self.images[first:], labels=self.labels[first:])
 
     @classmethod
     def of(cls, originals: Examples, spare: Examples, seed: int = 0) -> "Subjects":

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -131,9 +131,7 @@ class Look:
         """By every turn, those in which originals and all of ``others.rivals`` are most like each guess."""
         if not self.scaled:
             return None
-        found = [
-            self._by_turn(Moved(guess, self.sight), *self.sight.turned[0]) for guess in torch.split(self.guesses, 1)
-        ]
+        found = [by_pair[0] for by_pair in self._by_turn]
         rest = torch.zeros(len(found), len(self.others.rivals), dtype=torch.long)
         rest[:, self.rivals] = torch.stack([rest.argmax(0) for _, rest in found])
         return Turns(own=torch.stack([own.argmax(0) for own, _ in found]), rest=rest)
@@ -159,7 +157,7 @@ class Look:
             yield largest(places, self._own.rows(to, window)), largest(places, self._rest(to, window))
         for of, to in self.sight.turned if self.scaled else ():
             if self.turns is None:
-                own, rest = self._by_turn(seen, of, to)
+                own, rest = self._by_turn[number][self.sight.turned.index((of, to))]
                 yield own.amax(0), rest.amax(0)
             else:
                 places = seen.rows(of, 0)
@@ -168,13 +166,20 @@ class Look:
                     largest(places, self._turned_rest[number].rows(to, 0)),
                 )
 
-    def _by_turn(self, seen: Moved, of: int, to: int) -> tuple[Tensor, Tensor]:
-        """(T, B) and (T, R) largest correlations by every turn."""
-        places = seen.rows(of, 0)
-        every = self.others.turned(self.sight)
-        own = [largest(places, standing.rows(to, 0)) for standing in self._turned_everyhow]
-        rest = [largest(places, standing.rows(to, 0))[self.rivals] for standing in every]
-        return torch.stack(own), torch.stack(rest)
+    @cached_property
+    def _by_turn(self) -> list[list[tuple[Tensor, Tensor]]]:
+        """By guess and pair of blurs, the (T, B) and (T, R) largest correlations by every turn."""
+        sight, every = replace(self.sight, between=False), self.others.turned(self.sight)
+        found = []
+        for guess in torch.split(self.guesses, 1):
+            seen, by_pair = Moved(guess, sight), []
+            for of, to in sight.turned:
+                places = seen.rows(of, 0)
+                own = [largest(places, standing.rows(to, 0)) for standing in self._turned_everyhow]
+                rest = [largest(places, standing.rows(to, 0))[self.rivals] for standing in every]
+                by_pair.append((torch.stack(own), torch.stack(rest)))
+            found.append(by_pair)
+        return found
 
     @cached_property
     def _own(self) -> Standing:
@@ -211,18 +216,17 @@ class Look:
             of, to, window = ways[way]
         else:
             of, to, window = *self.sight.turned[way - len(ways)], 0
-            turn = self._turn(number, original, of, to)
+            turn = self._turn(number, original, way - len(ways))
             own, rivals = turned(own, turn), turned(rivals, turn.expand(len(rivals)))
         rows = seen.rows(of, window)
         truth = Standing(own, self.sight).rows(to, window)[0]
         shown = rows[int((rows @ truth).abs().argmax())]
         return _shared_beyond(shown, truth, Standing(rivals, self.sight).rows(to, window))
 
-    def _turn(self, number: int, original: int, of: int, to: int) -> Tensor:
+    def _turn(self, number: int, original: int, pair: int) -> Tensor:
         if self.turns is not None:
             return self.turns.own[number, original][None]
-        seen = Moved(self.guesses[number : number + 1], self.sight)
-        return self._by_turn(seen, of, to)[0][:, original].argmax()[None]
+        return self._by_turn[number][pair][0][:, original].argmax()[None]
 
 
 def largest(places: Tensor, rows: Tensor) -> Tensor:

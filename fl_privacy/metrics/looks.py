@@ -7,7 +7,7 @@ images is taken mirrored, shifted by up to a tenth of its width, and on request 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -114,11 +114,11 @@ class Moved:
             self._made[blur, window] = _unit(used[..., cut[0], cut[1]]).flatten(0, 1)
         return self._made[blur, window]
 
-    @property
+    @cached_property
     def _grays(self) -> Tensor:
         return _grays(small(self.image.float(), self.sight.side))
 
-    @property
+    @cached_property
     def _shown(self) -> Tensor:
         between = _between(self.image, self.sight.side) if self.sight.between else ()
         return torch.cat([self._grays, *between])
