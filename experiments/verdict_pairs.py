@@ -130,7 +130,8 @@ def main() -> None:
             assert row is not None
             print(
                 f"{name:14} {group:26} {kind:30} of {row['images']} read {row['read']:.3f} identified"
-                f" {row['identified']:.3f} first {row['first']:.3f} | PSNR >= 15: {row['old']:.2f} | {row['pairs']} pairs/s",
+                f" {row['identified']:.3f} first {row['first']:.3f} | PSNR >= 15: {row['old']:.2f}"
+                f" | {row['pairs']} pairs/s",
                 flush=True,
             )
 
