@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.metrics.looks import Moved, Sight, Standing, turned
+from fl_privacy.metrics.outcome import LEAD
 from fl_privacy.metrics.public_images import PublicImages
 
 RIVALS = 10
@@ -40,14 +41,14 @@ class Identified:
 
     Attributes:
         guess: (B,) index of the guess that is most like it.
-        likeness: (B,) largest absolute correlation with that guess over all harmless changes, in [0, 1].
-        rank: (B,) its place among itself and the candidates in the way to compare in which it leads most, or is behind
-            least; 1 is the nearest. ``None`` without candidates.
-        lead: (B,) how far ahead of the nearest candidate in that way, in standard deviations of the candidates, less
-            what several guesses, or few candidates, gain by luck; negative where a candidate is nearer.
+        likeness: (B,) largest absolute correlation with that guess over all harmless changes, in [0, 1], in the way to
+            compare in which it is largest of those in which the original leads enough; without, of the best lead.
+        rank: (B,) its place among itself and the candidates in that way; 1 is the nearest. ``None`` without candidates.
+        lead: (B,) how far ahead of the nearest candidate, in standard deviations of the candidates, in the way in which
+            it leads most, less what several guesses, or few candidates, gain by luck; negative where it leads in none.
         foreign: (B,) how much of what the guess shows beyond the original is another's, in [0, 1]: the largest
-            correlation with one of the nearest candidates, after both lost what they share with the original. NaN
-            where the original is not the nearest.
+            correlation with one of the nearest candidates, after both lost what they share with the original; the
+            smaller of that in the best lead and that in the largest likeness. NaN where the original is not nearest.
         candidates: how many there were.
     """
 
@@ -99,18 +100,22 @@ class Look:
     def ranked(self, candidates: int) -> Identified:
         """Of which ``candidates`` are no means."""
         raw, own, rest = (each.flatten(0, 1) for each in self._strengths)
-        lead, place = (own - rest.amax(1, keepdim=True)).max(0)
+        luck = LUCK * math.log(len(self.guesses) * max(1.0, ENOUGH / max(1, candidates)))
+        leads = own - rest.amax(1, keepdim=True) - luck
+        lead, first = leads.max(0)
+        place = torch.where(lead >= LEAD, raw.masked_fill(leads < LEAD, -1.0).argmax(0), first)
         best = own.gather(0, place[None])[0]
         rank = 1 + (rest[place] >= best[:, None] - _TIE).sum(1)
+        either = zip(first.tolist(), place.tolist(), rank.tolist(), strict=True)
         return Identified(
             guess=place // self._strengths[1].shape[1],
             likeness=raw.gather(0, place[None])[0].clamp(0, 1),
             rank=rank,
-            lead=lead - LUCK * math.log(len(self.guesses) * max(1.0, ENOUGH / max(1, candidates))),
-            foreign=torch.stack(
+            lead=lead,
+            foreign=torch.tensor(
                 [
-                    self._foreign(number, at) if nearer == 1 else torch.tensor(torch.nan)
-                    for number, (at, nearer) in enumerate(zip(place.tolist(), rank.tolist(), strict=True))
+                    min(self._foreign(b, at) for at in {one, other}) if nearer == 1 else math.nan
+                    for b, (one, other, nearer) in enumerate(either)
                 ]
             ),
             candidates=candidates,
@@ -205,7 +210,7 @@ class Look:
         images = self.others.rivals[self.rivals]
         return [Standing(turned(images, turn[self.rivals]), self.sight) for turn in self.turns.rest]
 
-    def _foreign(self, original: int, at: int) -> Tensor:
+    def _foreign(self, original: int, at: int) -> float:
         """How much a guess shows of others beyond an original, by the guess and way ``at``."""
         number, way = divmod(at, self._strengths[1].shape[1])
         seen = Moved(self.guesses[number : number + 1], self.sight)
@@ -243,9 +248,8 @@ def _relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]
     return (z_own - mean) / spread, (z_rest - mean) / spread
 
 
-def _shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> Tensor:
+def _shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
     """Largest partial correlation of ``shown`` (D,) with ``rivals`` (K, D), given ``truth`` (D,); rows of length 1."""
     of_truth, of_rivals, between = shown @ truth, rivals @ shown, rivals @ truth
     rest = ((1 - of_truth**2).clamp_min(_LEAST_REST) * (1 - between**2).clamp_min(_LEAST_REST)).sqrt()
-    found: Tensor = ((of_rivals - of_truth * between) / rest).abs().amax().clamp(0, 1)
-    return found
+    return float(((of_rivals - of_truth * between) / rest).abs().amax().clamp(0, 1))

@@ -16,6 +16,9 @@ from torch.nn import functional
 BLURS = (0.0, 1.0, 2.0)
 """Standard deviations in pixels by which an image is blurred."""
 
+MOSAIC = len(BLURS)
+"""Index of the image of half the resolution, beside those that are blurred."""
+
 ANGLES = (-15.0, -10.0, -5.0, 0.0, 5.0, 10.0, 15.0)
 """Degrees, where only the stored image is known."""
 
@@ -43,13 +46,15 @@ class Sight:
         side: pixels to which the longer side of an image is averaged down.
         pairs: which blur of the moved image is compared with which blur of the other, since reconstructions are
             blurred, or noisy; each in every window.
-        turned: likewise where the other is scaled and rotated, the whole of it only.
+        whole: likewise, the whole only.
+        turned: likewise, the whole only, where the other is scaled and rotated.
         gap: pixels that a half of an image is short of its middle, so that the other half shows in none of them.
         between: whether an image that is averaged down is also shifted by half a pixel of what that makes.
     """
 
     side: int
     pairs: tuple[tuple[int, int], ...]
+    whole: tuple[tuple[int, int], ...]
     turned: tuple[tuple[int, int], ...]
     gap: int
     between: bool
@@ -60,12 +65,15 @@ class Sight:
         for of, to in self.pairs:
             for window in range(WINDOWS):
                 yield of, to, window
+        for of, to in self.whole:
+            yield of, to, 0
 
 
-COARSE = Sight(side=16, pairs=((0, 0), (0, 1)), turned=((0, 0),), gap=1, between=True)
+COARSE = Sight(side=16, pairs=((0, 0), (0, 1)), whole=(), turned=((0, 0),), gap=1, between=True)
 FINE = Sight(
     side=32,
-    pairs=((0, 0), (0, 1), (0, 2), (2, 2)),
+    pairs=((0, 0), (2, 2)),
+    whole=((0, 1), (0, 2), (0, MOSAIC), (1, 1)),
     turned=((0, 0), (2, 2)),
     gap=2,
     between=True,
@@ -88,7 +96,7 @@ class Standing:
         if (blur, window) not in self._made:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
             edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
-            inner = _inner(_with_detail(blurred(gray, BLURS[blur])), *edges)
+            inner = _inner(_with_detail(_unsharp(gray, blur)), *edges)
             for number, cut in enumerate(_windows(*inner.shape[-2:], self.sight.gap)):
                 self._made[blur, number] = _unit(inner[..., cut[0], cut[1]])
         return self._made[blur, window]
@@ -148,6 +156,17 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
     rows = functional.conv2d(functional.pad(flat, (0, 0, reach, reach), "replicate"), weights.view(1, 1, -1, 1))
     found = functional.conv2d(functional.pad(rows, (reach, reach, 0, 0), "replicate"), weights.view(1, 1, 1, -1))
     return found.reshape(images.shape)
+
+
+def _unsharp(gray: Tensor, blur: int) -> Tensor:
+    return _mosaic(gray) if blur == MOSAIC else blurred(gray, BLURS[blur])
+
+
+def _mosaic(gray: Tensor) -> Tensor:
+    """(N, 1, H, W) as squares of 2 x 2 pixels."""
+    height, width = gray.shape[-2:]
+    halved = functional.avg_pool2d(gray, 2, ceil_mode=True, count_include_pad=False)
+    return functional.interpolate(halved, scale_factor=2)[..., :height, :width]
 
 
 def _between(image: Tensor, side: int) -> Iterator[Tensor]:
