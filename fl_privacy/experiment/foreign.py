@@ -48,6 +48,7 @@ class Captured:
         defenses: what each client says, by client.
         adaptive: whether an attacker that knows the defense attacks as well.
         sentences: what was found out about the app.
+        rehearsed: whether the server made these updates itself, and no client did.
     """
 
     observations: Sequence[Observation]
@@ -56,6 +57,7 @@ class Captured:
     defenses: Mapping[int, Description] = field(default_factory=dict)
     adaptive: bool = False
     sentences: Sequence[str] = ()
+    rehearsed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,6 +94,7 @@ def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, mon
         ),
         folder=folder,
         monitor=monitor,
+        rehearsed=captured.rehearsed,
     )
     stage.run(by_id(captured.observations))
 

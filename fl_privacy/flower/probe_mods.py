@@ -25,7 +25,8 @@ from fl_privacy.flower.audit_records import (
     tell_images,
 )
 from fl_privacy.flower.guarded_upload import made_of
-from fl_privacy.flower.records import METRICS, NUM_EXAMPLES, all_arrays, to_array, to_tensor
+from fl_privacy.flower.kept_norms import keep_own_norms, own_norms
+from fl_privacy.flower.records import METRICS, NUM_EXAMPLES, model_tensors, model_values, to_array
 from fl_privacy.normalization import Normalization
 from fl_privacy.rng import streams_put_back
 
@@ -71,6 +72,7 @@ def probe_mod(
             return Message(_answer(message, context, examples, architecture, train, takes_config), reply_to=message)
         reply = call_next(message, context)
         if is_training(message) and not reply.has_error():
+            keep_own_norms(message.content, reply.content, architecture, context)
             reply.content[ANSWERS] = ConfigRecord({"answers": True})
             introduce(reply.content, context)
         return reply
@@ -89,6 +91,7 @@ def _answer(  # noqa: PLR0917
         with own_streams_put_back(data):
             batch = examples.batch(*asked)
         trained = _copy_with(model, message.content)
+        trained.load_state_dict(own_norms(context), strict=False)
         loader = DataLoader(_Few(batch), batch_size=len(batch), collate_fn=examples.collate)
         if takes_config:
             train(trained, loader, merged_config(context, message.content))
@@ -171,13 +174,9 @@ def _iterated(data: object) -> Iterator[object]:
 def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
     """A copy of ``model`` with the values that a message sends."""
     copied = copy.deepcopy(model)
-    arrays = all_arrays(content)
-    values = dict(
-        zip(_order(arrays, copied.state_dict()), (to_tensor(a.numpy()) for a in arrays.values()), strict=True)
-    )
     try:
-        copied.load_state_dict(values)
-    except RuntimeError as error:
+        copied.load_state_dict(model_values(content, model_tensors(copied), whole=True), strict=False)
+    except (UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"probe_mod's model is expected to be the app's, but does not take its values: {reason}"
