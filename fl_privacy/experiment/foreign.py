@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.attack import trained_on
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Description, settings_in_words
 from fl_privacy.experiment.attack_stage import AttackStage
@@ -85,7 +86,12 @@ def attack_captured(captured: Captured, plan: AttackPlan, folder: RunFolder, mon
             defense=captured.defense if captured.adaptive else None,
             defenses=captured.defenses,
         ),
-        judge=Judge(truth=captured.truth, functions=plan.functions, others=plan.others),
+        judge=Judge(
+            truth=captured.truth,
+            functions=plan.functions,
+            others=plan.others,
+            prior=any(trained_on(plan.attack, o.input_shape) is not None for o in captured.observations),
+        ),
         folder=folder,
         monitor=monitor,
         rehearsed=captured.rehearsed,
