@@ -99,8 +99,13 @@ class Pilot:
 
     @property
     def bare(self) -> Tensor:
-        """(d,) whether a value tells the neighbors apart without any randomness."""
-        return self.constant & (self.shift != 0)
+        """(d,) whether a value tells the neighbors apart without any randomness.
+
+        Whole numbers are left to what is counted: an honest mechanism that releases counts or answers seldom changes
+        them at a large epsilon.
+        """
+        whole = (self.means == self.means.round()).all(0)
+        return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
         """Estimate how many standard deviations lie between the neighbors; infinite where a value has no noise.
@@ -193,6 +198,8 @@ def statistics_for(found: Pilot, places: Mapping[str, slice], known: Tensor | No
         known: (d,) the difference of the neighbors where the mechanism's output lies in the space of its input.
     """
     kept = directions_of(found.shift if known is None else known, places)
+    if known is not None:
+        kept |= _beside(found, places, known)
     weights = torch.where(found.deviations > 0, found.shift / found.deviations.clamp_min(1e-300).square(), 0.0)
     weights = torch.where(found.bare, found.shift.abs().max() * 1e12 * found.shift.sign(), weights)
     if float(weights.norm()) > 0:
@@ -202,6 +209,22 @@ def statistics_for(found: Pilot, places: Mapping[str, slice], known: Tensor | No
     return Statistics(
         names=(*kept, "the number of zeros", "the largest value"), directions=torch.stack(list(kept.values()))
     )
+
+
+def _beside(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[str, Tensor]:
+    """The update together with the arrays that are sent beside it, each weighed by how well it tells."""
+    beside = {name: place for name, place in places.items() if not bool(known[place].any())}
+    weights = torch.zeros_like(known)
+    for place in beside.values():
+        weights[place] = found.shift[place] / found.deviations[place].clamp_min(1e-300).square()
+    weights[found.deviations == 0] = 0.0
+    if not float(weights.norm()) > 0:
+        return {}
+    unit = known / known.norm()
+    spread = (unit * found.deviations).square().sum()
+    along = unit * (unit @ found.shift) / spread if float(spread) > 0 else torch.zeros_like(known)
+    both = along + weights
+    return {f"the update with {', '.join(looked_at(beside))}": both / both.norm()}
 
 
 def draw_statistics(

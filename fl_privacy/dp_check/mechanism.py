@@ -41,11 +41,8 @@ from fl_privacy.types import Tensors
 ACCUSATION = 0.999
 """Confidence with which a claim is called false."""
 
-PILOT_DRAWS = 24
-"""Draws on either neighbor of each pair among which the worst is chosen."""
-
-FINALISTS, FINAL_DRAWS = 5, 256
-"""Pairs on which more is drawn before the worst is chosen, and how often."""
+PILOT = ((24, 5), (64, 2), (192, 1))
+"""Draws on either neighbor of each pair that is left, and how many of the pairs are kept then, told apart best."""
 
 SCALES = (1.0, 10.0, 1e4)
 """Norms of an update in units of the clipping norm: what is not clipped shows by growing with them."""
@@ -66,7 +63,7 @@ class MechanismCheck:
         epsilon: lower bound at the claim's delta for one release, whatever the shape of the noise.
         epsilon_if_gaussian: lower bound for all releases of the claim if the noise is Gaussian and each round draws
             its own; ``None`` where the noise is of another shape, or only a sample of the units takes part.
-        confidence: of both bounds.
+        confidence: with which both bounds hold together.
         showable: the largest ``epsilon`` that so many draws could have shown.
         draws: on either neighbor.
         compared: how the neighbors differ, in words.
@@ -138,7 +135,7 @@ def check_mechanism(
 
     Args:
         mechanism: turns an update, a mapping of tensors like ``like``, into what is sent, a mapping of tensors; called
-            some 2 x ``draws`` + 2,000 times, each with new randomness of its own.
+            some 2 x ``draws`` + 1,800 times, each with new randomness of its own.
         claimed: epsilon, or a ``Claim`` with unit, neighbors and rounds.
         delta: of ``claimed``, where that is a number.
         like: tensors of the names and shapes of an update; values do not matter.
@@ -178,7 +175,10 @@ def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, lev
     claim = measured.claim
 
     def bounds(error: float) -> tuple[float, float | None]:
-        return drawn.epsilon(error), _total(drawn.mu(error), claim) if gaussian else None
+        """Each takes half of the error, so that the larger one holds with the confidence that is stated."""
+        if not gaussian:
+            return drawn.epsilon(error), None
+        return drawn.epsilon(error / 2), _total(drawn.mu(error / 2), claim)
 
     epsilon, total = bounds(1 - level)
     strict = max(bound or 0.0 for bound in bounds(1 - ACCUSATION))
@@ -189,7 +189,7 @@ def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, lev
         epsilon=epsilon,
         epsilon_if_gaussian=total,
         confidence=level,
-        showable=drawn.showable(1 - level),
+        showable=drawn.showable((1 - level) / 2 if gaussian else 1 - level),
         draws=drawn.draws,
         compared=measured.pilot.neighbors.what,
         by=by,
@@ -277,8 +277,8 @@ def _worst(
     A few draws on each pair choose those on which more are drawn.
     """
     kept = list(pairs)
-    for draws, number in ((PILOT_DRAWS, FINALISTS), (FINAL_DRAWS, 1)):
-        if len(kept) > 1 or number == 1:
+    for draws, number in PILOT:
+        if len(kept) > number or number == 1:
             rated = [_rated(mechanism, pair, places, draws) for pair in counted("pair of neighbors", kept)]
             rated.sort(key=lambda each: (-each[0], -float(each[1].shift.norm())))
             kept = [drawn.neighbors for _, drawn, _ in rated[:number]]
@@ -361,13 +361,16 @@ def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -
 
 
 def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
-    """The difference of two updates where what is sent has the same arrays."""
+    """The difference of two updates, laid out as what is sent is; 0 in arrays that are sent beside the update's."""
     first, second = neighbors.first, neighbors.second
-    if not (isinstance(first, Mapping) and isinstance(second, Mapping) and list(first) == list(places)):
+    if not (isinstance(first, Mapping) and isinstance(second, Mapping) and set(first) <= set(places)):
         return None
-    if any(torch.as_tensor(first[name]).numel() != place.stop - place.start for name, place in places.items()):
+    if any(torch.as_tensor(value).numel() != places[name].stop - places[name].start for name, value in first.items()):
         return None
-    return flattened(first) - flattened(second)
+    known = torch.zeros(max(place.stop for place in places.values()), dtype=torch.float64)
+    for name, value in first.items():
+        known[places[name]] = flattened({name: value}) - flattened({name: second[name]})
+    return known
 
 
 def _chosen(first: Values, second: Values, delta: float) -> list[Test]:

@@ -2,9 +2,10 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -23,6 +24,8 @@ from fl_privacy.flower.records import NUM_EXAMPLES, PARTITION, PARTITIONS, ROUND
 from fl_privacy.types import Tensors
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
+
+CLIPPING_NORM = "clipping_norm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +85,20 @@ def _stated_by_strategy(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Flower says a line at each call of a mod; thousands of them say nothing."""
+    """Hold back the line that Flower writes at each call of a mod: thousands of them say nothing.
+
+    A filter, as a new level would empty what every logger of the process has cached.
+    """
     logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.addFilter(_is_error)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def mechanism_of_mod(
@@ -130,15 +139,19 @@ def mechanism_of_mod(
     return mechanism
 
 
-def mechanism_of_strategy(strategy: Callable[[], Strategy] | Strategy, *, clients: int) -> Mechanism:
+def mechanism_of_strategy(
+    strategy: Callable[[], Strategy] | Strategy, *, clients: int, mods: Sequence[Mod] = ()
+) -> Mechanism:
     """Make a function of ``strategy``: from one client's update to the change of the model, times ``clients``.
 
     The other clients reply what they were sent. All report one example, so that the mean times ``clients`` is the sum,
-    which one client moves by its clipping norm at most.
+    which one client moves by its clipping norm at most. Of a strategy that adapts its clipping norm, the next one is
+    released beside the model, as ``clipping_norm``.
 
     Args:
         strategy: or what makes one anew for each call, where it changes from round to round (adaptive clipping).
         clients: that reply in a round, at least 1.
+        mods: of each client, such as ``fixedclipping_mod``, where clients clip.
     """
     checks.whole("clients", clients, at_least=1, example=10)
     identify_process()
@@ -150,8 +163,12 @@ def mechanism_of_strategy(strategy: Callable[[], Strategy] | Strategy, *, client
         zeros = {name: torch.zeros_like(value) for name, value in update.items()}
         sent = to_record(zeros)
         own, nothing = to_record(_not_nothing(update)), to_record(_not_nothing(zeros))
-        replies = [_reply(nothing if client else own, client) for client in range(clients)]
+        config = {ROUND: number, CLIPPING_NORM: float(getattr(subject, CLIPPING_NORM, math.inf))}
         with _quiet():
+            replies = [
+                _reply(nothing if client else own, client, sent=sent, config=config, mods=mods)
+                for client in range(clients)
+            ]
             _begin(subject, number, sent)
             arrays, _ = subject.aggregate_train(number, replies)
         if arrays is None:
@@ -159,7 +176,10 @@ def mechanism_of_strategy(strategy: Callable[[], Strategy] | Strategy, *, client
                 f"{type(subject).__name__} is expected to aggregate {clients} replies, but returned none; give clients="
                 " the number that it samples."
             )
-        return {name: to_tensor(array.numpy()) * clients for name, array in arrays.items()}
+        released = {name: to_tensor(array.numpy()) * clients for name, array in arrays.items()}
+        if isinstance(subject, DifferentialPrivacyAdaptiveBase):
+            released[CLIPPING_NORM] = torch.tensor([math.log(subject.clipping_norm)], dtype=torch.float64)
+        return released
 
     return mechanism
 
@@ -175,10 +195,24 @@ def _not_nothing(update: Tensors) -> Tensors:
     return {name: value + NOTHING if number == 0 else value for number, (name, value) in enumerate(update.items())}
 
 
-def _reply(arrays: ArrayRecord, client: int) -> Message:
-    content = RecordDict({ARRAYS: arrays, METRICS: MetricRecord({NUM_EXAMPLES: 1, "norm_bit": 0})})
-    asked = Message(RecordDict(), client + 1, "train")
-    return Message(content, reply_to=asked)
+def _reply(
+    arrays: ArrayRecord, client: int, *, sent: ArrayRecord, config: Mapping[str, int | float], mods: Sequence[Mod]
+) -> Message:
+    """What the server gets of ``arrays`` from ``client``, behind its ``mods``; the outermost comes first."""
+    asked = Message(RecordDict({ARRAYS: sent, CONFIG: ConfigRecord(dict(config))}), client + 1, "train")
+    context = Context(1, client + 1, {PARTITION: client, PARTITIONS: client + 1}, RecordDict(), {})
+
+    def train(question: Message, _: Context) -> Message:
+        values = MetricRecord({NUM_EXAMPLES: 1} if mods else {NUM_EXAMPLES: 1, "norm_bit": 0})
+        return Message(RecordDict({ARRAYS: arrays, METRICS: values}), reply_to=question)
+
+    answer: Callable[[Message, Context], Message] = train
+    for mod in reversed(mods):
+        answer = partial(mod, call_next=answer)  # type: ignore[call-arg]
+    reply = answer(asked, context)
+    if reply.has_error():
+        raise UserError(f"A mod is expected to answer a training message, but: {reply.error.reason}; see its log.")
+    return reply
 
 
 def _begin(strategy: Strategy, number: int, sent: ArrayRecord) -> None:
