@@ -158,7 +158,7 @@ def example_unit(epsilon: float, seed: int) -> Subject:
 def local_dp_mod(epsilon: float, seed: int) -> Subject:
     """Flower's LocalDpMod with a sensitivity of its clipping norm."""
     np.random.seed(seed)
-    return Subject(mechanism=mechanism_of_mod(LocalDpMod(1.0, 1.0, epsilon, DELTA)), claim=claim(epsilon), like=ONE)
+    return Subject(mechanism=mechanism_of_mod(LocalDpMod(1.0, 1.0, epsilon, DELTA)), claim=claim(epsilon), neighbors=pair(ONE, seed))
 
 
 def fixed(kind: Any, *mods: Any) -> Make:
@@ -168,7 +168,9 @@ def fixed(kind: Any, *mods: Any) -> Make:
         np.random.seed(seed)
         strategy = kind(FedAvg(), std_for(epsilon), 1.0, CLIENTS)
         return Subject(
-            mechanism=mechanism_of_strategy(strategy, clients=CLIENTS, mods=mods), claim=claim(epsilon), like=ONE
+            mechanism=mechanism_of_strategy(strategy, clients=CLIENTS, mods=mods),
+            claim=claim(epsilon),
+            neighbors=pair(ONE, seed),
         )
 
     return make
@@ -187,9 +189,18 @@ def adaptive(kind: Any, *mods: Any) -> Make:
             return kind(FedAvg(), multiplier, CLIENTS, initial_clipping_norm=1.0, clipped_count_stddev=stddev)
 
         mechanism = mechanism_of_strategy(fresh, clients=CLIENTS, mods=mods)
-        return Subject(mechanism=mechanism, claim=claim(true), like=ONE)
+        return Subject(mechanism=mechanism, claim=claim(true), neighbors=pair(ONE, seed))
 
     return make
+
+
+def pair(like: Tensors, seed: int) -> Neighbors:
+    """A random update of ten times the clipping norm against none: the one pair of a mechanism that is slow to call."""
+    rng = torch.Generator().manual_seed(seed)
+    drawn = {name: torch.randn(value.shape, generator=rng) for name, value in like.items()}
+    first = {name: value * 10 / norm(drawn) for name, value in drawn.items()}
+    second = {name: torch.zeros_like(value) for name, value in first.items()}
+    return Neighbors(first=first, second=second, what="a random update of norm 10 against none", norm=10.0)
 
 
 RATE = 0.5
@@ -279,7 +290,7 @@ HONEST: dict[str, Honest] = {
     "dp_noise": Honest(make=lambda e, s: of_defense(dp_noise(scale=std_for(e), clip_norm=1.0), e, s), draws=400),
     "dp_noise, Laplace": Honest(make=laplace, draws=400),
     "local_dp": Honest(make=lambda e, s: of_defense(local_dp(round_epsilon=e, delta=DELTA), e, s), draws=400),
-    "dp_sgd": Honest(make=example_unit, draws=400),
+    "dp_sgd": Honest(make=example_unit, draws=200),
     "Opacus, Poisson sampling": Honest(make=opacus, draws=200),
     "Flower LocalDpMod": Honest(make=local_dp_mod, draws=200),
     "Flower server-side fixed clipping": Honest(make=fixed(DifferentialPrivacyServerSideFixedClipping), draws=200),

@@ -1,7 +1,7 @@
 """Draws of a mechanism on two neighbors, each reduced to a few statistics as it comes."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -128,36 +128,49 @@ class Pilot:
         return math.sqrt(max(0.0, square))
 
 
+CHUNK_ELEMENTS = 1 << 21
+"""Values of releases that are held at a time."""
+
+
+def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]:
+    """Yield ``draws`` releases of ``mechanism`` on ``given`` in matrices of (k, d) float64, as many as memory allows.
+
+    Raises:
+        UserError: a release has more or fewer values than the one before.
+    """
+    left, width = draws, None
+    while left:
+        first = flattened(mechanism(given))
+        size = min(left, max(1, CHUNK_ELEMENTS // len(first)))
+        rows = [first, *(flattened(mechanism(given)) for _ in range(size - 1))]
+        width = width or len(first)
+        if other := next((len(row) for row in rows if len(row) != width), None):
+            raise UserError(
+                f"A mechanism is expected to return as many values each time, but returned {other} after {width};"
+                " return all arrays."
+            )
+        yield torch.stack(rows)
+        left -= size
+
+
 def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
     """Draw ``draws`` times on either neighbor and keep means, deviations and what never changes."""
-    sums, squares, spans, norms = [], [], [], []
+    means, variances, constant, norms = [], [], [], []
     for given in (neighbors.first, neighbors.second):
-        first = flattened(mechanism(given))
-        total, square, low, high = torch.zeros_like(first), torch.zeros_like(first), first.clone(), first.clone()
-        lengths = []
-        for number in range(draws):
-            row = first if number == 0 else flattened(mechanism(given))
-            if row.shape != first.shape:
-                raise UserError(
-                    f"A mechanism is expected to return as many values each time, but returned {len(row)} after"
-                    f" {len(first)}; return all arrays."
-                )
-            total += row
-            square += (row - first).square()
-            torch.minimum(low, row, out=low)
-            torch.maximum(high, row, out=high)
-            lengths.append(float(row.norm()))
-        mean = total / draws
-        sums.append(mean)
-        squares.append((square / draws - (mean - first).square()).clamp_min(0) * draws / max(1, draws - 1))
-        spans.append(high == low)
-        norms.append(lengths)
+        chunks = list(drawn_rows(mechanism, given, draws))
+        start = chunks[0][0]
+        mean = torch.stack([(rows - start).sum(0) for rows in chunks]).sum(0) / draws
+        square = torch.stack([(rows - start).square().sum(0) for rows in chunks]).sum(0) / draws
+        means.append(start + mean)
+        variances.append((square - mean.square()).clamp_min(0) * draws / max(1, draws - 1))
+        constant.append(torch.stack([(rows == start).all(0) for rows in chunks]).all(0))
+        norms.append(torch.cat([rows.norm(dim=1) for rows in chunks]))
     return Pilot(
         neighbors=neighbors,
-        means=torch.stack(sums),
-        deviations=((squares[0] + squares[1]) / 2).sqrt(),
-        constant=spans[0] & spans[1],
-        norms=torch.tensor(norms, dtype=torch.float64),
+        means=torch.stack(means),
+        deviations=torch.stack(variances).mean(0).sqrt(),
+        constant=constant[0] & constant[1],
+        norms=torch.stack(norms),
     )
 
 
@@ -173,10 +186,10 @@ class Statistics:
     names: Sequence[str]
     directions: Tensor
 
-    def of(self, row: Tensor) -> Tensor:
-        """(S,) of one release: its projections, the number of zeros, the largest value."""
-        beside = torch.stack([(row == 0).sum().to(row.dtype), row.abs().max()])
-        return torch.cat([self.directions @ row, beside])
+    def of(self, rows: Tensor) -> Tensor:
+        """(k, S) of k releases (k, d): projections, the number of zeros, the largest value."""
+        beside = torch.stack([(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)], dim=1)
+        return torch.cat([rows @ self.directions.T, beside], dim=1)
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
@@ -231,8 +244,7 @@ def draw_statistics(
     mechanism: Mechanism, neighbors: Neighbors, statistics: Statistics, draws: int
 ) -> tuple[Tensor, Tensor]:
     """(draws, S) statistics of fresh draws on the first and on the second neighbor."""
-    rows: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for _ in counted("draw", range(draws)):
-        for kept, given in zip(rows, (neighbors.first, neighbors.second), strict=True):
-            kept.append(statistics.of(flattened(mechanism(given))))
-    return torch.stack(rows[0]), torch.stack(rows[1])
+    kept: list[Tensor] = []
+    for given in counted("neighbor", (neighbors.first, neighbors.second)):
+        kept.append(torch.cat([statistics.of(rows) for rows in drawn_rows(mechanism, given, draws)]))
+    return kept[0], kept[1]

@@ -155,7 +155,7 @@ def check_mechanism(
     checks.number("confidence", confidence, above=0, below=1, example=0.95)
     outputs, pairs = _pairs(mechanism, claim, like=like, clip_norm=clip_norm, neighbors=neighbors, seed=seed)
     places = slices_of(outputs)
-    found, known = _worst(mechanism, pairs, places)
+    found, known = _worst(mechanism, pairs, places, most=draws // 2)
     statistics = statistics_for(found, places, known)
     drawn = _Drawn.of(draw_statistics(mechanism, found.neighbors, statistics, draws), statistics, claim)
 
@@ -270,16 +270,16 @@ class _Drawn:
 
 
 def _worst(
-    mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice]
+    mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int
 ) -> tuple[Pilot, Tensor | None]:
     """The pair that is told apart best, and the direction of its difference where it is known.
 
-    A few draws on each pair choose those on which more are drawn.
+    A few draws on each pair, ``most`` of them at most, choose those on which more are drawn.
     """
     kept = list(pairs)
     for draws, number in PILOT:
         if len(kept) > number or number == 1:
-            rated = [_rated(mechanism, pair, places, draws) for pair in counted("pair of neighbors", kept)]
+            rated = [_rated(mechanism, pair, places, min(draws, most)) for pair in counted("pair of neighbors", kept)]
             rated.sort(key=lambda each: (-each[0], -float(each[1].shift.norm())))
             kept = [drawn.neighbors for _, drawn, _ in rated[:number]]
     return rated[0][1:]

@@ -114,24 +114,24 @@ def mechanism_of_mod(
         metrics: that the client replies beside ``num-examples``.
     """
     identify_process()
-    rounds = iter(range(1, 1 << 62))
+    rounds, records = iter(range(1, 1 << 62)), _Records()
     context = Context(1, 1, {PARTITION: 0, PARTITIONS: 2}, RecordDict(), {})
 
     def mechanism(update: Tensors) -> Tensors:
-        sent = {name: torch.zeros_like(value) for name, value in update.items()}
+        sent, own = records.of(update)
         asked = ConfigRecord({ROUND: next(rounds), **(config or {})})
-        message = Message(RecordDict({ARRAYS: to_record(sent), CONFIG: asked}), 1, "train")
+        message = Message(RecordDict({ARRAYS: sent, CONFIG: asked}), 1, "train")
 
         def client(question: Message, _: Context) -> Message:
             values = MetricRecord({NUM_EXAMPLES: 1, **(metrics or {})})
-            return Message(RecordDict({ARRAYS: to_record(_not_nothing(update)), METRICS: values}), reply_to=question)
+            return Message(RecordDict({ARRAYS: own, METRICS: values}), reply_to=question)
 
         with _quiet():
             reply = mod(message, context, client)
         if reply.has_error():
             raise UserError(f"A mod is expected to answer a training message, but: {reply.error.reason}; see its log.")
         return {
-            name: to_tensor(array.numpy()) - sent[name] if name in sent else to_tensor(array.numpy())
+            name: to_tensor(array.numpy())
             for record in reply.content.array_records.values()
             for name, array in record.items()
         }
@@ -155,18 +155,16 @@ def mechanism_of_strategy(
     """
     checks.whole("clients", clients, at_least=1, example=10)
     identify_process()
-    rounds = iter(range(1, 1 << 62))
+    rounds, records = iter(range(1, 1 << 62)), _Records()
 
     def mechanism(update: Tensors) -> Tensors:
         subject = strategy if isinstance(strategy, Strategy) else strategy()
         number = next(rounds)
-        zeros = {name: torch.zeros_like(value) for name, value in update.items()}
-        sent = to_record(zeros)
-        own, nothing = to_record(_not_nothing(update)), to_record(_not_nothing(zeros))
+        sent, own = records.of(update)
         config = {ROUND: number, CLIPPING_NORM: float(getattr(subject, CLIPPING_NORM, math.inf))}
         with _quiet():
             replies = [
-                _reply(nothing if client else own, client, sent=sent, config=config, mods=mods)
+                _reply(records.nothing if client else own, client, sent=sent, config=config, mods=mods)
                 for client in range(clients)
             ]
             _begin(subject, number, sent)
@@ -182,6 +180,28 @@ def mechanism_of_strategy(
         return released
 
     return mechanism
+
+
+class _Records:
+    """Messages' records of the update that was asked about last: to make them takes longer than to answer them."""
+
+    def __init__(self) -> None:
+        self._update: Tensors | None = None
+        self._made: tuple[ArrayRecord, ArrayRecord, ArrayRecord] | None = None
+
+    def of(self, update: Tensors) -> tuple[ArrayRecord, ArrayRecord]:
+        """Zeros as the server sends them, and ``update`` as a client replies it."""
+        if self._made is None or self._update is not update:
+            zeros = {name: torch.zeros_like(value) for name, value in update.items()}
+            self._update = update
+            self._made = to_record(zeros), to_record(_not_nothing(update)), to_record(_not_nothing(zeros))
+        return ArrayRecord(dict(self._made[0])), ArrayRecord(dict(self._made[1]))
+
+    @property
+    def nothing(self) -> ArrayRecord:
+        """What a client replies that changed nothing."""
+        assert self._made is not None
+        return ArrayRecord(dict(self._made[2]))
 
 
 NOTHING = 1e-12
