@@ -158,7 +158,11 @@ def example_unit(epsilon: float, seed: int) -> Subject:
 def local_dp_mod(epsilon: float, seed: int) -> Subject:
     """Flower's LocalDpMod with a sensitivity of its clipping norm."""
     np.random.seed(seed)
-    return Subject(mechanism=mechanism_of_mod(LocalDpMod(1.0, 1.0, epsilon, DELTA)), claim=claim(epsilon), neighbors=pair(ONE, seed))
+    return Subject(
+        mechanism=mechanism_of_mod(LocalDpMod(1.0, 1.0, epsilon, DELTA)),
+        claim=claim(epsilon),
+        neighbors=pair(ONE, seed),
+    )
 
 
 def fixed(kind: Any, *mods: Any) -> Make:

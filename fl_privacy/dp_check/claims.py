@@ -86,6 +86,21 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stated:
+    """What a mod, a strategy or a defense says of itself.
+
+    Attributes:
+        claim: ``None`` where it states no epsilon.
+        facts: of the mechanism that it is configured to be.
+        clip_norm: l2 norm to which one client's change is clipped.
+    """
+
+    claim: Claim | None
+    facts: Facts
+    clip_norm: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recomputed:
     """The epsilon that follows from the facts.
 

@@ -15,8 +15,11 @@ from fl_privacy.dp_check.bounds import (
     counted_epsilon,
     counts_above,
     gaussian_epsilon,
+    gaussian_mu,
+    is_gaussian,
     largest_counted_epsilon,
     measured_mu,
+    noticed_mu,
 )
 from fl_privacy.dp_check.claims import Claim, expect_claim
 from fl_privacy.dp_check.draws import (
@@ -62,9 +65,11 @@ class MechanismCheck:
         claim: that was held against it.
         epsilon: lower bound at the claim's delta for one release, whatever the shape of the noise.
         epsilon_if_gaussian: lower bound for all releases of the claim if the noise is Gaussian and each round draws
-            its own; ``None`` where the noise is of another shape, or only a sample of the units takes part.
+            its own; ``None`` where the noise is of another shape, as its moments may show, or only a sample of the units takes part.
         confidence: with which both bounds hold together.
         showable: the largest ``epsilon`` that so many draws could have shown.
+        noticed: the least true epsilon of which four of five such tests would have called the claim false, if the noise
+            is Gaussian; ``None`` where that is not known.
         draws: on either neighbor.
         compared: how the neighbors differ, in words.
         by: the statistic that told them apart best.
@@ -80,6 +85,7 @@ class MechanismCheck:
     epsilon_if_gaussian: float | None
     confidence: float
     showable: float
+    noticed: float | None
     draws: int
     compared: str
     by: str
@@ -97,18 +103,26 @@ class MechanismCheck:
     @property
     def sentence(self) -> str:
         """The answer in one sentence."""
-        claimed = f"claimed {_shown(self.claim.epsilon)}"
+        claimed = f"claimed {shown_epsilon(self.claim.epsilon)}"
         if self.contradicted:
             because = f", because {self.reason}" if self.reason else ""
-            found = "nothing bounds it" if self.bare else f"at least {_shown(self.lower_bound)}"
+            found = "nothing bounds it" if self.bare else f"at least {shown_epsilon(self.lower_bound)}"
             return f"{claimed}; {found}: the claim is false{because}."
         return (
-            f"{claimed}; at least {_shown(self.lower_bound)} by {self.draws:,} draws on either neighbor (so many can"
-            f" show at most {_shown(self.showable)} of noise of any shape): nothing contradicts the claim."
+            f"{claimed}; at least {shown_epsilon(self.lower_bound)} by {self.draws:,} draws on either neighbor"
+            f" ({self.power}): nothing contradicts the claim."
         )
 
+    @property
+    def power(self) -> str:
+        """What a false claim would have looked like, in words."""
+        if self.noticed is not None and math.isfinite(self.noticed):
+            return f"four of five such tests call the claim false from {shown_epsilon(self.noticed)} on"
+        return f"so many can show at most {shown_epsilon(self.showable)} of noise of any shape"
 
-def _shown(epsilon: float) -> str:
+
+def shown_epsilon(epsilon: float) -> str:
+    """Write an epsilon with three digits."""
     return (
         "∞" if math.isinf(epsilon) else f"{epsilon:.3g}" if epsilon >= 10 else f"{epsilon:.2f}".rstrip("0").rstrip(".")
     )
@@ -174,6 +188,8 @@ def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, lev
     """Hold the bounds against the claim."""
     claim = measured.claim
 
+    gaussian = gaussian and drawn.gaussian
+
     def bounds(error: float) -> tuple[float, float | None]:
         """Each takes half of the error, so that the larger one holds with the confidence that is stated."""
         if not gaussian:
@@ -190,6 +206,7 @@ def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, lev
         epsilon_if_gaussian=total,
         confidence=level,
         showable=drawn.showable((1 - level) / 2 if gaussian else 1 - level),
+        noticed=_noticed(claim, len(drawn.first)) if gaussian else None,
         draws=drawn.draws,
         compared=measured.pilot.neighbors.what,
         by=by,
@@ -259,6 +276,11 @@ class _Drawn:
         return largest_counted_epsilon(len(self.first), delta=self.delta, error=error / len(self.tests))
 
     @property
+    def gaussian(self) -> bool:
+        """Whether the widest projection looks like Gaussian noise on either neighbor."""
+        return all(is_gaussian(values[:, self.widest]) for values in (self.first, self.second))
+
+    @property
     def moved(self) -> float:
         """By how much the unit moves the widest projection."""
         return abs(float(self.first[:, self.widest].mean() - self.second[:, self.widest].mean()))
@@ -298,6 +320,14 @@ def _total(mu: float, claim: Claim) -> float:
     if claim.delta == 0:
         return math.inf if mu > 0 else 0.0
     return gaussian_epsilon(mu * math.sqrt(claim.rounds), claim.delta)
+
+
+def _noticed(claim: Claim, draws: int) -> float | None:
+    """The least epsilon that four of five tests with so many counted draws would contradict the claim by."""
+    if claim.delta == 0 or not math.isfinite(claim.epsilon):
+        return None
+    once = gaussian_mu(claim.epsilon, claim.delta) / math.sqrt(claim.rounds)
+    return _total(noticed_mu(once, draws, error=(1 - ACCUSATION) / 2), claim)
 
 
 def _pairs(

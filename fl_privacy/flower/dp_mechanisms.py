@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,6 +16,7 @@ from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedCl
 
 from fl_privacy import checks
 from fl_privacy.dp_check import Claim, Facts
+from fl_privacy.dp_check.claims import Stated
 from fl_privacy.dp_check.draws import Mechanism
 from fl_privacy.errors import UserError
 from fl_privacy.flower.inside.identity import identify_process
@@ -26,21 +26,6 @@ from fl_privacy.types import Tensors
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 
 CLIPPING_NORM = "clipping_norm"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stated:
-    """What a mod or a strategy says of itself.
-
-    Attributes:
-        claim: ``None`` where it states no epsilon.
-        facts: of the mechanism that it is configured to be.
-        clip_norm: l2 norm to which one client's change is clipped.
-    """
-
-    claim: Claim | None
-    facts: Facts
-    clip_norm: float
 
 
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:

@@ -1,0 +1,116 @@
+"""``fl-privacy check-dp``: is a claimed epsilon true? Recomputed, tested, and what a false one would have looked like."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from fl_privacy.errors import UserError
+
+EXIT_FALSE = 1
+
+
+def check_dp(  # noqa: PLR0917
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="SUBJECT",
+            help="Folder of a run, an audit or a Flower app, or module:name of a mod, a strategy, a defense or a"
+            " function from an update to what is sent.",
+        ),
+    ],
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="That is claimed, instead of what it says.")
+    ] = None,
+    delta: Annotated[float, typer.Option("--delta", help="Of epsilon.")] = 1e-5,
+    rounds: Annotated[int, typer.Option("--rounds", help="For which it is claimed.")] = 1,
+    clip_norm: Annotated[float | None, typer.Option("--clip-norm", help="To which an update is clipped.")] = None,
+    clients: Annotated[int | None, typer.Option("--clients", help="That a strategy aggregates in a round.")] = None,
+    parameters: Annotated[int, typer.Option("--parameters", help="Of an update that is drawn.")] = 1000,
+    draws: Annotated[
+        int | None, typer.Option("--draws", help="On either neighbor; default: what a minute allows.")
+    ] = None,
+    noise: Annotated[
+        str, typer.Option("--noise", help="gaussian, or other: a bound for any shape alone.")
+    ] = "gaussian",
+    replace: Annotated[bool, typer.Option("--replace", help="A unit is replaced, not added or removed.")] = False,
+    train: Annotated[bool, typer.Option("--train/--no-train", help="Let an app's first client train once.")] = True,
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of the directions in which updates point.")] = 0,
+) -> None:
+    """Hold a claim of differential privacy against what runs; status 1 where it is contradicted.
+
+    Recomputed by two accountants, and tested by many draws on two neighbors: a lower bound with 95 % confidence, an
+    accusation with 99.9 %. What is not contradicted is not proven: the answer says what would have been noticed.
+    """
+    if noise not in ("gaussian", "other"):
+        raise UserError(f"--noise is expected to be gaussian or other, but got {noise!r}.")
+    from fl_privacy.dp_check.asked import Asked  # noqa: PLC0415
+
+    asked = Asked(
+        epsilon=epsilon,
+        delta=delta,
+        rounds=rounds,
+        neighbors="replace" if replace else "add_remove",
+        clip_norm=clip_norm,
+        clients=clients,
+        parameters=parameters,
+        draws=draws,
+        noise="other" if noise == "other" else "gaussian",
+        seed=seed,
+    )
+    folder = Path(subject)
+    kind = _kind_of(folder)
+    from fl_privacy.report.claims import write_claims_page  # noqa: PLC0415
+    from fl_privacy.results.claims import as_json as claims_as_json  # noqa: PLC0415
+    from fl_privacy.results.claims import records_of, write_claims  # noqa: PLC0415
+
+    records = records_of(_verdicts(subject, kind, asked, train=train))
+    page = write_claims_page(records, out or _page(folder, kind), title=folder.name if kind != "name" else subject)
+    if kind == "run":
+        write_claims(folder, records)
+    if as_json:
+        print(claims_as_json(records))
+    else:
+        for record in records:
+            print(f"{record.subject}: {record.headline}.\n  {record.sentence}")
+            for note in (*(f"Nobody states: {fact}." for fact in record.missing), *record.notes):
+                print(f"  {note}")
+        print(page)
+    if any(record.is_false for record in records):
+        raise typer.Exit(EXIT_FALSE)
+
+
+Kind = Literal["run", "app", "name"]
+
+
+def _kind_of(folder: Path) -> Kind:
+    if (folder / "run.json").is_file():
+        return "run"
+    if (folder / "pyproject.toml").is_file():
+        return "app"
+    if folder.exists():
+        raise UserError(
+            f"{folder} is expected to be the folder of a run (run.json) or of a Flower app (pyproject.toml), but holds"
+            " neither; name one that does, or module:name."
+        )
+    return "name"
+
+
+def _page(folder: Path, kind: Kind) -> Path:
+    return folder / "claim.html" if kind == "run" else Path("claim.html")
+
+
+def _verdicts(subject: str, kind: Kind, asked, *, train: bool):  # type: ignore[no-untyped-def]
+    if kind == "run":
+        from fl_privacy.experiment.run_claims import claims_of_run  # noqa: PLC0415
+
+        return claims_of_run(Path(subject), asked)
+    if kind == "app":
+        from fl_privacy.flower.app_claims import claims_of_app  # noqa: PLC0415
+
+        return claims_of_app(Path(subject), asked, train=train)
+    from fl_privacy.flower.dp_subjects import located, verdicts_on  # noqa: PLC0415
+
+    return verdicts_on(located(subject), asked, name=subject)
