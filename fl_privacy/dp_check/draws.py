@@ -22,6 +22,20 @@ MOST_TENSORS = 24
 
 
 @dataclass(frozen=True, kw_only=True)
+class ManyAtOnce:
+    """A mechanism that makes many releases in one call; as a function it makes one.
+
+    Attributes:
+        many: (given, n) -> by name, (n, ...) of n independent releases.
+    """
+
+    many: Callable[[Any, int], Tensors]
+
+    def __call__(self, given: Any) -> Tensors:
+        return {name: values[0] for name, values in self.many(given, 1).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Neighbors:
     """Two inputs of a mechanism that differ in one unit.
 
@@ -53,6 +67,15 @@ def flattened(sent: Tensors) -> Tensor:
     if not bool(row.isfinite().all()):
         raise UserError("A mechanism is expected to return finite values, but some are not; bound its input.")
     return row
+
+
+def _rows(releases: Tensors, number: int) -> Tensor:
+    """Lay each of ``number`` releases (n, ...) in a row of (n, d) float64."""
+    parts = [torch.as_tensor(value).detach().reshape(number, -1).to(torch.float64) for value in releases.values()]
+    rows = torch.cat(parts, dim=1)
+    if not bool(rows.isfinite().all()):
+        raise UserError("A mechanism is expected to return finite values, but some are not; bound its input.")
+    return rows
 
 
 def slices_of(sent: Tensors) -> dict[str, slice]:
@@ -139,6 +162,14 @@ def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]
         UserError: a release has more or fewer values than the one before.
     """
     left, width = draws, None
+    if isinstance(mechanism, ManyAtOnce):
+        while left:
+            size = min(left, max(1, CHUNK_ELEMENTS // (width or 1))) if width else 1
+            rows = _rows(mechanism.many(given, size), size)
+            width = rows.shape[1]
+            yield rows
+            left -= size
+        return
     while left:
         first = flattened(mechanism(given))
         size = min(left, max(1, CHUNK_ELEMENTS // len(first)))
