@@ -38,8 +38,13 @@ def stated_by_defense(defense: Defense, asked: Asked) -> Stated:
         rounds=asked.rounds,
         missing=(found.missing,) if found.missing else (),
     )
+    return Stated(claim=None, facts=facts, clip_norm=clip_norm_of(defense) or 1.0)
+
+
+def clip_norm_of(defense: Defense) -> float | None:
+    """Find the l2 norm to which ``defense`` clips one unit's contribution; ``None`` where it clips none."""
     norms = [_norm(part.effect) for part in defense.parts]
-    return Stated(claim=None, facts=facts, clip_norm=next((norm for norm in norms if norm), 1.0))
+    return next((norm for norm in norms if norm), None)
 
 
 def _norm(effect: object) -> float | None:
