@@ -1,11 +1,17 @@
-"""``fl-privacy check-dp``: is a claimed epsilon true? Recomputed, tested, and what a false one would have looked like."""
+"""``fl-privacy check-dp``: is a claimed epsilon contradicted? Recomputed, tested, and what would have been noticed."""
+
+from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fl_privacy.errors import UserError
+
+if TYPE_CHECKING:
+    from fl_privacy.dp_check.asked import Asked
+    from fl_privacy.dp_check.verdict import ClaimVerdict
 
 EXIT_FALSE = 1
 
@@ -64,9 +70,13 @@ def check_dp(  # noqa: PLR0917
     kind = _kind_of(folder)
     from fl_privacy.report.claims import write_claims_page  # noqa: PLC0415
     from fl_privacy.results.claims import as_json as claims_as_json  # noqa: PLC0415
-    from fl_privacy.results.claims import records_of, write_claims  # noqa: PLC0415
+    from fl_privacy.results.claims import in_order, read_claims, records_of, write_claims  # noqa: PLC0415
 
     records = records_of(_verdicts(subject, kind, asked, train=train))
+    if kind == "run":
+        records = in_order(
+            [*records, *(r for r in read_claims(folder) if r.subject not in {n.subject for n in records})]
+        )
     page = write_claims_page(records, out or _page(folder, kind), title=folder.name if kind != "name" else subject)
     if kind == "run":
         write_claims(folder, records)
@@ -102,7 +112,7 @@ def _page(folder: Path, kind: Kind) -> Path:
     return folder / "claim.html" if kind == "run" else Path("claim.html")
 
 
-def _verdicts(subject: str, kind: Kind, asked, *, train: bool):  # type: ignore[no-untyped-def]
+def _verdicts(subject: str, kind: Kind, asked: Asked, *, train: bool) -> list[ClaimVerdict]:
     if kind == "run":
         from fl_privacy.experiment.run_claims import claims_of_run  # noqa: PLC0415
 

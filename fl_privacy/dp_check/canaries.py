@@ -1,4 +1,4 @@
-"""What canaries that took part in one training show of its epsilon: a bound by guesses, an estimate by two Gaussians."""
+"""What canaries that took part in one training show of its epsilon: a bound by guesses, and an estimate."""
 
 from dataclasses import dataclass
 

@@ -123,9 +123,9 @@ class MechanismCheck:
 
 def shown_epsilon(epsilon: float) -> str:
     """Write an epsilon with three digits."""
-    return (
-        "∞" if math.isinf(epsilon) else f"{epsilon:.3g}" if epsilon >= 10 else f"{epsilon:.2f}".rstrip("0").rstrip(".")
-    )
+    if math.isinf(epsilon):
+        return "∞"
+    return f"{epsilon:.3g}" if epsilon >= 10 else f"{epsilon:.2f}".rstrip("0").rstrip(".")
 
 
 def check_mechanism(

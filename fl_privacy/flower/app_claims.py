@@ -144,16 +144,13 @@ def _begun(app: App, server: ServerApp) -> App:
     original = Strategy.start
     Strategy.start = start  # type: ignore[method-assign]
     try:
-        server(LocalGrid(range(NODES)), context)
+        ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
     except _Started:
-        pass
-    except Exception as error:  # noqa: BLE001 - the app's own code may raise anything
-        raise UserError(
-            f"The app's server app ended before its training ({type(error).__name__}: {error}); run it by `flwr run`"
-            " first."
-        ) from error
+        ended = None
     finally:
         Strategy.start = original  # type: ignore[method-assign]
+    if isinstance(ended, Failure):
+        raise UserError(f"The app's server app ended before its training ({ended.reason}); run it by `flwr run` first.")
     if not taken:
         return replace(app, problems=("The server app started no strategy of Flower's Message API.",))
     return replace(app, **taken)
@@ -202,10 +199,8 @@ def _on_mods(app: App, asked: Asked) -> list[ClaimVerdict]:
         notes = verdict.notes
         if once and stated.facts.noise_multiplier:
             total = tested_rounds(stated.facts.noise_multiplier, app.rounds, asked.delta)
-            notes = (
-                *notes,
-                f"The claim is about one round; over the app's {app.rounds} rounds its noise spends {total}.",
-            )
+            said = f"The claim is about one round; the noise of the app's {app.rounds} rounds spends {total}."
+            notes = (*notes, said)
         found.append(replace(verdict, notes=notes))
     return found
 

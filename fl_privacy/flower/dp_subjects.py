@@ -74,7 +74,7 @@ def verdicts_on(subject: object, asked: Asked, *, name: str = "", mods: Sequence
     if arguments is None or arguments not in (1, 3):
         raise UserError(
             f"{name} is expected to be a mod (message, context, call_next), a strategy, a defense of the package or a"
-            f" function from an update to what is sent, but is a {type(subject).__name__}; wrap it into such a function."
+            f" function from an update to what is sent, but is a {type(subject).__name__}; wrap it into a function."
         )
     stated = stated_by(subject, rounds=asked.rounds)
     if arguments == 3:

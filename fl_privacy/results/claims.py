@@ -93,8 +93,12 @@ _ORDER = ("contradicted", "unsupported", "open", "untested", "unclaimed")
 
 def records_of(verdicts: Sequence[ClaimVerdict]) -> tuple[ClaimRecord, ...]:
     """Make records of ``verdicts``, what is false first."""
-    found = [ClaimRecord(**verdict.as_plain()) for verdict in verdicts]
-    return tuple(sorted(found, key=lambda record: _ORDER.index(record.status)))
+    return in_order([ClaimRecord(**verdict.as_plain()) for verdict in verdicts])
+
+
+def in_order(records: Sequence[ClaimRecord]) -> tuple[ClaimRecord, ...]:
+    """Put what is false first."""
+    return tuple(sorted(records, key=lambda record: _ORDER.index(record.status)))
 
 
 def as_json(records: Sequence[ClaimRecord]) -> str:
