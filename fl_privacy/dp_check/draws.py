@@ -205,6 +205,10 @@ def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
     )
 
 
+UNCHANGED = "the number of values that leave unchanged"
+"""Name of a statistic."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics:
     """Directions on which draws are projected, and the counts beside them.
@@ -212,15 +216,19 @@ class Statistics:
     Attributes:
         names: of the S statistics.
         directions: (P, d), unit vectors.
+        update: (d,) of the first neighbor as it is sent if nothing is done to it; ``None`` where that is not known.
     """
 
     names: Sequence[str]
     directions: Tensor
+    update: Tensor | None = None
 
     def of(self, rows: Tensor) -> Tensor:
         """(k, S) of k releases (k, d): projections, the number of zeros, the largest value."""
-        beside = torch.stack([(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)], dim=1)
-        return torch.cat([rows @ self.directions.T, beside], dim=1)
+        counts = [(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)]
+        if self.update is not None:
+            counts.append(((rows == self.update) & (self.update != 0)).sum(1).to(rows.dtype))
+        return torch.cat([rows @ self.directions.T, torch.stack(counts, dim=1)], dim=1)
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
@@ -244,15 +252,37 @@ def statistics_for(found: Pilot, places: Mapping[str, slice], known: Tensor | No
     kept = directions_of(found.shift if known is None else known, places)
     if known is not None:
         kept |= _beside(found, places, known)
+        kept |= _differences(found, places, known)
     weights = torch.where(found.deviations > 0, found.shift / found.deviations.clamp_min(1e-300).square(), 0.0)
     weights = torch.where(found.bare, found.shift.abs().max() * 1e12 * found.shift.sign(), weights)
     if float(weights.norm()) > 0:
         kept["the direction in which the draws differ"] = weights / weights.norm()
     if not kept:
         kept = {"the first value": torch.nn.functional.one_hot(torch.tensor(0), len(found.shift)).to(found.shift)}
-    return Statistics(
-        names=(*kept, "the number of zeros", "the largest value"), directions=torch.stack(list(kept.values()))
-    )
+    names = (*kept, "the number of zeros", "the largest value", *([UNCHANGED] if known is not None else ()))
+    return Statistics(names=names, directions=torch.stack(list(kept.values())), update=known)
+
+
+MOST_DIFFERENCES = 12
+"""Pairs of arrays of one size whose difference is looked at: two clients that draw the same noise."""
+
+DIFFERENCE = "the difference of "
+"""Begins the name of such a statistic."""
+
+
+def _differences(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[str, Tensor]:
+    """The update in one array less as much of another one of its size, which does not move."""
+    moved = [name for name, place in places.items() if bool(known[place].any())]
+    still = [name for name in places if name not in moved and bool((found.deviations[places[name]] > 0).any())]
+    directions = {}
+    for name in moved:
+        for other in still:
+            place, beside = places[name], places[other]
+            if place.stop - place.start == beside.stop - beside.start and len(directions) < MOST_DIFFERENCES:
+                direction = torch.zeros_like(known)
+                direction[place], direction[beside] = known[place], -known[place]
+                directions[f"{DIFFERENCE}{name} and {other}"] = direction / direction.norm()
+    return directions
 
 
 def _beside(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[str, Tensor]:

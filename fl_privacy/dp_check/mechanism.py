@@ -65,7 +65,8 @@ class MechanismCheck:
         claim: that was held against it.
         epsilon: lower bound at the claim's delta for one release, whatever the shape of the noise.
         epsilon_if_gaussian: lower bound for all releases of the claim if the noise is Gaussian and each round draws
-            its own; ``None`` where the noise is of another shape, as its moments may show, or only a sample of the units takes part.
+            its own; ``None`` where the noise is of another shape, as its moments may show, or only a sample of the
+            units takes part.
         confidence: with which both bounds hold together.
         showable: the largest ``epsilon`` that so many draws could have shown.
         noticed: the least true epsilon of which four of five such tests would have called the claim false, if the noise
@@ -180,8 +181,10 @@ def check_mechanism(
         clip_norm=clip_norm,
         moved=drawn.moved,
         noise_std=drawn.noise_std,
+        by=statistics.names[drawn.widest],
+        counted_by=tuple(statistics.names[number] for number, _ in drawn.tests),
     )
-    return _judged(measured, drawn, by=statistics.names[drawn.widest], gaussian=noise == "gaussian", level=confidence)
+    return _judged(measured, drawn, by=measured.by, gaussian=noise == "gaussian", level=confidence)
 
 
 def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, level: float) -> MechanismCheck:
