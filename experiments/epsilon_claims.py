@@ -1,4 +1,4 @@
-"""Claims of differential privacy whose truth is known: planted faults, bounds by draws, one training's bound, Flower's own.
+"""Claims of differential privacy whose truth is known: planted faults, bounds by draws and of one training, Flower's.
 
 python experiments/epsilon_claims.py --part faults --out experiments/rows/epsilon_faults
 python experiments/epsilon_claims.py --part draws --out experiments/rows/epsilon_draws

@@ -163,12 +163,7 @@ def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]
     """
     left, width = draws, None
     if isinstance(mechanism, ManyAtOnce):
-        while left:
-            size = min(left, max(1, CHUNK_ELEMENTS // (width or 1))) if width else 1
-            rows = _rows(mechanism.many(given, size), size)
-            width = rows.shape[1]
-            yield rows
-            left -= size
+        yield from _many_rows(mechanism, given, draws)
         return
     while left:
         first = flattened(mechanism(given))
@@ -182,6 +177,15 @@ def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]
             )
         yield torch.stack(rows)
         left -= size
+
+
+def _many_rows(mechanism: ManyAtOnce, given: Any, draws: int) -> Iterator[Tensor]:
+    left, size = draws, 1
+    while left:
+        made = _rows(mechanism.many(given, size), size)
+        yield made
+        left -= size
+        size = min(left, max(1, CHUNK_ELEMENTS // made.shape[1]))
 
 
 def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:

@@ -24,7 +24,7 @@ class Status(StrEnum):
         CONTRADICTED: a test or the figures themselves show that it is false.
         UNSUPPORTED: it follows from what is stated under an assumption alone that nobody states or that does not hold.
         OPEN: it was tested, and nothing contradicts it.
-        UNTESTED: nothing was tested, and its own figures do not disagree.
+        UNTESTED: its own figures do not disagree, and no test was made that could have contradicted it.
         UNCLAIMED: nobody states an epsilon.
     """
 
@@ -81,7 +81,7 @@ class ClaimVerdict:
         """See ``Status``."""
         if self.claim is None:
             return Status.UNCLAIMED
-        tested = self.check is not None or self.canaries is not None
+        tested = self.could_contradict
         contradicted = (self.check is not None and self.check.contradicted) or self.by_figures
         contradicted = contradicted or (self.canaries is not None and self.canaries.contradicts(self.claim))
         if contradicted:
@@ -89,6 +89,16 @@ class ClaimVerdict:
         if self._exceeds:
             return Status.UNSUPPORTED
         return Status.OPEN if tested else Status.UNTESTED
+
+    @property
+    def could_contradict(self) -> bool:
+        """Whether a test was made that could have shown more than is claimed."""
+        if self.claim is None:
+            return False
+        showable = [] if self.canaries is None else [self.canaries.showable]
+        if self.check is not None:
+            showable.append(self.check.noticed if self.check.noticed is not None else self.check.showable)
+        return any(most > self.claim.epsilon for most in showable)
 
     @property
     def lower_bound(self) -> float | None:
@@ -119,7 +129,7 @@ class ClaimVerdict:
             Status.UNSUPPORTED: f"The promised protection of {owned} rests on something that nobody states or that does"
             " not hold",
             Status.OPEN: f"No test contradicts the promised protection of {owned}; that does not prove it",
-            Status.UNTESTED: f"The promised protection of {owned} was not tested",
+            Status.UNTESTED: f"The promised protection of {owned} was not put to a test that could fail it",
             Status.UNCLAIMED: f"No protection of {owned} is promised in numbers",
         }[self.status]
 
@@ -145,7 +155,9 @@ class ClaimVerdict:
         return {
             Status.UNSUPPORTED: "the claim does not follow from what is stated",
             Status.OPEN: "nothing contradicts the claim",
-            Status.UNTESTED: "the claim was not tested",
+            Status.UNTESTED: "the claim was not tested"
+            if self.lower_bound is None
+            else "nothing contradicts the claim, and so small a test could not have",
         }.get(self.status, "there is no claim to contradict")
 
     @property

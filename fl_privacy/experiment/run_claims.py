@@ -10,12 +10,12 @@ from fl_privacy.defenses import Defense, dp_noise, dp_sgd, local_dp
 from fl_privacy.defenses.privacy.accounting import guarantee
 from fl_privacy.dp_check import Claim, Facts, recompute
 from fl_privacy.dp_check.asked import Asked
+from fl_privacy.dp_check.claims import Unit
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client.examples import local_batches
 from fl_privacy.results import Run, read_run
-from fl_privacy.results.claims import ClaimRecord, read_claims
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan
 
@@ -55,14 +55,10 @@ def claims_of_run(path: Path, asked: Asked) -> list[ClaimVerdict]:
         recomputed=recompute(facts, delta=claim.delta if claim else asked.delta),
         notes=notes,
     )
-    drawn = on_defense(defense, replace(asked, epsilon=None if name == "dp_sgd" else claim and claim.epsilon,
-                                        delta=claim.delta if claim else asked.delta, rounds=rounds))  # fmt: skip
+    epsilon = claim.epsilon if claim is not None and name != "dp_sgd" else None
+    delta = claim.delta if claim else asked.delta
+    drawn = on_defense(defense, replace(asked, epsilon=epsilon, delta=delta, rounds=rounds))
     return [whole, *drawn]
-
-
-def recorded_claims(path: Path) -> tuple[ClaimRecord, ...]:
-    """Read the claims that an audit or a run with canaries has recorded itself."""
-    return read_claims(path)
 
 
 def _claim_of(run: Run, asked: Asked, rounds: int) -> Claim | None:
@@ -71,7 +67,7 @@ def _claim_of(run: Run, asked: Asked, rounds: int) -> Claim | None:
         return Claim(epsilon=asked.epsilon, delta=asked.delta, rounds=asked.rounds)
     if spent is None or spent.epsilon is None:
         return None
-    unit = "example" if spent.unit == "example" else "client"
+    unit: Unit = "example" if spent.unit == "example" else "client"
     return Claim(epsilon=spent.epsilon, delta=spent.delta, unit=unit, rounds=rounds, by="this run")
 
 
@@ -96,7 +92,7 @@ def _facts(run: Run, defense: Defense, config: Mapping[str, Any], asked: Asked) 
         rounds=rounds,
         missing=(found.missing,) if found.missing else (),
     )
-    notes = ()
+    notes: tuple[str, ...] = ()
     if found.unit == "example":
         notes = ("A step's batch has a fixed size, so that an example counts as replaced by an empty one.",)
     return facts, notes

@@ -142,7 +142,7 @@ def _begun(app: App, server: ServerApp) -> App:
         raise _Started
 
     original = Strategy.start
-    Strategy.start = start  # type: ignore[method-assign]
+    Strategy.start = start  # type: ignore[method-assign,assignment]
     try:
         ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
     except _Started:
@@ -233,7 +233,7 @@ def _on_strategy(app: App, asked: Asked) -> list[ClaimVerdict]:
 def _trained(app: App) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:
     """The reply of the first client to one training message, what Opacus did in it, and what went wrong."""
     assert app.arrays is not None
-    node = {PARTITION: 0, PARTITIONS: NODES}
+    node: dict[str, Any] = {PARTITION: 0, PARTITIONS: NODES}
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=dict(app.run_config))
     config = ConfigRecord({**dict(app.config), ROUND: 1})
     content = RecordDict({"arrays": app.arrays, "config": config})
