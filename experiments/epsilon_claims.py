@@ -186,7 +186,7 @@ def draws(rows: RowFile) -> None:
             print(json.dumps(rows.add({"epsilon": epsilon, "draws": number}, figures)), flush=True)
 
 
-def one_run(rows: RowFile, trials: int = 40) -> None:
+def one_run(rows: RowFile, trials: int = 20) -> None:
     """One training with m canaries, each score N(mu, 1) where it took part, N(0, 1) where not; mean over trials."""
     rng = np.random.default_rng(0)
     for epsilon in (0.5, 1.0, 3.0, 8.0):

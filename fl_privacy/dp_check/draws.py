@@ -105,7 +105,7 @@ class Pilot:
         neighbors: that were drawn on.
         means: (2, d) of the draws on the first and on the second.
         deviations: (d,) standard deviation within, pooled over both.
-        constant: (d,) whether a value never changed on either neighbor.
+        constant: (d,) whether a value never changed on either neighbor, by more than arithmetic rounds.
         norms: (2, n) l2 norm of each draw.
     """
 
@@ -150,6 +150,9 @@ class Pilot:
         square = float((self.shift[noisy] / self.deviations[noisy]).square().sum()) - 2 * int(noisy.sum()) / draws
         return math.sqrt(max(0.0, square))
 
+
+ROUNDING = 1e-6
+"""Share of a value by which single precision may change it from one call to the next."""
 
 CHUNK_ELEMENTS = 1 << 21
 """Values of releases that are held at a time."""
@@ -198,7 +201,8 @@ def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
         square = torch.stack([(rows - start).square().sum(0) for rows in chunks]).sum(0) / draws
         means.append(start + mean)
         variances.append((square - mean.square()).clamp_min(0) * draws / max(1, draws - 1))
-        constant.append(torch.stack([(rows == start).all(0) for rows in chunks]).all(0))
+        near = ROUNDING * start.abs()
+        constant.append(torch.stack([((rows - start).abs() <= near).all(0) for rows in chunks]).all(0))
         norms.append(torch.cat([rows.norm(dim=1) for rows in chunks]))
     return Pilot(
         neighbors=neighbors,
