@@ -154,7 +154,7 @@ class _Run:
             privacy=UNKNOWN if clients.own_data else privacy_of(federation, delta=delta, accountant=accountant),
             stage=experiment.stage(attack, folder, monitor) if attack else None,
             inference=InferenceStage.of(experiment, folder, monitor),
-            canaries=CanaryStage.of(federation, folder, monitor),
+            canaries=None if clients.own_data else CanaryStage.of(federation, folder, monitor),
             capture=CaptureWriter(folder.path / CAPTURES) if saves else None,
             folder=folder,
             monitor=monitor,

@@ -22,6 +22,8 @@ from fl_privacy.dp_check.mechanism import shown_epsilon
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower.audit_records import numbers_of
+from fl_privacy.flower.auditing import AuditedStrategy
 from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by
 from fl_privacy.flower.dp_subjects import verdicts_on
 from fl_privacy.flower.inside.identity import identify_process
@@ -141,14 +143,17 @@ def _begun(app: App, server: ServerApp) -> App:
         taken.update(strategy=self, arrays=initial_arrays, rounds=num_rounds, config=more.get("train_config") or {})
         raise _Started
 
-    original = Strategy.start
-    Strategy.start = start  # type: ignore[method-assign,assignment]
+    kinds = (Strategy, AuditedStrategy)  # an audit's own start would open its folder
+    originals = [kind.start for kind in kinds]
+    for kind in kinds:
+        kind.start = start  # type: ignore[method-assign,assignment]
     try:
         ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
     except _Started:
         ended = None
     finally:
-        Strategy.start = original  # type: ignore[method-assign]
+        for kind, original in zip(kinds, originals, strict=True):
+            kind.start = original  # type: ignore[method-assign]
     if isinstance(ended, Failure):
         raise UserError(f"The app's server app ended before its training ({ended.reason}); run it by `flwr run` first.")
     if not taken:
@@ -195,7 +200,9 @@ def _on_mods(app: App, asked: Asked) -> list[ClaimVerdict]:
             continue
         name = f"the clients' {type(mod).__name__}"
         once = stated.claim is not None and stated.claim.rounds < app.rounds
-        verdict = tested(name, mechanism_of_mod(_all(app.mods)), stated_by(mod) or stated, asked)
+        verdict = tested(
+            name, mechanism_of_mod(_all(app.mods), config=numbers_of(app.config)), stated_by(mod) or stated, asked
+        )
         notes = verdict.notes
         if once and stated.facts.noise_multiplier:
             total = tested_rounds(stated.facts.noise_multiplier, app.rounds, asked.delta)
@@ -223,8 +230,7 @@ def _all(mods: Sequence[Mod]) -> Mod:
 
 
 def _on_strategy(app: App, asked: Asked) -> list[ClaimVerdict]:
-    strategy = getattr(app.strategy, "strategy", None) if type(app.strategy).__name__ == "AuditedStrategy" else None
-    subject = strategy or app.strategy
+    subject = app.strategy.strategy if isinstance(app.strategy, AuditedStrategy) else app.strategy
     if subject is None or stated_by(subject) is None:
         return []
     return verdicts_on(subject, asked, name=f"the server's {type(subject).__name__}", mods=app.mods)

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_privacy.dp_check.mechanism import shown_epsilon
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.foreign_files import expect_file_name
-from fl_privacy.report.numbers import MISSING, percent
+from fl_privacy.report.numbers import MISSING, percent, ratio
 from fl_privacy.report.page import render
 from fl_privacy.results.claims import ClaimRecord
 
@@ -40,24 +39,24 @@ def _rows(record: ClaimRecord) -> list[tuple[str, str]]:
     sure = f", with {percent(record.confidence)} confidence" if record.confidence is not None else ""
     over = "" if record.rounds in (None, 1) else f" over {record.rounds} rounds"
     rows = [
-        ("Promised", MISSING if record.claimed is None else f"epsilon {shown_epsilon(record.claimed)}{over}"),
+        ("Promised", MISSING if record.claimed is None else f"epsilon {ratio(record.claimed)}{over}"),
         ("Recomputed from what is stated", _recomputed(record)),
-        ("Shown by tests", MISSING if record.lower is None else f"at least {shown_epsilon(record.lower)}{sure}"),
+        ("Shown by tests", MISSING if record.lower is None else f"at least {ratio(record.lower)}{sure}"),
         ("A false claim would have been noticed from", _epsilon(record.noticed)),
     ]
     if record.estimate is not None:
-        rows.append(("Estimated of one training, no bound", f"about {shown_epsilon(record.estimate)}"))
+        rows.append(("Estimated of one training, no bound", f"about {ratio(record.estimate)}"))
     return rows
 
 
 def _recomputed(record: ClaimRecord) -> str:
     if record.rdp is None or record.pld is None:
         return MISSING
-    return f"{shown_epsilon(record.rdp)} (Renyi), {shown_epsilon(record.pld)} (privacy loss distribution)"
+    return f"{ratio(record.rdp)} (Renyi), {ratio(record.pld)} (privacy loss distribution)"
 
 
 def _epsilon(value: float | None) -> str:
-    return MISSING if value is None else shown_epsilon(value)
+    return MISSING if value is None else ratio(value)
 
 
 def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:
