@@ -139,7 +139,9 @@ def faults(rows: RowFile) -> None:
         found = check_mechanism(ManyAtOnce(many=many), claimed=made, like=like, clip_norm=1.0, noise=noise)
         figures = {
             "claimed": made.epsilon,
-            "lower": "nothing bounds it" if found.bare else round(found.lower_bound, 2),
+            "lower": "nothing bounds it"
+            if math.isinf(found.lower_bound) or found.bare
+            else round(found.lower_bound, 2),
             "found": found.contradicted,
             "reason": found.reason,
             "draws": found.draws,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 EXIT_FALSE = 1
 
 
+MORE: dict[str, type] = {"clients": int, "parameters": int, "neighbors": str, "noise": str, "seed": int}
+"""Settings that are seldom needed -> of which type they are; see ``dp_check.asked.Asked``."""
+
+
 def check_dp(  # noqa: PLR0917
     subject: Annotated[
         str,
@@ -25,47 +29,36 @@ def check_dp(  # noqa: PLR0917
             " function from an update to what is sent.",
         ),
     ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="clients that a strategy aggregates, parameters of an update, neighbors (add_remove or replace), noise"
+            " (gaussian, or other for a bound of any shape alone), seed.",
+        ),
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", help="That is claimed, instead of what it says.")
     ] = None,
     delta: Annotated[float, typer.Option("--delta", help="Of epsilon.")] = 1e-5,
     rounds: Annotated[int, typer.Option("--rounds", help="For which it is claimed.")] = 1,
     clip_norm: Annotated[float | None, typer.Option("--clip-norm", help="To which an update is clipped.")] = None,
-    clients: Annotated[int | None, typer.Option("--clients", help="That a strategy aggregates in a round.")] = None,
-    parameters: Annotated[int, typer.Option("--parameters", help="Of an update that is drawn.")] = 1000,
     draws: Annotated[
-        int | None, typer.Option("--draws", help="On either neighbor; default: what a minute allows.")
+        int | None, typer.Option("--draws", help="On either neighbor; by default what a minute allows.")
     ] = None,
-    noise: Annotated[
-        str, typer.Option("--noise", help="gaussian, or other: a bound for any shape alone.")
-    ] = "gaussian",
-    replace: Annotated[bool, typer.Option("--replace", help="A unit is replaced, not added or removed.")] = False,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Let an app's first client train once.")] = True,
     out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of the directions in which updates point.")] = 0,
 ) -> None:
     """Hold a claim of differential privacy against what runs; status 1 where it is contradicted.
 
     Recomputed by two accountants, and tested by many draws on two neighbors: a lower bound with 95 % confidence, an
     accusation with 99.9 %. What is not contradicted is not proven: the answer says what would have been noticed.
     """
-    if noise not in ("gaussian", "other"):
-        raise UserError(f"--noise is expected to be gaussian or other, but got {noise!r}.")
+    more = _read_settings(settings or [])
     from fl_privacy.dp_check.asked import Asked  # noqa: PLC0415
 
-    asked = Asked(
-        epsilon=epsilon,
-        delta=delta,
-        rounds=rounds,
-        neighbors="replace" if replace else "add_remove",
-        clip_norm=clip_norm,
-        clients=clients,
-        parameters=parameters,
-        draws=draws,
-        noise="other" if noise == "other" else "gaussian",
-        seed=seed,
-    )
+    asked = Asked(epsilon=epsilon, delta=delta, rounds=rounds, clip_norm=clip_norm, draws=draws, **more)
     folder = Path(subject)
     kind = _kind_of(folder)
     from fl_privacy.report.claims import write_claims_page  # noqa: PLC0415
@@ -90,6 +83,24 @@ def check_dp(  # noqa: PLR0917
         print(page)
     if any(record.is_false for record in records):
         raise typer.Exit(EXIT_FALSE)
+
+
+def _read_settings(given: list[str]) -> dict[str, Any]:
+    """Read KEY=VALUE.
+
+    Raises:
+        UserError: a key is unknown, or a value is of another type.
+    """
+    read: dict[str, Any] = {}
+    for setting in given:
+        key, equals, value = setting.partition("=")
+        if not equals or key not in MORE:
+            raise UserError(f"A setting is expected to be one of {', '.join(MORE)} with =VALUE, but got {setting!r}.")
+        try:
+            read[key] = MORE[key](value)
+        except ValueError as error:
+            raise UserError(f"{key} is expected to be a whole number, but got {value!r}; {key}=10.") from error
+    return read
 
 
 Kind = Literal["run", "app", "name"]

@@ -45,7 +45,7 @@ def test_a_mod_without_noise_is_status_1_with_page_and_json(subjects: Path, caps
 
 
 def test_a_function_of_your_own(subjects: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["check-dp", "claimed_subjects:answer", "--epsilon", "1", "--draws", "200", "--parameters", "10"]
+    asked = ["check-dp", "claimed_subjects:answer", "--epsilon", "1", "--draws", "200", "parameters=10"]
     assert run_command_line(asked) == 0
     assert "No test contradicts" in capsys.readouterr().out
 
@@ -58,7 +58,9 @@ def test_a_function_of_your_own(subjects: Path, capsys: pytest.CaptureFixture[st
         (["no_such_module:mod"], "can't be imported"),
         (["nothing"], "module:attribute"),
         (["."], "neither"),
-        (["claimed_subjects:none", "--noise", "pink"], "gaussian or other"),
+        (["claimed_subjects:none", "noise=pink"], "noise"),
+        (["claimed_subjects:none", "noize=other"], "noize"),
+        (["claimed_subjects:none", "parameters=many"], "whole number"),
         (["claimed_subjects:none", "--draws", "3"], "at least 200"),
         (["claimed_subjects:none", "--epsilon", "-1"], "--epsilon"),
     ],

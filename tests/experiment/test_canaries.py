@@ -50,7 +50,7 @@ def test_a_run_is_checked_later_and_keeps_what_its_canaries_showed(
         "run", *SMALL, "defense=dp_noise", "defense.clip_norm=1.0", "defense.scale=1.0", "inference=canaries",
         "inference.canaries.number=40", out=tmp_path,
     )  # fmt: skip
-    assert run_command_line(["check-dp", str(asked.path), "--draws", "200", "--parameters", "20"]) == 0
+    assert run_command_line(["check-dp", str(asked.path), "--draws", "200", "parameters=20"]) == 0
     assert "recomputed" in capsys.readouterr().out
     assert len(read_run(asked.path).claims) == 3
     assert run_command_line(["report", str(asked.path), "--brief"]) == 0
