@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from fl_privacy.errors import UserError
 if TYPE_CHECKING:
     from fl_privacy.dp_check.asked import Asked
     from fl_privacy.dp_check.verdict import ClaimVerdict
+    from fl_privacy.results.claims import ClaimRecord
 
 EXIT_FALSE = 1
 
@@ -73,16 +75,18 @@ def check_dp(  # noqa: PLR0917
     page = write_claims_page(records, out or _page(folder, kind), title=folder.name if kind != "name" else subject)
     if kind == "run":
         write_claims(folder, records)
-    if as_json:
-        print(claims_as_json(records))
-    else:
-        for record in records:
-            print(f"{record.subject}: {record.headline}.\n  {record.sentence}")
-            for note in (*(f"Nobody states: {fact}." for fact in record.missing), *record.notes):
-                print(f"  {note}")
-        print(page)
+    print(claims_as_json(records) if as_json else _in_words(records, page))
     if any(record.is_false for record in records):
         raise typer.Exit(EXIT_FALSE)
+
+
+def _in_words(records: Sequence[ClaimRecord], page: Path) -> str:
+    """Write each claim with what nobody states and what it does not cover, then where the page is."""
+    lines = []
+    for record in records:
+        lines += [f"{record.subject}: {record.headline}.", f"  {record.sentence}"]
+        lines += [f"  {note}" for note in (*(f"Nobody states: {fact}." for fact in record.missing), *record.notes)]
+    return "\n".join([*lines, str(page)])
 
 
 def _read_settings(given: list[str]) -> dict[str, Any]:
