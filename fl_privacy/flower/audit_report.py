@@ -21,6 +21,7 @@ from fl_privacy.flower.records import to_tensor
 from fl_privacy.interception import CaptureWriter, WaitingUpdates, changed, ids_of, recognize_training
 from fl_privacy.models import normalized
 from fl_privacy.normalization import Normalization
+from fl_privacy.results.claims import ClaimRecord, write_claims
 from fl_privacy.results.occupancy import CAPTURES
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 
@@ -131,6 +132,11 @@ class AuditReport:
         if (parts and not self._defenses.get(client)) or client not in self._defenses:
             self._defenses[client] = parts
             self._note()
+
+    def claimed(self, claims: Sequence[ClaimRecord]) -> None:
+        """Record what came of the app's claims of differential privacy; the page has them above all else."""
+        if claims:
+            write_claims(self._folder.path, claims)
 
     def finish(self, result: Result, seen: Counter[str]) -> str:
         """Attack what was captured and write the page; returns a line on both.

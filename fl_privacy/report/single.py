@@ -10,6 +10,7 @@ from fl_privacy.metrics import METRICS
 from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
 from fl_privacy.report.attacked import what_was_done
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
+from fl_privacy.report.claims import claim_views
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.film import films_of_run
 from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extremes
@@ -77,6 +78,7 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         summary=run.summary,
         adaptive=run.summary.adaptive,
         verdict=headline_of(verdict, kind),
+        claims=claim_views(run.claims),
         counted=_count_rows(verdict, last),
         problems=[*problems, *shown.problems],
         lede=what_was_done(run),

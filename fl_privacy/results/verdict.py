@@ -143,18 +143,20 @@ class Verdict:
 
 def verdict_of(run: Run) -> Verdict:
     """What may be said of ``run``."""
-    return judged(run.summary, facts_of(run))
+    return judged(run.summary, facts_of(run), claim_is_false=any(claim.is_false for claim in run.claims))
 
 
-def judged(summary: Summary, facts: AttackFacts) -> Verdict:
+def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False) -> Verdict:
     """What may be said of what a run came to.
 
     Args:
         summary: of the run.
         facts: who attacked what in it.
+        claim_is_false: whether a claim of differential privacy of it is contradicted, so that it bounds nothing.
     """
     found = readings_of(summary, undefended=facts.undefended)
     told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
+    bound = None if claim_is_false else bound
     ground = _ground(found, summary.inferred, told=bool(told), bound=bound, source=facts.source)
     rounds = sorted({reading.round for reading in found})
     return Verdict(
