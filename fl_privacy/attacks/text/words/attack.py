@@ -37,8 +37,9 @@ class BagOfWords:
     noise a row is a word's by its likelihood under what the attacker's own simulation with the values sent says words'
     rows look like, at the scale that all rows together make likeliest. Rows of noise, drawn again from the elements of
     the upload itself, say how many words noise alone would seem to be: at most one for each text, and one in ten of
-    those named. A word that is likely by its frequency alone is none. How often a word is there follows from the length of its row, or for a single text from the rows of the
-    positions, of which that of its word is the sum: these order the words as well.
+    those named. A word that is likely by its frequency alone is none. How often a word is there follows from the length
+    of its row, or for a single text from the rows of the positions, of which that of its word is the sum: these order
+    the words as well.
 
     The words of several texts are told apart by no row: they are dealt out to the texts.
     """

@@ -81,7 +81,13 @@ class BagReader:
         model = None if is_exact(rows, most, noise) else self._simulated(observation, max(2, expected // texts))
         odds = _odds(observation, self._model.words.num_embeddings, expected).to(rows.values.device)
         found = found_words(
-            rows, odds=odds, most=most, texts=texts, expected=model, told_noise=noise, rng=derive_generator(self._seed, "words", str(observation.id))
+            rows,
+            odds=odds,
+            most=most,
+            texts=texts,
+            expected=model,
+            told_noise=noise,
+            rng=derive_generator(self._seed, "words", str(observation.id)),
         )
         tokens = found.tokens
         if not len(tokens):
