@@ -22,8 +22,8 @@ from fl_privacy.experiment.known_images import KnownImages
 from fl_privacy.federation import Failure
 from fl_privacy.federation.replies import attempt
 from fl_privacy.metrics.beyond import Others
-from fl_privacy.metrics.identification import PublicImages
 from fl_privacy.metrics.outcome import LEAST_CANDIDATES
+from fl_privacy.metrics.public_images import PublicImages
 from fl_privacy.rng import derive_generator, streams_put_back
 from fl_privacy.types import Batch, VictimId
 
