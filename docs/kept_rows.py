@@ -121,6 +121,21 @@ def rows_table(name: str, folder: Path = ROWS, columns: Sequence[str] = ()) -> s
     return "\n\n".join(_rows_of_a_kind(rows, columns) for rows in kinds.values()) or "Not run."
 
 
+def honest_table(name: str, folder: Path = ROWS) -> str:
+    """Mechanisms whose claim is true: seeds, accusations, and bounds above the claim, summed over rows of ``name``."""
+    sums: dict[str, list[int]] = {}
+    for row in read_rows(name, folder):
+        found = sums.setdefault(row["mechanism"], [0, 0, 0, row["draws"]])
+        for place, of in enumerate(("seeds", "accused", "above")):
+            found[place] += row[of]
+    if not sums:
+        return "Not run."
+    total = [sum(found[place] for found in sums.values()) for place in range(3)]
+    lines = [[name, f"{d:,}", str(n), str(a), str(b)] for name, (n, a, b, d) in sums.items()]
+    lines.append(["**all**", "", *(f"**{each}**" for each in total)])
+    return markdown(["", "draws", "seeds", "called false", "bound above the claim"], lines)
+
+
 def attacks_table(name: str, folder: Path = ROWS) -> str:
     """Attacks by networks: mean PSNR in dB and share recognizable, of the rows of ``name``; what ``auto`` proved."""
     cells: dict[str, dict[str, str]] = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kept_rows import attacks_table, escaped, rows_table
+from kept_rows import attacks_table, escaped, honest_table, rows_table
 from leaderboard import leaderboard
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -51,7 +51,7 @@ REFERENCE = {
     "fl_privacy.regression": "Whether an app leaks more than it did.",
     "fl_privacy.errors": "The error that a user is meant to read.",
 }
-MARK = re.compile(r"<!-- (catalog|metrics|rows|leaderboard): ?(\w*) -->")
+MARK = re.compile(r"<!-- (catalog|metrics|rows|leaderboard|honest): ?(\w*) -->")
 FORMULA = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE)
 
 
@@ -208,7 +208,13 @@ def metrics_table() -> str:
     return "\n".join(["| metric | | leaks where | a paper's bound | |", "|---|---|---|---|---|", *rows])
 
 
-MADE = {"catalog": catalog, "metrics": lambda _: metrics_table(), "rows": rows_table, "leaderboard": leaderboard}
+MADE = {
+    "catalog": catalog,
+    "metrics": lambda _: metrics_table(),
+    "rows": rows_table,
+    "leaderboard": leaderboard,
+    "honest": honest_table,
+}
 """Mark -> what stands in its place."""
 
 

@@ -17,6 +17,7 @@ from rich.logging import RichHandler
 from fl_privacy.checks import number
 from fl_privacy.cli.completion import complete_override, completes
 from fl_privacy.cli.decisions import advise
+from fl_privacy.cli.dp_check import check_dp
 from fl_privacy.cli.faults import (
     STOPPING,
     Interrupted,
@@ -238,6 +239,7 @@ def list_() -> None:
 app.command("benchmark")(benchmark)
 app.command()(advise)
 app.command("check-leakage")(check_leakage)
+app.command("check-dp")(check_dp)
 app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(supernode)
 app.command()(deploy)
 app.command("node-cost")(node_cost)

@@ -158,6 +158,36 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
     return max(0.0, (t - half) / size)
 
 
+def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
+    """Compute the least mu of which ``measured_mu`` shows more than ``mu`` with probability ``power``.
+
+    Args:
+        mu: that is claimed, at least 0.
+        draws: on either neighbor.
+        error: of ``measured_mu``.
+        power: in (0, 1).
+    """
+    size, degrees = math.sqrt(draws / 2), 2 * draws - 2
+    asked, given = stats.norm.isf(error / 2), stats.norm.isf(1 - power)
+    t = mu * size
+    for _ in range(100):
+        t = mu * size + asked * math.sqrt(1 + t**2 / (2 * degrees))
+    return float((t + given * math.sqrt(1 + t**2 / (2 * degrees))) / size)
+
+
+def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
+    """Say whether ``values`` (n,) have the third and fourth moments of Gaussian noise (D'Agostino and Pearson 1973).
+
+    Args:
+        values: n of at least 20.
+        error: probability that Gaussian values are called something else.
+    """
+    found = np.asarray(values, dtype=np.float64)
+    if len(found) < 20 or float(found.std()) <= 1e-9 * float(np.abs(found).max(initial=0.0)):
+        return True
+    return float(stats.normaltest(found).pvalue) >= error
+
+
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
     """Compute the largest epsilon that ``draws`` on either neighbor can show at all: each of them told apart."""
     perfect = Counts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)

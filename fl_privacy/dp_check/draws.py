@@ -1,7 +1,7 @@
 """Draws of a mechanism on two neighbors, each reduced to a few statistics as it comes."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +19,20 @@ Mechanism = Callable[[Any], Tensors]
 
 MOST_TENSORS = 24
 """Arrays that are looked at one by one; of more, the first and the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyAtOnce:
+    """A mechanism that makes many releases in one call; as a function it makes one.
+
+    Attributes:
+        many: (given, n) -> by name, (n, ...) of n independent releases.
+    """
+
+    many: Callable[[Any, int], Tensors]
+
+    def __call__(self, given: Any) -> Tensors:
+        return {name: values[0] for name, values in self.many(given, 1).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +69,15 @@ def flattened(sent: Tensors) -> Tensor:
     return row
 
 
+def _rows(releases: Tensors, number: int) -> Tensor:
+    """Lay each of ``number`` releases (n, ...) in a row of (n, d) float64."""
+    parts = [torch.as_tensor(value).detach().reshape(number, -1).to(torch.float64) for value in releases.values()]
+    rows = torch.cat(parts, dim=1)
+    if not bool(rows.isfinite().all()):
+        raise UserError("A mechanism is expected to return finite values, but some are not; bound its input.")
+    return rows
+
+
 def slices_of(sent: Tensors) -> dict[str, slice]:
     """Say where each array lies in ``flattened(sent)``."""
     places, start = {}, 0
@@ -82,7 +105,7 @@ class Pilot:
         neighbors: that were drawn on.
         means: (2, d) of the draws on the first and on the second.
         deviations: (d,) standard deviation within, pooled over both.
-        constant: (d,) whether a value never changed on either neighbor.
+        constant: (d,) whether a value never changed on either neighbor, by more than arithmetic rounds.
         norms: (2, n) l2 norm of each draw.
     """
 
@@ -99,8 +122,13 @@ class Pilot:
 
     @property
     def bare(self) -> Tensor:
-        """(d,) whether a value tells the neighbors apart without any randomness."""
-        return self.constant & (self.shift != 0)
+        """(d,) whether a value tells the neighbors apart without any randomness.
+
+        Whole numbers are left to what is counted: an honest mechanism that releases counts or answers seldom changes
+        them at a large epsilon.
+        """
+        whole = (self.means == self.means.round()).all(0)
+        return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
         """Estimate how many standard deviations lie between the neighbors; infinite where a value has no noise.
@@ -123,37 +151,70 @@ class Pilot:
         return math.sqrt(max(0.0, square))
 
 
+ROUNDING = 1e-6
+"""Share of a value by which single precision may change it from one call to the next."""
+
+CHUNK_ELEMENTS = 1 << 21
+"""Values of releases that are held at a time."""
+
+
+def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]:
+    """Yield ``draws`` releases of ``mechanism`` on ``given`` in matrices of (k, d) float64, as many as memory allows.
+
+    Raises:
+        UserError: a release has more or fewer values than the one before.
+    """
+    left, width = draws, None
+    if isinstance(mechanism, ManyAtOnce):
+        yield from _many_rows(mechanism, given, draws)
+        return
+    while left:
+        first = flattened(mechanism(given))
+        size = min(left, max(1, CHUNK_ELEMENTS // len(first)))
+        rows = [first, *(flattened(mechanism(given)) for _ in range(size - 1))]
+        width = width or len(first)
+        if other := next((len(row) for row in rows if len(row) != width), None):
+            raise UserError(
+                f"A mechanism is expected to return as many values each time, but returned {other} after {width};"
+                " return all arrays."
+            )
+        yield torch.stack(rows)
+        left -= size
+
+
+def _many_rows(mechanism: ManyAtOnce, given: Any, draws: int) -> Iterator[Tensor]:
+    left, size = draws, 1
+    while left:
+        made = _rows(mechanism.many(given, size), size)
+        yield made
+        left -= size
+        size = min(left, max(1, CHUNK_ELEMENTS // made.shape[1]))
+
+
 def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
     """Draw ``draws`` times on either neighbor and keep means, deviations and what never changes."""
-    sums, squares, spans, norms = [], [], [], []
+    means, variances, constant, norms = [], [], [], []
     for given in (neighbors.first, neighbors.second):
-        first = flattened(mechanism(given))
-        total, square, low, high = torch.zeros_like(first), torch.zeros_like(first), first.clone(), first.clone()
-        lengths = []
-        for number in range(draws):
-            row = first if number == 0 else flattened(mechanism(given))
-            if row.shape != first.shape:
-                raise UserError(
-                    f"A mechanism is expected to return as many values each time, but returned {len(row)} after"
-                    f" {len(first)}; return all arrays."
-                )
-            total += row
-            square += (row - first).square()
-            torch.minimum(low, row, out=low)
-            torch.maximum(high, row, out=high)
-            lengths.append(float(row.norm()))
-        mean = total / draws
-        sums.append(mean)
-        squares.append((square / draws - (mean - first).square()).clamp_min(0) * draws / max(1, draws - 1))
-        spans.append(high == low)
-        norms.append(lengths)
+        chunks = list(drawn_rows(mechanism, given, draws))
+        start = chunks[0][0]
+        mean = torch.stack([(rows - start).sum(0) for rows in chunks]).sum(0) / draws
+        square = torch.stack([(rows - start).square().sum(0) for rows in chunks]).sum(0) / draws
+        means.append(start + mean)
+        variances.append((square - mean.square()).clamp_min(0) * draws / max(1, draws - 1))
+        near = ROUNDING * start.abs()
+        constant.append(torch.stack([((rows - start).abs() <= near).all(0) for rows in chunks]).all(0))
+        norms.append(torch.cat([rows.norm(dim=1) for rows in chunks]))
     return Pilot(
         neighbors=neighbors,
-        means=torch.stack(sums),
-        deviations=((squares[0] + squares[1]) / 2).sqrt(),
-        constant=spans[0] & spans[1],
-        norms=torch.tensor(norms, dtype=torch.float64),
+        means=torch.stack(means),
+        deviations=torch.stack(variances).mean(0).sqrt(),
+        constant=constant[0] & constant[1],
+        norms=torch.stack(norms),
     )
+
+
+UNCHANGED = "the number of values that leave unchanged"
+"""Name of a statistic."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,15 +224,19 @@ class Statistics:
     Attributes:
         names: of the S statistics.
         directions: (P, d), unit vectors.
+        update: (d,) of the first neighbor as it is sent if nothing is done to it; ``None`` where that is not known.
     """
 
     names: Sequence[str]
     directions: Tensor
+    update: Tensor | None = None
 
-    def of(self, row: Tensor) -> Tensor:
-        """(S,) of one release: its projections, the number of zeros, the largest value."""
-        beside = torch.stack([(row == 0).sum().to(row.dtype), row.abs().max()])
-        return torch.cat([self.directions @ row, beside])
+    def of(self, rows: Tensor) -> Tensor:
+        """(k, S) of k releases (k, d): projections, the number of zeros, the largest value."""
+        counts = [(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)]
+        if self.update is not None:
+            counts.append(((rows == self.update) & (self.update != 0)).sum(1).to(rows.dtype))
+        return torch.cat([rows @ self.directions.T, torch.stack(counts, dim=1)], dim=1)
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
@@ -193,23 +258,62 @@ def statistics_for(found: Pilot, places: Mapping[str, slice], known: Tensor | No
         known: (d,) the difference of the neighbors where the mechanism's output lies in the space of its input.
     """
     kept = directions_of(found.shift if known is None else known, places)
+    if known is not None:
+        kept |= _beside(found, places, known)
+        kept |= _differences(found, places, known)
     weights = torch.where(found.deviations > 0, found.shift / found.deviations.clamp_min(1e-300).square(), 0.0)
     weights = torch.where(found.bare, found.shift.abs().max() * 1e12 * found.shift.sign(), weights)
     if float(weights.norm()) > 0:
         kept["the direction in which the draws differ"] = weights / weights.norm()
     if not kept:
         kept = {"the first value": torch.nn.functional.one_hot(torch.tensor(0), len(found.shift)).to(found.shift)}
-    return Statistics(
-        names=(*kept, "the number of zeros", "the largest value"), directions=torch.stack(list(kept.values()))
-    )
+    names = (*kept, "the number of zeros", "the largest value", *([UNCHANGED] if known is not None else ()))
+    return Statistics(names=names, directions=torch.stack(list(kept.values())), update=known)
+
+
+MOST_DIFFERENCES = 12
+"""Pairs of arrays of one size whose difference is looked at: two clients that draw the same noise."""
+
+DIFFERENCE = "the difference of "
+"""Begins the name of such a statistic."""
+
+
+def _differences(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[str, Tensor]:
+    """The update in one array less as much of another one of its size, which does not move."""
+    moved = [name for name, place in places.items() if bool(known[place].any())]
+    still = [name for name in places if name not in moved and bool((found.deviations[places[name]] > 0).any())]
+    directions: dict[str, Tensor] = {}
+    for name in moved:
+        for other in still:
+            place, beside = places[name], places[other]
+            if place.stop - place.start == beside.stop - beside.start and len(directions) < MOST_DIFFERENCES:
+                direction = torch.zeros_like(known)
+                direction[place], direction[beside] = known[place], -known[place]
+                directions[f"{DIFFERENCE}{name} and {other}"] = direction / direction.norm()
+    return directions
+
+
+def _beside(found: Pilot, places: Mapping[str, slice], known: Tensor) -> dict[str, Tensor]:
+    """The update together with the arrays that are sent beside it, each weighed by how well it tells."""
+    beside = {name: place for name, place in places.items() if not bool(known[place].any())}
+    weights = torch.zeros_like(known)
+    for place in beside.values():
+        weights[place] = found.shift[place] / found.deviations[place].clamp_min(1e-300).square()
+    weights[found.deviations == 0] = 0.0
+    if not float(weights.norm()) > 0:
+        return {}
+    unit = known / known.norm()
+    spread = (unit * found.deviations).square().sum()
+    along = unit * (unit @ found.shift) / spread if float(spread) > 0 else torch.zeros_like(known)
+    both = along + weights
+    return {f"the update with {', '.join(looked_at(beside))}": both / both.norm()}
 
 
 def draw_statistics(
     mechanism: Mechanism, neighbors: Neighbors, statistics: Statistics, draws: int
 ) -> tuple[Tensor, Tensor]:
     """(draws, S) statistics of fresh draws on the first and on the second neighbor."""
-    rows: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for _ in counted("draw", range(draws)):
-        for kept, given in zip(rows, (neighbors.first, neighbors.second), strict=True):
-            kept.append(statistics.of(flattened(mechanism(given))))
-    return torch.stack(rows[0]), torch.stack(rows[1])
+    kept: list[Tensor] = []
+    for given in counted("neighbor", (neighbors.first, neighbors.second)):
+        kept.append(torch.cat([statistics.of(rows) for rows in drawn_rows(mechanism, given, draws)]))
+    return kept[0], kept[1]

@@ -15,8 +15,11 @@ from fl_privacy.dp_check.bounds import (
     counted_epsilon,
     counts_above,
     gaussian_epsilon,
+    gaussian_mu,
+    is_gaussian,
     largest_counted_epsilon,
     measured_mu,
+    noticed_mu,
 )
 from fl_privacy.dp_check.claims import Claim, expect_claim
 from fl_privacy.dp_check.draws import (
@@ -41,11 +44,8 @@ from fl_privacy.types import Tensors
 ACCUSATION = 0.999
 """Confidence with which a claim is called false."""
 
-PILOT_DRAWS = 24
-"""Draws on either neighbor of each pair among which the worst is chosen."""
-
-FINALISTS, FINAL_DRAWS = 5, 256
-"""Pairs on which more is drawn before the worst is chosen, and how often."""
+PILOT = ((24, 5), (64, 2), (192, 1))
+"""Draws on either neighbor of each pair that is left, and how many of the pairs are kept then, told apart best."""
 
 SCALES = (1.0, 10.0, 1e4)
 """Norms of an update in units of the clipping norm: what is not clipped shows by growing with them."""
@@ -65,9 +65,12 @@ class MechanismCheck:
         claim: that was held against it.
         epsilon: lower bound at the claim's delta for one release, whatever the shape of the noise.
         epsilon_if_gaussian: lower bound for all releases of the claim if the noise is Gaussian and each round draws
-            its own; ``None`` where the noise is of another shape, or only a sample of the units takes part.
-        confidence: of both bounds.
+            its own; ``None`` where the noise is of another shape, as its moments may show, or only a sample of the
+            units takes part.
+        confidence: with which both bounds hold together.
         showable: the largest ``epsilon`` that so many draws could have shown.
+        noticed: the least true epsilon of which four of five such tests would have called the claim false, if the noise
+            is Gaussian; ``None`` where that is not known.
         draws: on either neighbor.
         compared: how the neighbors differ, in words.
         by: the statistic that told them apart best.
@@ -83,6 +86,7 @@ class MechanismCheck:
     epsilon_if_gaussian: float | None
     confidence: float
     showable: float
+    noticed: float | None
     draws: int
     compared: str
     by: str
@@ -100,21 +104,29 @@ class MechanismCheck:
     @property
     def sentence(self) -> str:
         """The answer in one sentence."""
-        claimed = f"claimed {_shown(self.claim.epsilon)}"
+        claimed = f"claimed {shown_epsilon(self.claim.epsilon)}"
         if self.contradicted:
             because = f", because {self.reason}" if self.reason else ""
-            found = "nothing bounds it" if self.bare else f"at least {_shown(self.lower_bound)}"
+            found = "nothing bounds it" if self.bare else f"at least {shown_epsilon(self.lower_bound)}"
             return f"{claimed}; {found}: the claim is false{because}."
         return (
-            f"{claimed}; at least {_shown(self.lower_bound)} by {self.draws:,} draws on either neighbor (so many can"
-            f" show at most {_shown(self.showable)} of noise of any shape): nothing contradicts the claim."
+            f"{claimed}; at least {shown_epsilon(self.lower_bound)} by {self.draws:,} draws on either neighbor"
+            f" ({self.power}): nothing contradicts the claim."
         )
 
+    @property
+    def power(self) -> str:
+        """What a false claim would have looked like, in words."""
+        if self.noticed is not None and math.isfinite(self.noticed):
+            return f"four of five such tests call the claim false from {shown_epsilon(self.noticed)} on"
+        return f"so many can show at most {shown_epsilon(self.showable)} of noise of any shape"
 
-def _shown(epsilon: float) -> str:
-    return (
-        "∞" if math.isinf(epsilon) else f"{epsilon:.3g}" if epsilon >= 10 else f"{epsilon:.2f}".rstrip("0").rstrip(".")
-    )
+
+def shown_epsilon(epsilon: float) -> str:
+    """Write an epsilon with three digits."""
+    if math.isinf(epsilon):
+        return "∞"
+    return f"{epsilon:.3g}" if epsilon >= 10 else f"{epsilon:.2f}".rstrip("0").rstrip(".")
 
 
 def check_mechanism(
@@ -138,7 +150,7 @@ def check_mechanism(
 
     Args:
         mechanism: turns an update, a mapping of tensors like ``like``, into what is sent, a mapping of tensors; called
-            some 2 x ``draws`` + 2,000 times, each with new randomness of its own.
+            some 2 x ``draws`` + 1,800 times, each with new randomness of its own.
         claimed: epsilon, or a ``Claim`` with unit, neighbors and rounds.
         delta: of ``claimed``, where that is a number.
         like: tensors of the names and shapes of an update; values do not matter.
@@ -158,7 +170,7 @@ def check_mechanism(
     checks.number("confidence", confidence, above=0, below=1, example=0.95)
     outputs, pairs = _pairs(mechanism, claim, like=like, clip_norm=clip_norm, neighbors=neighbors, seed=seed)
     places = slices_of(outputs)
-    found, known = _worst(mechanism, pairs, places)
+    found, known = _worst(mechanism, pairs, places, most=draws // 2)
     statistics = statistics_for(found, places, known)
     drawn = _Drawn.of(draw_statistics(mechanism, found.neighbors, statistics, draws), statistics, claim)
 
@@ -169,16 +181,23 @@ def check_mechanism(
         clip_norm=clip_norm,
         moved=drawn.moved,
         noise_std=drawn.noise_std,
+        by=statistics.names[drawn.widest],
+        counted_by=tuple(statistics.names[number] for number, _ in drawn.tests),
     )
-    return _judged(measured, drawn, by=statistics.names[drawn.widest], gaussian=noise == "gaussian", level=confidence)
+    return _judged(measured, drawn, by=measured.by, gaussian=noise == "gaussian", level=confidence)
 
 
 def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, level: float) -> MechanismCheck:
     """Hold the bounds against the claim."""
     claim = measured.claim
 
+    gaussian = gaussian and drawn.gaussian
+
     def bounds(error: float) -> tuple[float, float | None]:
-        return drawn.epsilon(error), _total(drawn.mu(error), claim) if gaussian else None
+        """Each takes half of the error, so that the larger one holds with the confidence that is stated."""
+        if not gaussian:
+            return drawn.epsilon(error), None
+        return drawn.epsilon(error / 2), _total(drawn.mu(error / 2), claim)
 
     epsilon, total = bounds(1 - level)
     strict = max(bound or 0.0 for bound in bounds(1 - ACCUSATION))
@@ -189,7 +208,8 @@ def _judged(measured: Measured, drawn: "_Drawn", *, by: str, gaussian: bool, lev
         epsilon=epsilon,
         epsilon_if_gaussian=total,
         confidence=level,
-        showable=drawn.showable(1 - level),
+        showable=drawn.showable((1 - level) / 2 if gaussian else 1 - level),
+        noticed=_noticed(claim, len(drawn.first)) if gaussian else None,
         draws=drawn.draws,
         compared=measured.pilot.neighbors.what,
         by=by,
@@ -259,6 +279,11 @@ class _Drawn:
         return largest_counted_epsilon(len(self.first), delta=self.delta, error=error / len(self.tests))
 
     @property
+    def gaussian(self) -> bool:
+        """Whether the widest projection looks like Gaussian noise on either neighbor."""
+        return all(is_gaussian(values[:, self.widest]) for values in (self.first, self.second))
+
+    @property
     def moved(self) -> float:
         """By how much the unit moves the widest projection."""
         return abs(float(self.first[:, self.widest].mean() - self.second[:, self.widest].mean()))
@@ -270,16 +295,16 @@ class _Drawn:
 
 
 def _worst(
-    mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice]
+    mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int
 ) -> tuple[Pilot, Tensor | None]:
     """The pair that is told apart best, and the direction of its difference where it is known.
 
-    A few draws on each pair choose those on which more are drawn.
+    A few draws on each pair, ``most`` of them at most, choose those on which more are drawn.
     """
     kept = list(pairs)
-    for draws, number in ((PILOT_DRAWS, FINALISTS), (FINAL_DRAWS, 1)):
-        if len(kept) > 1 or number == 1:
-            rated = [_rated(mechanism, pair, places, draws) for pair in counted("pair of neighbors", kept)]
+    for draws, number in PILOT:
+        if len(kept) > number or number == 1:
+            rated = [_rated(mechanism, pair, places, min(draws, most)) for pair in counted("pair of neighbors", kept)]
             rated.sort(key=lambda each: (-each[0], -float(each[1].shift.norm())))
             kept = [drawn.neighbors for _, drawn, _ in rated[:number]]
     return rated[0][1:]
@@ -298,6 +323,14 @@ def _total(mu: float, claim: Claim) -> float:
     if claim.delta == 0:
         return math.inf if mu > 0 else 0.0
     return gaussian_epsilon(mu * math.sqrt(claim.rounds), claim.delta)
+
+
+def _noticed(claim: Claim, draws: int) -> float | None:
+    """The least epsilon that four of five tests with so many counted draws would contradict the claim by."""
+    if claim.delta == 0 or not math.isfinite(claim.epsilon):
+        return None
+    once = gaussian_mu(claim.epsilon, claim.delta) / math.sqrt(claim.rounds)
+    return _total(noticed_mu(once, draws, error=(1 - ACCUSATION) / 2), claim)
 
 
 def _pairs(
@@ -361,13 +394,16 @@ def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -
 
 
 def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
-    """The difference of two updates where what is sent has the same arrays."""
+    """The difference of two updates, laid out as what is sent is; 0 in arrays that are sent beside the update's."""
     first, second = neighbors.first, neighbors.second
-    if not (isinstance(first, Mapping) and isinstance(second, Mapping) and list(first) == list(places)):
+    if not (isinstance(first, Mapping) and isinstance(second, Mapping) and set(first) <= set(places)):
         return None
-    if any(torch.as_tensor(first[name]).numel() != place.stop - place.start for name, place in places.items()):
+    if any(torch.as_tensor(value).numel() != places[name].stop - places[name].start for name, value in first.items()):
         return None
-    return flattened(first) - flattened(second)
+    known = torch.zeros(max(place.stop for place in places.values()), dtype=torch.float64)
+    for name, value in first.items():
+        known[places[name]] = flattened({name: value}) - flattened({name: second[name]})
+    return known
 
 
 def _chosen(first: Values, second: Values, delta: float) -> list[Test]:

@@ -1,12 +1,12 @@
 """Says which fact of a mechanism disagrees with its claim."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fl_privacy.dp_check.bounds import gaussian_mu
 from fl_privacy.dp_check.claims import Claim
-from fl_privacy.dp_check.draws import Pilot
+from fl_privacy.dp_check.draws import DIFFERENCE, UNCHANGED, Pilot
 
 BEYOND = 1.1
 """By which factor a measured norm must exceed the one claimed before it is named as a reason."""
@@ -23,6 +23,8 @@ class Measured:
         clip_norm: l2 norm to which one unit's contribution is said to be clipped, if anybody says so.
         moved: by how much the unit moves what is sent, in the direction that tells most.
         noise_std: standard deviation of the noise in that direction.
+        by: name of that direction.
+        counted_by: names of the statistics whose counts were compared, the best first.
     """
 
     pilot: Pilot
@@ -31,6 +33,8 @@ class Measured:
     clip_norm: float | None
     moved: float
     noise_std: float
+    by: str = ""
+    counted_by: Sequence[str] = ()
 
     @property
     def bound(self) -> float | None:
@@ -45,7 +49,14 @@ class Measured:
 
 def reason_for(found: Measured) -> str:
     """Name the fact that disagrees with the claim, in words that follow "because"; empty where none stands out."""
-    reasons = (_without_noise, _clipped_after_noise, _not_clipped, _too_little_noise)
+    reasons = (
+        _without_noise,
+        _same_noise_twice,
+        _unchanged_values,
+        _clipped_after_noise,
+        _not_clipped,
+        _too_little_noise,
+    )
     return next((reason for find in reasons if (reason := find(found))), "")
 
 
@@ -62,6 +73,20 @@ def _without_noise(found: Measured) -> str:
     names = [name for name, place in found.places.items() if bool(bare[place].any())]
     kept = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"{kept} {'leaves' if len(names) == 1 else 'leave'} without noise"
+
+
+def _same_noise_twice(found: Measured) -> str:
+    """Two arrays, such as those of two clients, that carry the same noise: their difference has none."""
+    spread = float(found.pilot.deviations.max())
+    if not found.by.startswith(DIFFERENCE) or found.noise_std > 1e-3 * spread:
+        return ""
+    return f"{found.by.removeprefix(DIFFERENCE)} carry the same noise, so that their difference has none"
+
+
+def _unchanged_values(found: Measured) -> str:
+    if UNCHANGED not in found.counted_by[:1]:
+        return ""
+    return "some values leave as they are, neither clipped nor noised"
 
 
 def _nothing_is_nothing(drawn: Pilot) -> bool:

@@ -83,7 +83,9 @@ class InferenceStage:
             UserError: there are too few examples, or nothing is known that could be asked for.
         """
         config, clients = experiment.config, experiment.clients
-        inferences = build_inferences(config.inference)
+        inferences = {
+            name: one for name, one in build_inferences(config.inference).items() if one.about is not About.CANARIES
+        }
         if not inferences:
             return None
         examples = next(iter(clients.values())).examples

@@ -12,6 +12,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.experiment.attack_stage import AttackStage
 from fl_privacy.experiment.build import Federation, attack_of_run, build_federation, clients_of
 from fl_privacy.experiment.calibration import calibrated
+from fl_privacy.experiment.canary_stage import CanaryStage
 from fl_privacy.experiment.experiment import Experiment
 from fl_privacy.experiment.image_prior import describe_image_prior
 from fl_privacy.experiment.inference_judge import Spending
@@ -129,6 +130,7 @@ class _Run:
     privacy: Privacy
     stage: AttackStage | None
     inference: InferenceStage | None
+    canaries: CanaryStage | None
     capture: CaptureWriter | None
     folder: RunFolder
     monitor: Monitor
@@ -152,6 +154,7 @@ class _Run:
             privacy=UNKNOWN if clients.own_data else privacy_of(federation, delta=delta, accountant=accountant),
             stage=experiment.stage(attack, folder, monitor) if attack else None,
             inference=InferenceStage.of(experiment, folder, monitor),
+            canaries=None if clients.own_data else CanaryStage.of(federation, folder, monitor),
             capture=CaptureWriter(folder.path / CAPTURES) if saves else None,
             folder=folder,
             monitor=monitor,
@@ -198,6 +201,8 @@ class _Run:
         self._attack_waiting()
         if self.inference:
             self.inference.finish(Spending(epsilon=self.privacy.epsilon, delta=self.experiment.config.privacy.delta))
+        if self.canaries:
+            self.canaries.finish(self.privacy)
 
     def _intercepted(self, observation: Observation) -> None:
         if self.capture:
@@ -207,6 +212,8 @@ class _Run:
             self.waiting.append(observation)
         if self.inference:
             self.inference.see(observation)
+        if self.canaries:
+            self.canaries.see(observation)
 
     def _attack_waiting(self) -> None:
         if self.stage and self.waiting:
@@ -219,6 +226,8 @@ class _Run:
         self.monitor.round_done(report, evaluation, epsilon)
         if self.inference:
             self.inference.read()
+        if self.canaries:
+            self.canaries.read()
         if self.experiment.config.intercept.when == "during":
             self._attack_waiting()
 

@@ -21,6 +21,7 @@ from fl_privacy.flower.records import to_tensor
 from fl_privacy.interception import CaptureWriter, WaitingUpdates, changed, ids_of, recognize_training
 from fl_privacy.models import normalized
 from fl_privacy.normalization import Normalization
+from fl_privacy.results.claims import ClaimRecord, write_claims
 from fl_privacy.results.occupancy import CAPTURES
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 
@@ -132,6 +133,11 @@ class AuditReport:
             self._defenses[client] = parts
             self._note()
 
+    def claimed(self, claims: Sequence[ClaimRecord]) -> None:
+        """Record what came of the app's claims of differential privacy; the page has them above all else."""
+        if claims:
+            write_claims(self._folder.path, claims)
+
     def finish(self, result: Result, seen: Counter[str]) -> str:
         """Attack what was captured and write the page; returns a line on both.
 
@@ -235,7 +241,8 @@ class AuditReport:
             path = self._folder.path / MODEL
             write_weights(path, ModelState({n: to_tensor(a.numpy()) for n, a in result.arrays.items()}))
             kept = f" The trained weights are in {path}."
-        why = max(seen, key=lambda reason: seen[reason], default="") or "no client replied in the audited rounds"
+        why = max(seen, key=lambda reason: seen[reason], default="").rstrip(".")
+        why = why or "no client replied in the audited rounds"
         return UserError(
             f"The audit is expected to capture updates, but captured none, which says nothing about privacy: {why};"
             f" audit rounds in which clients train, and see the warnings above.{kept}"

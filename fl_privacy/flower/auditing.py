@@ -24,6 +24,7 @@ from fl_privacy.flower.audit_records import ANSWERS, asked_probe, probing, told_
 from fl_privacy.flower.audit_report import ATTACK, AuditReport
 from fl_privacy.flower.audited_clients import NamingServer
 from fl_privacy.flower.audited_model import AuditedModel, expect_arrays_of, read_model
+from fl_privacy.flower.stated_by_replies import StatedByReplies
 from fl_privacy.flower.strategy_around import StrategyAround
 from fl_privacy.flower.told_plan import Told, read_plan
 from fl_privacy.flower.transport import pair
@@ -120,6 +121,8 @@ class AuditedStrategy(StrategyAround):
     _grid: Grid | None = field(default=None, init=False, repr=False)
     _timeout: float = field(default=3600.0, init=False, repr=False)
     _seen: Counter[str] = field(default_factory=Counter, init=False, repr=False)
+    _replies: StatedByReplies = field(default_factory=StatedByReplies, init=False, repr=False)
+    _rounds: int = field(default=1, init=False, repr=False)
 
     def start(self, *args: Any, **kwargs: Any) -> Result:
         """As the strategy's own ``start``; then what was captured is attacked, and a line says where the page is.
@@ -153,6 +156,7 @@ class AuditedStrategy(StrategyAround):
         )
         self.report.open(plan, fields_told, sorted(chosen), rounds)
         self._seen.clear()
+        self._replies, self._rounds = StatedByReplies(), rounds
         self._curious = NamingServer(self.strategy, interceptor, Audit(rounds=chosen, uploads="both"))
         try:
             result = _start_with_hooks(self.strategy, self, given.args[1:], given.kwargs)
@@ -168,12 +172,21 @@ class AuditedStrategy(StrategyAround):
         self.report.partitions = self._curious.partitions
         seen = self._seen + self._curious.problems
         with streams_put_back():
+            claimed = attempt(self._hold_claims)
+            if isinstance(claimed, Failure):
+                logger.warning("The claim of differential privacy was not tested: %s", claimed.reason)
             said = attempt(lambda: self.report.finish(result, seen))
         self.failure = said.reason.removeprefix(f"{UserError.__name__}: ") if isinstance(said, Failure) else None
         if self.failure is None:
             print(said, flush=True)
         else:
             print(f"audit: no page. {self.failure}", file=sys.stderr, flush=True)
+
+    def _hold_claims(self) -> None:
+        """Test what the strategy and the clients claim of differential privacy, where they claim anything."""
+        from fl_privacy.flower.audited_claims import audited_claims  # noqa: PLC0415
+
+        self.report.claimed(audited_claims(self.strategy, self._replies, self._rounds))
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -194,6 +207,7 @@ class AuditedStrategy(StrategyAround):
         """Capture the replies, ask for probes where clients answer them, and pass the replies on."""
         assert self._curious is not None
         received = list(replies)
+        attempt(lambda: self._replies.see(received))
         if server_round in self._curious.audit.rounds:
             with streams_put_back():
                 for work in (self._identify, self._probe):

@@ -2,9 +2,9 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -16,6 +16,7 @@ from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedCl
 
 from fl_privacy import checks
 from fl_privacy.dp_check import Claim, Facts
+from fl_privacy.dp_check.claims import Stated
 from fl_privacy.dp_check.draws import Mechanism
 from fl_privacy.errors import UserError
 from fl_privacy.flower.inside.identity import identify_process
@@ -24,20 +25,7 @@ from fl_privacy.types import Tensors
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 
-
-@dataclass(frozen=True, kw_only=True)
-class Stated:
-    """What a mod or a strategy says of itself.
-
-    Attributes:
-        claim: ``None`` where it states no epsilon.
-        facts: of the mechanism that it is configured to be.
-        clip_norm: l2 norm to which one client's change is clipped.
-    """
-
-    claim: Claim | None
-    facts: Facts
-    clip_norm: float
+CLIPPING_NORM = "clipping_norm"
 
 
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
@@ -82,14 +70,20 @@ def _stated_by_strategy(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Flower says a line at each call of a mod; thousands of them say nothing."""
+    """Hold back the line that Flower writes at each call of a mod: thousands of them say nothing.
+
+    A filter, as a new level would empty what every logger of the process has cached.
+    """
     logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.addFilter(_is_error)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def mechanism_of_mod(
@@ -105,24 +99,24 @@ def mechanism_of_mod(
         metrics: that the client replies beside ``num-examples``.
     """
     identify_process()
-    rounds = iter(range(1, 1 << 62))
+    rounds, records = iter(range(1, 1 << 62)), _Records()
     context = Context(1, 1, {PARTITION: 0, PARTITIONS: 2}, RecordDict(), {})
 
     def mechanism(update: Tensors) -> Tensors:
-        sent = {name: torch.zeros_like(value) for name, value in update.items()}
+        sent, own = records.of(update)
         asked = ConfigRecord({ROUND: next(rounds), **(config or {})})
-        message = Message(RecordDict({ARRAYS: to_record(sent), CONFIG: asked}), 1, "train")
+        message = Message(RecordDict({ARRAYS: sent, CONFIG: asked}), 1, "train")
 
         def client(question: Message, _: Context) -> Message:
             values = MetricRecord({NUM_EXAMPLES: 1, **(metrics or {})})
-            return Message(RecordDict({ARRAYS: to_record(_not_nothing(update)), METRICS: values}), reply_to=question)
+            return Message(RecordDict({ARRAYS: own, METRICS: values}), reply_to=question)
 
         with _quiet():
             reply = mod(message, context, client)
         if reply.has_error():
             raise UserError(f"A mod is expected to answer a training message, but: {reply.error.reason}; see its log.")
         return {
-            name: to_tensor(array.numpy()) - sent[name] if name in sent else to_tensor(array.numpy())
+            name: to_tensor(array.numpy())
             for record in reply.content.array_records.values()
             for name, array in record.items()
         }
@@ -130,28 +124,34 @@ def mechanism_of_mod(
     return mechanism
 
 
-def mechanism_of_strategy(strategy: Callable[[], Strategy] | Strategy, *, clients: int) -> Mechanism:
+def mechanism_of_strategy(
+    strategy: Callable[[], Strategy] | Strategy, *, clients: int, mods: Sequence[Mod] = ()
+) -> Mechanism:
     """Make a function of ``strategy``: from one client's update to the change of the model, times ``clients``.
 
     The other clients reply what they were sent. All report one example, so that the mean times ``clients`` is the sum,
-    which one client moves by its clipping norm at most.
+    which one client moves by its clipping norm at most. Of a strategy that adapts its clipping norm, the next one is
+    released beside the model, as ``clipping_norm``.
 
     Args:
         strategy: or what makes one anew for each call, where it changes from round to round (adaptive clipping).
         clients: that reply in a round, at least 1.
+        mods: of each client, such as ``fixedclipping_mod``, where clients clip.
     """
     checks.whole("clients", clients, at_least=1, example=10)
     identify_process()
-    rounds = iter(range(1, 1 << 62))
+    rounds, records = iter(range(1, 1 << 62)), _Records()
 
     def mechanism(update: Tensors) -> Tensors:
         subject = strategy if isinstance(strategy, Strategy) else strategy()
         number = next(rounds)
-        zeros = {name: torch.zeros_like(value) for name, value in update.items()}
-        sent = to_record(zeros)
-        own, nothing = to_record(_not_nothing(update)), to_record(_not_nothing(zeros))
-        replies = [_reply(nothing if client else own, client) for client in range(clients)]
+        sent, own = records.of(update)
+        config = {ROUND: number, CLIPPING_NORM: float(getattr(subject, CLIPPING_NORM, math.inf))}
         with _quiet():
+            replies = [
+                _reply(records.nothing if client else own, client, sent=sent, config=config, mods=mods)
+                for client in range(clients)
+            ]
             _begin(subject, number, sent)
             arrays, _ = subject.aggregate_train(number, replies)
         if arrays is None:
@@ -159,9 +159,34 @@ def mechanism_of_strategy(strategy: Callable[[], Strategy] | Strategy, *, client
                 f"{type(subject).__name__} is expected to aggregate {clients} replies, but returned none; give clients="
                 " the number that it samples."
             )
-        return {name: to_tensor(array.numpy()) * clients for name, array in arrays.items()}
+        released = {name: to_tensor(array.numpy()) * clients for name, array in arrays.items()}
+        if isinstance(subject, DifferentialPrivacyAdaptiveBase):
+            released[CLIPPING_NORM] = torch.tensor([math.log(subject.clipping_norm)], dtype=torch.float64)
+        return released
 
     return mechanism
+
+
+class _Records:
+    """Messages' records of the update that was asked about last: to make them takes longer than to answer them."""
+
+    def __init__(self) -> None:
+        self._update: Tensors | None = None
+        self._made: tuple[ArrayRecord, ArrayRecord, ArrayRecord] | None = None
+
+    def of(self, update: Tensors) -> tuple[ArrayRecord, ArrayRecord]:
+        """Zeros as the server sends them, and ``update`` as a client replies it."""
+        if self._made is None or self._update is not update:
+            zeros = {name: torch.zeros_like(value) for name, value in update.items()}
+            self._update = update
+            self._made = to_record(zeros), to_record(_not_nothing(update)), to_record(_not_nothing(zeros))
+        return ArrayRecord(dict(self._made[0])), ArrayRecord(dict(self._made[1]))
+
+    @property
+    def nothing(self) -> ArrayRecord:
+        """What a client replies that changed nothing."""
+        assert self._made is not None
+        return ArrayRecord(dict(self._made[2]))
 
 
 NOTHING = 1e-12
@@ -175,10 +200,24 @@ def _not_nothing(update: Tensors) -> Tensors:
     return {name: value + NOTHING if number == 0 else value for number, (name, value) in enumerate(update.items())}
 
 
-def _reply(arrays: ArrayRecord, client: int) -> Message:
-    content = RecordDict({ARRAYS: arrays, METRICS: MetricRecord({NUM_EXAMPLES: 1, "norm_bit": 0})})
-    asked = Message(RecordDict(), client + 1, "train")
-    return Message(content, reply_to=asked)
+def _reply(
+    arrays: ArrayRecord, client: int, *, sent: ArrayRecord, config: Mapping[str, int | float], mods: Sequence[Mod]
+) -> Message:
+    """What the server gets of ``arrays`` from ``client``, behind its ``mods``; the outermost comes first."""
+    asked = Message(RecordDict({ARRAYS: sent, CONFIG: ConfigRecord(dict(config))}), client + 1, "train")
+    context = Context(1, client + 1, {PARTITION: client, PARTITIONS: client + 1}, RecordDict(), {})
+
+    def train(question: Message, _: Context) -> Message:
+        values = MetricRecord({NUM_EXAMPLES: 1} if mods else {NUM_EXAMPLES: 1, "norm_bit": 0})
+        return Message(RecordDict({ARRAYS: arrays, METRICS: values}), reply_to=question)
+
+    answer: Callable[[Message, Context], Message] = train
+    for mod in reversed(mods):
+        answer = partial(mod, call_next=answer)  # type: ignore[call-arg]
+    reply = answer(asked, context)
+    if reply.has_error():
+        raise UserError(f"A mod is expected to answer a training message, but: {reply.error.reason}; see its log.")
+    return reply
 
 
 def _begin(strategy: Strategy, number: int, sent: ArrayRecord) -> None:

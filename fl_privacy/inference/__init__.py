@@ -6,6 +6,7 @@ from fl_privacy.lazy import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.inference.attribute import AttributeInference
+    from fl_privacy.inference.canaries import Canaries
     from fl_privacy.inference.class_shares import PropertyInference
     from fl_privacy.inference.inference import Inference, Watch
     from fl_privacy.inference.kinds import About
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "About",
     "AttributeInference",
+    "Canaries",
     "Inference",
     "Membership",
     "PropertyInference",
@@ -29,6 +31,7 @@ __getattr__ = on_demand(
     __name__,
     {
         "fl_privacy.inference.attribute": ["AttributeInference"],
+        "fl_privacy.inference.canaries": ["Canaries"],
         "fl_privacy.inference.class_shares": ["PropertyInference"],
         "fl_privacy.inference.inference": ["Inference", "Watch"],
         "fl_privacy.inference.kinds": ["About"],

@@ -76,6 +76,30 @@ class LeakageCheck:
 
         self._check(lambda: measure_run(Path(folder), metric=metric))
 
+    def epsilon(
+        self, mechanism: Any, claimed: float, *, delta: float = 1e-5, contradicts: bool = False, **asked: Any
+    ) -> None:
+        """Fail where many draws of ``mechanism`` contradict an epsilon of ``claimed``; there is no baseline.
+
+        Args:
+            mechanism: a mod of a Flower client, a strategy, a defense of this package, or a function from an update to
+                what is sent.
+            claimed: epsilon.
+            delta: of it.
+            contradicts: the claim is expected to be false: fail where nothing contradicts it.
+            asked: further fields of ``fl_privacy.dp_check.asked.Asked``, such as rounds, clip_norm, like, draws.
+        """
+        from fl_privacy.errors import UserError  # noqa: PLC0415
+        from fl_privacy.regression.epsilon import verdict_on  # noqa: PLC0415
+
+        try:
+            found = verdict_on(mechanism, claimed=claimed, delta=delta, **asked)
+        except UserError as error:
+            pytest.fail(str(error), pytrace=False)
+        self.said.append(f"{self.test}: {found.sentence}")
+        if (found.status == "contradicted") != contradicts:
+            pytest.fail(found.sentence, pytrace=False)
+
     def _check(self, measure: Callable[[], Measurement]) -> None:
         from fl_privacy.errors import UserError  # noqa: PLC0415
 

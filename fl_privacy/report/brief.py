@@ -10,6 +10,7 @@ from fl_privacy.files import write_whole
 from fl_privacy.foreign_files import expect_file_name
 from fl_privacy.metrics.epsilon_bounds import balanced_accuracy_bound
 from fl_privacy.report.attacked import what_was_done
+from fl_privacy.report.claims import claim_views
 from fl_privacy.report.glossary import glossary_of
 from fl_privacy.report.headline import headline_of, read_in_words
 from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
@@ -77,12 +78,22 @@ def render_brief(run: Run) -> str:
     attacked = " ".join(filter(None, [what_was_done(run), batch_norm_in_words([run.summary])]))
     assumptions = [line for line in run.threat_model if not line.startswith(NOT_TESTED)]
     untested, risks = _untested(run, found, kind), _risks(run, verdict, said.basis, kind)
-    words = [said.text, said.basis, meaning, attacked, *assumptions, *untested, *risks]
+    words = [
+        *(claim.sentence for claim in run.claims),
+        said.text,
+        said.basis,
+        meaning,
+        attacked,
+        *assumptions,
+        *untested,
+        *risks,
+    ]
     words += [f"{fact.name} {fact.value} {fact.note}" for fact in facts]
     return render(
         "brief.html.j2",
         run=run,
         verdict=said,
+        claims=claim_views(run.claims),
         date=_date(run),
         facts=facts,
         meaning=meaning,
@@ -116,6 +127,8 @@ def _meaning(verdict: Verdict, kind: str) -> str:
         Ground.READ: f"Whoever runs the server can make out {kind}s of clients by what they"
         f" upload{told and ', and tell '}{told}. {care}",
         Ground.TOLD: f"Whoever runs the server can tell {told} from what clients upload, better than by guessing.",
+        Ground.REHEARSED: "No upload of a client was attacked, so that nothing is known of what clients give away. Made"
+        f" of one {kind} without a defense, as the server did itself, an upload for this model shows it.",
         Ground.BOUNDED: f"Differential privacy bounds what any attacker can learn of one {kind}, those below and all"
         " others, as long as clients draw their noise as they say.",
         Ground.NOTHING: "Nothing was attacked. That says nothing about what the uploads give away.",

@@ -56,6 +56,14 @@ def _text(verdict: Verdict, kind: str) -> str:
 
 
 def _of_examples(verdict: Verdict, kind: str) -> str:
+    """What came of the examples; that no client's upload was attacked comes first, where so it is."""
+    if verdict.facts.source is not AttackedUploads.SERVER or verdict.ground is Ground.BOUNDED:
+        return _of_attacked(verdict, kind)
+    said = _of_attacked(verdict, kind)
+    return f"No client's upload was attacked: {said[0].lower()}{said[1:]}"
+
+
+def _of_attacked(verdict: Verdict, kind: str) -> str:
     if verdict.most is None or verdict.ground in (Ground.FAILED, Ground.NO_TRUTH):
         return _without_verdict(verdict, kind)
     who, counts = _who(verdict), verdict.most.counts
@@ -115,7 +123,7 @@ def uploads_in_words(facts: AttackFacts, kind: str) -> str:
     number = f"one {kind} each" if high == 1 else f"{low if low == high else f'{low} to {high}'} {kind}s each"
     match facts.source:
         case AttackedUploads.SERVER:
-            return f"from uploads of {number} that the server made itself"
+            return f"from undefended uploads of {number} that the server made itself"
         case AttackedUploads.TRAINING:
             return f"from training updates of {number}"
     return f"from {'test uploads' if facts.trained else 'uploads'} of {number}"

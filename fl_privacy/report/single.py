@@ -10,6 +10,7 @@ from fl_privacy.metrics import METRICS
 from fl_privacy.metrics.registry import IMAGE_METRIC, TEXT_METRIC
 from fl_privacy.report.attacked import what_was_done
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
+from fl_privacy.report.claims import claim_views
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.film import films_of_run
 from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extremes
@@ -77,6 +78,7 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         summary=run.summary,
         adaptive=run.summary.adaptive,
         verdict=headline_of(verdict, kind),
+        claims=claim_views(run.claims),
         counted=_count_rows(verdict, last),
         problems=[*problems, *shown.problems],
         lede=what_was_done(run),
@@ -96,7 +98,7 @@ def render_run(run: Run, shown: Shown, *, problems: Sequence[str] = (), live: bo
         members=[reading for reading in last if reading.leakage.members],
         tracing=[reading for reading, _ in traced],
         inferred=views_of(run.summary.inferred),
-        by_round=_round_rows(found),
+        by_round=_round_rows(verdict),
         many_rounds=len({reading.round for reading in found}) > ROUNDS_SHOWN,
         over_rounds=_over_rounds(found),
         charts=_charts(run),
@@ -135,7 +137,8 @@ def _count_rows(verdict: Verdict, last: Sequence[Reading]) -> list[dict[str, Any
     """How many each attacker read in the last attacked round, and in the round in which most leaks."""
     most = verdict.most
     shown = [*last, *([r for r in verdict.readings if most and r.round == most.round and r not in last])]
-    return [{"round": r.round, "attacker": r.attacker, "counts": r.counts, "tone": tone_of([r])} for r in shown]
+    source = verdict.facts.source
+    return [{"round": r.round, "attacker": r.attacker, "counts": r.counts, "tone": tone_of([r], source)} for r in shown]
 
 
 def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
@@ -162,8 +165,9 @@ def _leakage_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
     return rows
 
 
-def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
+def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
     """Means by attacked round and attacker, where more than one round was attacked."""
+    found = verdict.readings
     if len({reading.round for reading in found}) < 2:
         return []
     measured = [name for name in METRICS if any(reading.statistic(name) for reading in found)]
@@ -172,7 +176,7 @@ def _round_rows(found: Sequence[Reading]) -> list[dict[str, Any]]:
             "round": reading.round,
             "attacker": reading.attacker,
             "counts": reading.counts,
-            "tone": tone_of([reading]),
+            "tone": tone_of([reading], verdict.facts.source),
             "means": {name: s.mean if (s := reading.statistic(name)) else None for name in measured},
         }
         for reading in found

@@ -13,6 +13,7 @@ from fl_privacy.effects import Part
 from fl_privacy.files import write_whole
 from fl_privacy.results.aggregation import summarize
 from fl_privacy.results.attack_facts import described_facts
+from fl_privacy.results.claims import read_claims
 from fl_privacy.results.environment import describe_environment
 from fl_privacy.results.films import film_of, write_films
 from fl_privacy.results.findings import Finding
@@ -207,6 +208,7 @@ class RunFolder:
         attacker: Attacker = Attacker.PLAIN,
         countermeasures: Sequence[str] = (),
         candidates_from: str | None = None,
+        uploads: str | None = None,
     ) -> None:
         """One call of the attack took ``seconds`` for ``victims`` observations.
 
@@ -218,8 +220,10 @@ class RunFolder:
             attacker: who attacked.
             countermeasures: what it did against the defense, a sentence each.
             candidates_from: what images originals are told apart from, if any.
+            uploads: what was attacked, a value of ``AttackedUploads``.
         """
         figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
+        figures |= {"uploads": uploads}
         self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)
 
     def add_finding(self, finding: Finding) -> None:
@@ -264,7 +268,9 @@ class RunFolder:
             total_seconds=time.monotonic() - self._started,
         )
         self.teller.clear()
-        verdict = judged(summary, described_facts(self.identity, records, threats=self._threats))
+        false = any(claim.is_false for claim in read_claims(self.path))
+        facts = described_facts(self.identity, records, threats=self._threats)
+        verdict = judged(summary, facts, claim_is_false=false)
         write_whole(self.path / SUMMARY, dump_json({"verdict": verdict.as_plain(), **summary.as_json()}, indent=1))
         self.finished = True
         self.close()  # only now: whoever gets the lock next finds a finished run

@@ -11,6 +11,7 @@ from fl_privacy.config.plugins import register_plugin_metrics
 from fl_privacy.errors import UserError
 from fl_privacy.foreign_files import expect_regular_files
 from fl_privacy.results.aggregation import summarize
+from fl_privacy.results.claims import ClaimRecord, read_claims
 from fl_privacy.results.films import Film, TextFilm, read_films
 from fl_privacy.results.identity import FORMAT, Identity, training_hash
 from fl_privacy.results.occupancy import CAPTURES, CONFIG, IDENTITY, METRICS, SUMMARY, WAITING
@@ -47,13 +48,14 @@ class Run:
         environment: versions, hardware, seed.
         threat_model: in sentences.
         strengths: settings of the defense that its strength follows, those of its first part first.
-        defenses: names of the parts of the defense.
         partition: ``None`` if it was not recorded, as by an attack without training.
         records: of ``metrics.jsonl``, in order.
         summary: what they add up to, also for a run that did not finish.
         finished: whether it came to its end.
         problems: what is damaged, a line each.
         shared: what a copy made for others holds; ``None`` for the run itself.
+        defenses: names of the parts of the defense.
+        claims: what came of claims of differential privacy, false ones first.
     """
 
     path: Path
@@ -69,6 +71,7 @@ class Run:
     problems: tuple[str, ...]
     shared: Shared | None = None
     defenses: tuple[str, ...] = ()
+    claims: tuple[ClaimRecord, ...] = ()
 
     @property
     def name(self) -> str:
@@ -136,6 +139,7 @@ def read_run(path: Path) -> Run:
         problems=tuple(problems),
         shared=shared_as(path),
         defenses=tuple(name for part in defense if (name := part.get("name"))),
+        claims=read_claims(path),
     )
 
 

@@ -9,13 +9,14 @@ import yaml
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private, write_whole
+from fl_privacy.results.claims import CLAIM
 from fl_privacy.results.occupancy import CONFIG, IDENTITY, METRICS, SUMMARY
 
 Shared = Literal["figures", "originals"]
 """What a copy holds: figures alone, or originals and reconstructions as well."""
 
 NOTE = "share.json"
-FIGURES = ("environment.json", "threat_model.json", "defense.json", "partition.json", METRICS, SUMMARY)
+FIGURES = ("environment.json", "threat_model.json", "defense.json", "partition.json", CLAIM, METRICS, SUMMARY)
 PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures/*.png")
 
 

@@ -15,6 +15,7 @@ from flwr.common import (
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from flwr.common.secure_aggregation.secaggplus_constants import Key as SecAggKey
 from flwr.common.secure_aggregation.secaggplus_constants import Stage as SecAggStage
+from flwr.compat.common.recorddict_compat import fitins_to_recorddict
 from flwr.server import LegacyContext
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
@@ -44,6 +45,7 @@ __all__ = [
     "SecAggStage",
     "WorkflowKey",
     "bytes_to_ndarray",
+    "fitins_to_recorddict",
     "ndarrays_to_parameters",
     "parameters_to_ndarrays",
     "secaggplus_mod",

@@ -122,7 +122,7 @@ class BagReader:
 
     def _simulated(self, observation: Observation, length: int) -> Expected:
         known, length = observation.knowledge, min(length, observation.input_shape[0], _LONGEST_SIMULATED)
-        labels = None if known.labels is None or known.labels.dim() > 1 else tuple(known.labels.unique().tolist())
+        labels = None if known.labels is None or known.labels.dim() > 1 else tuple(torch.unique(known.labels).tolist())
         key = (length, labels, id(known.public_images))
         if key not in self._expected:
             self._expected[key] = simulated(

@@ -1,0 +1,141 @@
+"""``fl-privacy check-dp``: is a claimed epsilon contradicted? Recomputed, tested, and what would have been noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fl_privacy.errors import UserError
+
+if TYPE_CHECKING:
+    from fl_privacy.dp_check.asked import Asked
+    from fl_privacy.dp_check.verdict import ClaimVerdict
+    from fl_privacy.results.claims import ClaimRecord
+
+EXIT_FALSE = 1
+
+
+MORE: dict[str, type] = {"clients": int, "parameters": int, "neighbors": str, "noise": str, "seed": int}
+"""Settings that are seldom needed -> of which type they are; see ``dp_check.asked.Asked``."""
+
+
+def check_dp(  # noqa: PLR0917
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="SUBJECT",
+            help="Folder of a run, an audit or a Flower app, or module:name of a mod, a strategy, a defense or a"
+            " function from an update to what is sent.",
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="clients that a strategy aggregates, parameters of an update, neighbors (add_remove or replace), noise"
+            " (gaussian, or other for a bound of any shape alone), seed.",
+        ),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="That is claimed, instead of what it says.")
+    ] = None,
+    delta: Annotated[float, typer.Option("--delta", help="Of epsilon.")] = 1e-5,
+    rounds: Annotated[int, typer.Option("--rounds", help="For which it is claimed.")] = 1,
+    clip_norm: Annotated[float | None, typer.Option("--clip-norm", help="To which an update is clipped.")] = None,
+    draws: Annotated[
+        int | None, typer.Option("--draws", help="On either neighbor; by default what a minute allows.")
+    ] = None,
+    train: Annotated[bool, typer.Option("--train/--no-train", help="Let an app's first client train once.")] = True,
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
+) -> None:
+    """Hold a claim of differential privacy against what runs; status 1 where it is contradicted.
+
+    Recomputed by two accountants, and tested by many draws on two neighbors: a lower bound with 95 % confidence, an
+    accusation with 99.9 %. What is not contradicted is not proven: the answer says what would have been noticed.
+    """
+    more = _read_settings(settings or [])
+    from fl_privacy.dp_check.asked import Asked  # noqa: PLC0415
+
+    asked = Asked(epsilon=epsilon, delta=delta, rounds=rounds, clip_norm=clip_norm, draws=draws, **more)
+    folder = Path(subject)
+    kind = _kind_of(folder)
+    from fl_privacy.report.claims import write_claims_page  # noqa: PLC0415
+    from fl_privacy.results.claims import as_json as claims_as_json  # noqa: PLC0415
+    from fl_privacy.results.claims import in_order, read_claims, records_of, write_claims  # noqa: PLC0415
+
+    records = records_of(_verdicts(subject, kind, asked, train=train))
+    if kind == "run":
+        records = in_order(
+            [*records, *(r for r in read_claims(folder) if r.subject not in {n.subject for n in records})]
+        )
+    page = write_claims_page(records, out or _page(folder, kind), title=folder.name if kind != "name" else subject)
+    if kind == "run":
+        write_claims(folder, records)
+    print(claims_as_json(records) if as_json else _in_words(records, page))
+    if any(record.is_false for record in records):
+        raise typer.Exit(EXIT_FALSE)
+
+
+def _in_words(records: Sequence[ClaimRecord], page: Path) -> str:
+    """Write each claim with what nobody states and what it does not cover, then where the page is."""
+    lines = []
+    for record in records:
+        lines += [f"{record.subject}: {record.headline}.", f"  {record.sentence}"]
+        lines += [f"  {note}" for note in (*(f"Nobody states: {fact}." for fact in record.missing), *record.notes)]
+    return "\n".join([*lines, str(page)])
+
+
+def _read_settings(given: list[str]) -> dict[str, Any]:
+    """Read KEY=VALUE.
+
+    Raises:
+        UserError: a key is unknown, or a value is of another type.
+    """
+    read: dict[str, Any] = {}
+    for setting in given:
+        key, equals, value = setting.partition("=")
+        if not equals or key not in MORE:
+            raise UserError(f"A setting is expected to be one of {', '.join(MORE)} with =VALUE, but got {setting!r}.")
+        try:
+            read[key] = MORE[key](value)
+        except ValueError as error:
+            raise UserError(f"{key} is expected to be a whole number, but got {value!r}; {key}=10.") from error
+    return read
+
+
+Kind = Literal["run", "app", "name"]
+
+
+def _kind_of(folder: Path) -> Kind:
+    if (folder / "run.json").is_file():
+        return "run"
+    if (folder / "pyproject.toml").is_file():
+        return "app"
+    if folder.exists():
+        raise UserError(
+            f"{folder} is expected to be the folder of a run (run.json) or of a Flower app (pyproject.toml), but holds"
+            " neither; name one that does, or module:name."
+        )
+    return "name"
+
+
+def _page(folder: Path, kind: Kind) -> Path:
+    return folder / "claim.html" if kind == "run" else Path("claim.html")
+
+
+def _verdicts(subject: str, kind: Kind, asked: Asked, *, train: bool) -> list[ClaimVerdict]:
+    if kind == "run":
+        from fl_privacy.experiment.run_claims import claims_of_run  # noqa: PLC0415
+
+        return claims_of_run(Path(subject), asked)
+    if kind == "app":
+        from fl_privacy.flower.app_claims import claims_of_app  # noqa: PLC0415
+
+        return claims_of_app(Path(subject), asked, train=train)
+    from fl_privacy.flower.dp_subjects import located, verdicts_on  # noqa: PLC0415
+
+    return verdicts_on(located(subject), asked, name=subject)

@@ -1,0 +1,84 @@
+"""Defenses of this package as mechanisms: what they state, and a function to draw from."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from fl_privacy.defenses import ClientState, Defense, LocalStep
+from fl_privacy.defenses.privacy.accounting import guarantee
+from fl_privacy.dp_check.asked import Asked, recomputed_by, tested
+from fl_privacy.dp_check.claims import Facts, Stated
+from fl_privacy.dp_check.draws import Mechanism, Neighbors
+from fl_privacy.dp_check.verdict import ClaimVerdict
+from fl_privacy.effects import Clipped, ClippedExamples, Noise
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+
+def on_defense(defense: Defense, asked: Asked) -> list[ClaimVerdict]:
+    """Recompute and test what ``defense`` amounts to: its upload, or one step of DP-SGD."""
+    stated = stated_by_defense(defense, asked)
+    if defense.upload and not defense.gradient:
+        return [tested(defense.name, _upload(defense, asked.seed), stated, asked)]
+    if len(defense.gradient) == 1 and any(isinstance(part.effect, ClippedExamples) for part in defense.parts):
+        mechanism, pair = _one_step(defense, asked.seed)
+        once = replace(stated, facts=replace(stated.facts, releases=1, rounds=1))
+        return [tested(f"one step of {defense.name}", mechanism, once, replace(asked, rounds=1), pair=pair)]
+    claim = asked.claim(None, defense.name)
+    return [ClaimVerdict(subject=defense.name, claim=claim, recomputed=recomputed_by(stated, asked, claim))]
+
+
+def stated_by_defense(defense: Defense, asked: Asked) -> Stated:
+    """Read what ``defense`` is configured to do."""
+    found = guarantee(defense, sample_rate=1.0, delta=asked.delta or 1e-5, num_tensors=len(asked.shapes))
+    facts = Facts(
+        noise_multiplier=None if found.missing else found.noise_multiplier,
+        releases=found.steps_per_round,
+        rounds=asked.rounds,
+        missing=(found.missing,) if found.missing else (),
+    )
+    return Stated(claim=None, facts=facts, clip_norm=clip_norm_of(defense) or 1.0)
+
+
+def clip_norm_of(defense: Defense) -> float | None:
+    """Find the l2 norm to which ``defense`` clips one unit's contribution; ``None`` where it clips none."""
+    norms = [_norm(part.effect) for part in defense.parts]
+    return next((norm for norm in norms if norm), None)
+
+
+def _norm(effect: object) -> float | None:
+    if isinstance(effect, ClippedExamples):
+        return effect.norm
+    clip = effect.clip if isinstance(effect, Noise) else None
+    return clip.norm if isinstance(clip, Clipped) else None
+
+
+def _upload(defense: Defense, seed: int) -> Mechanism:
+    rng = derive_generator(seed, "dp_check", "noise")
+
+    def mechanism(update: Tensors) -> Tensors:
+        for hook in defense.upload:
+            update = hook(update, ClientState(), rng)
+        return update
+
+    return mechanism
+
+
+def _one_step(defense: Defense, seed: int) -> tuple[Mechanism, Neighbors]:
+    """One step on four examples, times four, with a canary among them or an example without gradient in its place."""
+    rng = derive_generator(seed, "dp_check", "examples")
+    model = nn.Linear(8, 4, bias=False)
+    inputs, labels = torch.randn(4, 8, generator=rng), torch.randint(4, (4,), generator=rng)
+    canary, blank = inputs.clone(), inputs.clone()
+    canary[0], blank[0] = 100 * torch.randn(8, generator=rng), 0.0
+    sent = ModelState({name: p.detach() for name, p in model.named_parameters()}, {})
+    plan, noise = LocalPlan(lr=0.1, batch_size=4), derive_generator(seed, "dp_check", "noise")
+
+    def mechanism(batch: Batch) -> Tensors:
+        step = LocalStep(model=model, sent=sent, batch=batch, plan=plan, state=ClientState(), rng=noise)
+        found = defense.gradient[0](sent.parameters, step)
+        return {name: value * len(batch) for name, value in found.items()}
+
+    what = "a batch with a canary against one with an empty example in its place"
+    return mechanism, Neighbors(first=Batch(canary, labels), second=Batch(blank, labels), what=what)

@@ -1,0 +1,208 @@
+"""What may be said of a claim of differential privacy: contradicted, not supported, or not contradicted; never true."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from fl_privacy.dp_check.canaries import CanaryTest
+from fl_privacy.dp_check.claims import Claim, Recomputed, Unit
+from fl_privacy.dp_check.mechanism import ACCUSATION, MechanismCheck, shown_epsilon
+
+TOLERANCE = 1.01
+"""By which factor a recomputed epsilon must exceed the claim before the two are said to disagree."""
+
+OWNED = {"client": "each client's data", "example": "each single record"}
+"""Unit of a claim -> what is protected, in the words of a data protection officer."""
+
+
+class Status(StrEnum):
+    """What came of a claim.
+
+    Attributes:
+        CONTRADICTED: a test or the figures themselves show that it is false.
+        UNSUPPORTED: it follows from what is stated under an assumption alone that nobody states or that does not hold.
+        OPEN: it was tested, and nothing contradicts it.
+        UNTESTED: its own figures do not disagree, and no test was made that could have contradicted it.
+        UNCLAIMED: nobody states an epsilon.
+    """
+
+    CONTRADICTED = "contradicted"
+    UNSUPPORTED = "unsupported"
+    OPEN = "open"
+    UNTESTED = "untested"
+    UNCLAIMED = "unclaimed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimVerdict:
+    """A claim beside all that is known of it.
+
+    Attributes:
+        subject: what makes it, as a page names it, such as ``LocalDpMod``.
+        claim: ``None`` where no epsilon is stated.
+        recomputed: from what is stated of the mechanism; ``None`` where nothing is.
+        check: of the mechanism by many draws; ``None`` where it was not drawn from.
+        canaries: of the training; ``None`` where none took part.
+        notes: what the claim does not cover, a sentence each.
+    """
+
+    subject: str
+    claim: Claim | None
+    recomputed: Recomputed | None = None
+    check: MechanismCheck | None = None
+    canaries: CanaryTest | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def unit(self) -> Unit:
+        """Whose protection it is about."""
+        if self.claim is not None:
+            return self.claim.unit
+        return self.canaries.unit if self.canaries is not None else "client"
+
+    @property
+    def by_figures(self) -> bool:
+        """Whether the stated mechanism itself spends more than is claimed, without any assumption for the worst."""
+        return self._exceeds and not self._assumed
+
+    @property
+    def _exceeds(self) -> bool:
+        found = None if self.recomputed is None else self.recomputed.epsilon
+        return self.claim is not None and found is not None and found > self.claim.epsilon * TOLERANCE
+
+    @property
+    def _assumed(self) -> bool:
+        return self.recomputed is not None and bool(self.recomputed.missing or self.recomputed.caveats)
+
+    @property
+    def status(self) -> Status:
+        """See ``Status``."""
+        if self.claim is None:
+            return Status.UNCLAIMED
+        tested = self.could_contradict
+        contradicted = (self.check is not None and self.check.contradicted) or self.by_figures
+        contradicted = contradicted or (self.canaries is not None and self.canaries.contradicts(self.claim))
+        if contradicted:
+            return Status.CONTRADICTED
+        if self._exceeds:
+            return Status.UNSUPPORTED
+        return Status.OPEN if tested else Status.UNTESTED
+
+    @property
+    def could_contradict(self) -> bool:
+        """Whether a test was made that could have shown more than is claimed."""
+        if self.claim is None:
+            return False
+        showable = [] if self.canaries is None else [self.canaries.showable]
+        if self.check is not None:
+            showable.append(self.check.noticed if self.check.noticed is not None else self.check.showable)
+        return any(most > self.claim.epsilon for most in showable)
+
+    @property
+    def lower_bound(self) -> float | None:
+        """The largest epsilon that a test shows; ``None`` where none was made."""
+        found = [each.lower_bound for each in (self.check, self.canaries) if each is not None]
+        return max(found) if found else None
+
+    @property
+    def reason(self) -> str:
+        """Which fact disagrees with the claim, in words that follow "because"; empty where none is known."""
+        if self.check is not None and self.check.reason:
+            return self.check.reason
+        if self.by_figures and self.recomputed is not None and self.recomputed.epsilon is not None:
+            spent = self.recomputed.epsilon
+            return (
+                "there is no noise"
+                if math.isinf(spent)
+                else f"the noise that is stated spends {shown_epsilon(spent)} by two accountants"
+            )
+        return ""
+
+    @property
+    def headline(self) -> str:
+        """The first line of a page, in the words of a data protection officer."""
+        owned = OWNED[self.unit]
+        return {
+            Status.CONTRADICTED: f"The promised protection of {owned} does not hold",
+            Status.UNSUPPORTED: f"The promised protection of {owned} rests on something that nobody states or that does"
+            " not hold",
+            Status.OPEN: f"No test contradicts the promised protection of {owned}; that does not prove it",
+            Status.UNTESTED: f"The promised protection of {owned} was not put to a test that could fail it",
+            Status.UNCLAIMED: f"No protection of {owned} is promised in numbers",
+        }[self.status]
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence: claimed, recomputed, at least, and what follows."""
+        said = [f"claimed {self.claim.in_words()}" if self.claim else "nothing is claimed"]
+        if self.recomputed is not None:
+            spent = self.recomputed.epsilon
+            said.append("not recomputed: a fact is missing" if spent is None else f"recomputed {shown_epsilon(spent)}")
+        if self.check is not None:
+            bare = self.check.contradicted and bool(self.check.bare)
+            least = "nothing bounds it" if bare else f"at least {shown_epsilon(self.check.lower_bound)}"
+            said.append(f"{least} by {self.check.draws:,} draws ({self.check.power})")
+        if self.canaries is not None:
+            said.append(self.canaries.in_words)
+        return f"{'; '.join(said)}: {self._conclusion}."
+
+    @property
+    def _conclusion(self) -> str:
+        if self.status is Status.CONTRADICTED:
+            return "the claim is false" + (f", because {self.reason}" if self.reason else "")
+        return {
+            Status.UNSUPPORTED: "the claim does not follow from what is stated",
+            Status.OPEN: "nothing contradicts the claim",
+            Status.UNTESTED: "the claim was not tested"
+            if self.lower_bound is None
+            else "nothing contradicts the claim, and so small a test could not have",
+        }.get(self.status, "there is no claim to contradict")
+
+    @property
+    def meaning(self) -> str:
+        """What follows for whoever decides, in a sentence or two without a formula."""
+        lower = self.lower_bound
+        if self.status is Status.CONTRADICTED:
+            if self.check is not None and self.check.contradicted:
+                sure = f" An honest mechanism is accused in at most {100 * (1 - ACCUSATION):.1g} % of tests."
+            else:
+                sure = ""
+            return (
+                f"Do not rely on the stated level: {self.reason or 'what was observed is more than it allows'}.{sure}"
+            )
+        if self.status is Status.UNSUPPORTED:
+            return "Ask for the missing facts, or count on the larger, recomputed number."
+        if self.status is Status.OPEN and lower is not None:
+            seen = f"rules out a level below {shown_epsilon(lower)}" if lower > 0 else "rules out no level"
+            return (
+                f"What was observed {seen}; the true one may be anything above. A false claim is noticed only where it"
+                " is far enough off, as said below."
+            )
+        return "This is no clearance."
+
+    def as_plain(self) -> dict[str, Any]:
+        """Give the fields of ``claim.json``."""
+        claim, found, check, canaries = self.claim, self.recomputed, self.check, self.canaries
+        return {
+            "subject": self.subject,
+            "status": str(self.status),
+            "headline": self.headline,
+            "sentence": self.sentence,
+            "meaning": self.meaning,
+            "reason": self.reason,
+            "claimed": claim and claim.epsilon,
+            "delta": claim and claim.delta,
+            "unit": self.unit,
+            "neighbors": claim.neighbors if claim else None,
+            "rounds": claim.rounds if claim else None,
+            "rdp": found and found.rdp,
+            "pld": found and found.pld,
+            "lower": self.lower_bound,
+            "confidence": check.confidence if check else canaries.confidence if canaries else None,
+            "noticed": check.noticed if check else canaries.showable if canaries else None,
+            "estimate": canaries.estimate if canaries else None,
+            "missing": list(found.missing) if found else [],
+            "notes": [*(found.caveats if found else ()), *self.notes],
+        }

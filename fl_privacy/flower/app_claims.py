@@ -1,0 +1,273 @@
+"""A Flower app as it stands: its strategy, its clients' mods and what Opacus does in their training, held to claims."""
+
+import importlib
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import Strategy
+
+from fl_privacy.dp_check.asked import Asked, tested
+from fl_privacy.dp_check.bounds import gaussian_epsilon
+from fl_privacy.dp_check.mechanism import shown_epsilon
+from fl_privacy.dp_check.verdict import ClaimVerdict
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower.audit_records import numbers_of
+from fl_privacy.flower.auditing import AuditedStrategy
+from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by
+from fl_privacy.flower.dp_subjects import verdicts_on
+from fl_privacy.flower.inside.identity import identify_process
+from fl_privacy.flower.inside.legacy import FitIns, fitins_to_recorddict, ndarrays_to_parameters, parameters_to_ndarrays
+from fl_privacy.flower.opacus_watch import OpacusWatch, watched_opacus
+from fl_privacy.flower.records import PARTITION, PARTITIONS, ROUND, to_tensor
+from fl_privacy.flower.transport import LocalGrid
+from fl_privacy.types import Tensors
+
+MOST_VALUES = 20_000
+"""Of an update that is drawn; of a larger model the first values of each array stand for all."""
+
+NODES = 2
+
+
+class _Started(BaseException):
+    """Ends a server app where its training would begin."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class App:
+    """What an app is made of.
+
+    Attributes:
+        folder: of the app.
+        client: its clients.
+        strategy: ``None`` where it is a legacy one, or none was started.
+        arrays: that the training starts from; ``None`` likewise.
+        rounds: of the training.
+        config: that clients are sent with each training message.
+        run_config: of the app.
+        problems: why something is not known, a sentence each.
+    """
+
+    folder: Path
+    client: ClientApp
+    strategy: Strategy | None = None
+    arrays: ArrayRecord | None = None
+    rounds: int = 1
+    config: Mapping[str, Any] = field(default_factory=dict)
+    run_config: Mapping[str, Any] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+
+    @property
+    def mods(self) -> list[Mod]:
+        """Of its clients, the outermost first."""
+        return list(getattr(self.client, "_mods", []))
+
+
+def claims_of_app(folder: Path, asked: Asked, *, train: bool = True) -> list[ClaimVerdict]:
+    """Find what the app in ``folder`` claims, recompute it and test it.
+
+    The app's own code runs: its server up to where the training starts and, with ``train``, one client's training.
+
+    Raises:
+        UserError: ``folder`` is no Flower app, or its server app can't be run up to its training.
+    """
+    app = read_app(folder)
+    known = replace(asked, rounds=max(asked.rounds, app.rounds), like=_shapes(app))
+    found = [*_on_mods(app, known), *_on_strategy(app, known)]
+    reply, watch, problems = _trained(app) if train and app.arrays is not None else (None, OpacusWatch(), ())
+    found += watch.verdicts(replace(asked, like=None), rounds=app.rounds)
+    notes = (*app.problems, *problems, *_metrics_in_words(reply))
+    if not found:
+        return [ClaimVerdict(subject=folder.resolve().name, claim=None, notes=notes)]
+    return [replace(found[0], notes=(*found[0].notes, *notes)), *found[1:]]
+
+
+def read_app(folder: Path) -> App:
+    """Import the app in ``folder`` and run its server app up to where the training starts.
+
+    Raises:
+        UserError: there is no app, or it can't be imported.
+    """
+    try:
+        settings = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+        components = settings["components"]
+        names = {kind: str(components[kind]) for kind in ("serverapp", "clientapp")}
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{folder} is expected to hold a Flower app, whose pyproject.toml has [tool.flwr.app.components] with"
+            " serverapp and clientapp, but has not; give the folder that `flwr run` is given."
+        ) from error
+    sys.path.insert(0, str(folder.resolve()))
+    server, client = (_imported(names[kind], kind) for kind in ("serverapp", "clientapp"))
+    if not isinstance(client, ClientApp) or not isinstance(server, ServerApp):
+        raise UserError(f"{folder} is expected to name a ServerApp and a ClientApp, but names others.")
+    config = _flattened(settings.get("config", {}))
+    identify_process()
+    return _begun(App(folder=folder, client=client, run_config=config), server)
+
+
+def _imported(name: str, kind: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"The app's {kind} {name!r} can't be imported ({error}); install what it needs.") from error
+
+
+def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat |= _flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _begun(app: App, server: ServerApp) -> App:
+    """``app`` with what its server app starts its training with."""
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.run_config))
+    make = getattr(server, "_server_fn", None)
+    if make is not None:
+        return _begun_legacy(app, make, context)
+    taken: dict[str, Any] = {}
+
+    def start(self: Strategy, grid: Any, initial_arrays: Any, num_rounds: int = 3, **more: Any) -> Any:
+        taken.update(strategy=self, arrays=initial_arrays, rounds=num_rounds, config=more.get("train_config") or {})
+        raise _Started
+
+    kinds: tuple[Any, ...] = (Strategy, AuditedStrategy)  # an audit's own start would open its folder
+    originals = [kind.start for kind in kinds]
+    for kind in kinds:
+        kind.start = start
+    try:
+        ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
+    except _Started:
+        ended = None
+    finally:
+        for kind, original in zip(kinds, originals, strict=True):
+            kind.start = original
+    if isinstance(ended, Failure):
+        raise UserError(f"The app's server app ended before its training ({ended.reason}); run it by `flwr run` first.")
+    if not taken:
+        return replace(app, problems=("The server app started no strategy of Flower's Message API.",))
+    return replace(app, **taken)
+
+
+def _begun_legacy(app: App, make: Callable[[Context], Any], context: Context) -> App:
+    parts = make(context)
+    parameters = getattr(parts.strategy, "initial_parameters", None)
+    rounds = getattr(parts.config, "num_rounds", 1) or 1
+    said = "The strategy is one of Flower's legacy API, whose own noise, if it adds any, is not looked at."
+    if parameters is None:
+        return replace(app, rounds=rounds, problems=(said, "The server sends no model of its own to start from."))
+    values = parameters_to_ndarrays(parameters)
+    return replace(app, rounds=rounds, arrays=ArrayRecord(values), problems=(said,))
+
+
+def _shapes(app: App) -> Tensors | None:
+    """An update's arrays; the first values of each where the model is large."""
+    if app.arrays is None:
+        return None
+    arrays = {name: to_tensor(array.numpy()) for name, array in app.arrays.items()}
+    floats = {name: value for name, value in arrays.items() if value.is_floating_point() and value.numel()}
+    total = sum(value.numel() for value in floats.values())
+    if total <= MOST_VALUES or not _all_of_flower(app):
+        return {name: torch.zeros(value.shape) for name, value in floats.items()}
+    share = MOST_VALUES / total
+    return {name: torch.zeros(max(1, int(value.numel() * share))) for name, value in floats.items()}
+
+
+def _all_of_flower(app: App) -> bool:
+    """Whether the clients' mods are Flower's own, which go by no array's shape."""
+    modules = [getattr(mod, "__module__", type(mod).__module__) for mod in app.mods]
+    return all(module.partition(".")[0] == "flwr" for module in modules)
+
+
+def _on_mods(app: App, asked: Asked) -> list[ClaimVerdict]:
+    """Each mod that claims something, behind the mods around it."""
+    found = []
+    for mod in app.mods:
+        stated = stated_by(mod, rounds=app.rounds)
+        if stated is None:
+            continue
+        name = f"the clients' {type(mod).__name__}"
+        once = stated.claim is not None and stated.claim.rounds < app.rounds
+        verdict = tested(
+            name, mechanism_of_mod(_all(app.mods), config=numbers_of(app.config)), stated_by(mod) or stated, asked
+        )
+        notes = verdict.notes
+        if once and stated.facts.noise_multiplier:
+            total = tested_rounds(stated.facts.noise_multiplier, app.rounds, asked.delta)
+            said = f"The claim is about one round; the noise of the app's {app.rounds} rounds spends {total}."
+            notes = (*notes, said)
+        found.append(replace(verdict, notes=notes))
+    return found
+
+
+def tested_rounds(multiplier: float, rounds: int, delta: float) -> str:
+    """Say what ``rounds`` releases of Gaussian noise spend together."""
+    return f"epsilon {shown_epsilon(gaussian_epsilon(rounds**0.5 / multiplier, delta))}"
+
+
+def _all(mods: Sequence[Mod]) -> Mod:
+    """One mod that does what ``mods`` do, the outermost first."""
+
+    def around(inner: Mod, outer: Mod) -> Mod:
+        def both(message: Message, context: Context, call_next: Any) -> Message:
+            return outer(message, context, lambda m, c: inner(m, c, call_next))
+
+        return both
+
+    return reduce(around, reversed(mods[:-1]), mods[-1])
+
+
+def _on_strategy(app: App, asked: Asked) -> list[ClaimVerdict]:
+    subject = app.strategy.strategy if isinstance(app.strategy, AuditedStrategy) else app.strategy
+    if subject is None or stated_by(subject) is None:
+        return []
+    return verdicts_on(subject, asked, name=f"the server's {type(subject).__name__}", mods=app.mods)
+
+
+def _trained(app: App) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:
+    """The reply of the first client to one training message, what Opacus did in it, and what went wrong."""
+    assert app.arrays is not None
+    node: dict[str, Any] = {PARTITION: 0, PARTITIONS: NODES}
+    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=dict(app.run_config))
+    config = ConfigRecord({**dict(app.config), ROUND: 1})
+    content = RecordDict({"arrays": app.arrays, "config": config})
+    if getattr(app.client, "_call", None) is not None:
+        parameters = ndarrays_to_parameters([array.numpy() for array in app.arrays.values()])
+        content = fitins_to_recorddict(FitIns(parameters, {}), keep_input=True)
+    with watched_opacus() as watch:
+        reply = attempt(lambda: app.client(Message(content, 1, "train"), context))
+    if isinstance(reply, Failure):
+        return None, watch, (f"A client's training could not be run here: {reply.reason}.",)
+    if reply.has_error():
+        return None, watch, (f"A client's training ended with an error: {reply.error.reason}.",)
+    return reply, watch, ()
+
+
+def _metrics_in_words(reply: Message | None) -> tuple[str, ...]:
+    """Say which figures leave a client beside its arrays: no noise covers them."""
+    if reply is None or not reply.has_content():
+        return ()
+    names = [
+        name
+        for record in reply.content.metric_records.values()
+        for name in record
+        if name not in ("num-examples", "num_examples")
+    ]
+    if not names:
+        return ()
+    return (
+        f"Beside its arrays a client sends {', '.join(names[:6])}: figures of its data that this test does not cover;"
+        " withhold them, or add noise and count them in.",
+    )

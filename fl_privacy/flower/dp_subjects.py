@@ -1,0 +1,111 @@
+"""Whatever makes a claim of differential privacy, named on a command line: a mod, a strategy, a defense, a function."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    Strategy,
+)
+
+from fl_privacy.defenses import Defense
+from fl_privacy.dp_check.asked import Asked, tested
+from fl_privacy.dp_check.draws import Mechanism
+from fl_privacy.dp_check.of_defense import on_defense
+from fl_privacy.dp_check.verdict import ClaimVerdict
+from fl_privacy.errors import UserError
+from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, mechanism_of_strategy, stated_by
+from fl_privacy.types import Tensors
+
+
+def located(name: str) -> Any:
+    """Import what ``module:attribute`` names, with the working directory on the path.
+
+    Raises:
+        UserError: there is no such module or attribute.
+    """
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise UserError(
+            f"A subject is expected to be the folder of a run or an app, or module:attribute, but got {name!r}; for"
+            " example flwr.clientapp.mod:LocalDpMod(1.0, 1.0, 1.0, 1e-5) is written as my_module:my_mod."
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{module!r} can't be imported ({error}); run where it can be.") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise UserError(f"{module} is expected to have {attribute!r}, but has not; see its names by dir({module}).")
+        found = getattr(found, part)
+    return found
+
+
+def verdicts_on(subject: object, asked: Asked, *, name: str = "", mods: Sequence[Any] = ()) -> list[ClaimVerdict]:
+    """Recompute and test what ``subject`` claims.
+
+    Args:
+        subject: a mod, a strategy, one of the package's defenses, a function from an update to what is sent, or a
+            function without arguments that makes one of these.
+        asked: how.
+        name: of it, for pages; by default that of its class.
+        mods: of the clients of a strategy.
+
+    Raises:
+        UserError: it is none of these.
+    """
+    if inspect.isfunction(subject) and not inspect.signature(subject).parameters:
+        return verdicts_on(subject(), asked, name=name, mods=mods)
+    name = name or getattr(subject, "__name__", type(subject).__name__)
+    if isinstance(subject, Defense):
+        return on_defense(subject, asked)
+    if isinstance(subject, Strategy):
+        return [_on_strategy(subject, asked, mods, name)]
+    arguments = _positional(subject)
+    if arguments is None or arguments not in (1, 3):
+        raise UserError(
+            f"{name} is expected to be a mod (message, context, call_next), a strategy, a defense of the package or a"
+            f" function from an update to what is sent, but is a {type(subject).__name__}; wrap it into a function."
+        )
+    stated = stated_by(subject, rounds=asked.rounds)
+    if arguments == 3:
+        return [tested(name, mechanism_of_mod(subject), stated, asked)]  # type: ignore[arg-type]
+    return [tested(name, _of_tensors(subject), stated, asked)]  # type: ignore[arg-type]
+
+
+def _positional(subject: object) -> int | None:
+    if not callable(subject) or isinstance(subject, type):
+        return None
+    parameters = inspect.signature(subject).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is p.empty for p in parameters)
+
+
+def _of_tensors(function: Callable[[Any], Any]) -> Mechanism:
+    """A function of the user's own, which may return one array instead of a mapping."""
+
+    def mechanism(update: Any) -> Tensors:
+        sent = function(update)
+        return {"value": torch.as_tensor(sent)} if not hasattr(sent, "items") else sent
+
+    return mechanism
+
+
+def _on_strategy(strategy: Strategy, asked: Asked, mods: Sequence[Any], name: str) -> ClaimVerdict:
+    stated = stated_by(strategy, rounds=asked.rounds)
+    sampled: Any = getattr(strategy, "num_sampled_clients", 2)
+    clients = int(asked.clients or sampled)
+    if not mods and isinstance(strategy, DifferentialPrivacyClientSideFixedClipping):
+        mods = (fixedclipping_mod,)
+    if not mods and isinstance(strategy, DifferentialPrivacyClientSideAdaptiveClipping):
+        mods = (adaptiveclipping_mod,)
+    return tested(name, mechanism_of_strategy(strategy, clients=clients, mods=mods), stated, asked)

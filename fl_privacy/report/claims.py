@@ -1,0 +1,85 @@
+"""The page over claims of differential privacy: what is promised, recomputed, bounded from below, and what follows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_privacy.errors import UserError
+from fl_privacy.files import write_whole
+from fl_privacy.foreign_files import expect_file_name
+from fl_privacy.report.numbers import MISSING, percent, ratio
+from fl_privacy.report.page import render
+from fl_privacy.results.claims import ClaimRecord
+
+TONES = {"contradicted": "leak"}
+"""Status of a claim -> tone of its headline; nothing makes a claim green."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimView:
+    """One claim on a page.
+
+    Attributes:
+        record: what came of it.
+        tone: ``leak`` where it is false, else ``open``.
+        rows: name and value of each figure.
+    """
+
+    record: ClaimRecord
+    tone: str
+    rows: Sequence[tuple[str, str]]
+
+
+def claim_views(records: Sequence[ClaimRecord]) -> list[ClaimView]:
+    """Make a view of each claim, in their order."""
+    return [ClaimView(record=r, tone=TONES.get(r.status, "open"), rows=_rows(r)) for r in records]
+
+
+def _rows(record: ClaimRecord) -> list[tuple[str, str]]:
+    sure = f", with {percent(record.confidence)} confidence" if record.confidence is not None else ""
+    over = "" if record.rounds in (None, 1) else f" over {record.rounds} rounds"
+    rows = [
+        ("Promised", MISSING if record.claimed is None else f"epsilon {ratio(record.claimed)}{over}"),
+        ("Recomputed from what is stated", _recomputed(record)),
+        ("Shown by tests", MISSING if record.lower is None else f"at least {ratio(record.lower)}{sure}"),
+        (_power(record), _epsilon(record.noticed)),
+    ]
+    if record.estimate is not None:
+        rows.append(("Estimated of one training, no bound", f"about {ratio(record.estimate)}"))
+    return rows
+
+
+def _power(record: ClaimRecord) -> str:
+    """Name what the test could have shown: canaries have a largest bound, draws an epsilon that they notice."""
+    most = record.estimate is not None or (record.noticed or 0.0) <= (record.claimed or 0.0)
+    return "Such a test can show at most" if most else "A false claim would have been noticed from"
+
+
+def _recomputed(record: ClaimRecord) -> str:
+    if record.rdp is None or record.pld is None:
+        return MISSING
+    return f"{ratio(record.rdp)} (Renyi), {ratio(record.pld)} (privacy loss distribution)"
+
+
+def _epsilon(value: float | None) -> str:
+    return MISSING if value is None else ratio(value)
+
+
+def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:
+    """Make the page over ``records``, false claims first; ``title`` is what was checked."""
+    return render("claims.html.j2", claims=claim_views(records), title=title, first=records[0].headline)
+
+
+def write_claims_page(records: Sequence[ClaimRecord], page: Path, *, title: str) -> Path:
+    """Write the page over ``records``.
+
+    Raises:
+        UserError: it can't be written.
+    """
+    expect_file_name(page)
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(page, render_claims(records, title=title))
+    except OSError as error:
+        raise UserError(f"{page} can't be written ({error.strerror}); choose another place with --out.") from error
+    return page

@@ -1,0 +1,113 @@
+"""What may be said of a claim: false only by proof, never true, and what so small a test could not have shown."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fl_privacy.defenses import dp_noise, dp_sgd, pruning
+from fl_privacy.dp_check import Claim, Facts, recompute
+from fl_privacy.dp_check.asked import Asked
+from fl_privacy.dp_check.bounds import gaussian_epsilon, gaussian_mu
+from fl_privacy.dp_check.canaries import canary_test, estimated_epsilon
+from fl_privacy.dp_check.of_defense import on_defense
+from fl_privacy.dp_check.verdict import ClaimVerdict, Status
+from fl_privacy.errors import UserError
+from fl_privacy.report.claims import render_claims
+from fl_privacy.results.claims import read_claims, records_of, write_claims
+
+DELTA = 1e-5
+
+
+def scores(epsilon: float, canaries: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    taken = rng.random(canaries) < 0.5
+    found = rng.normal(size=canaries) + gaussian_mu(epsilon, DELTA) * taken
+    return found[taken], found[~taken]
+
+
+def verdict(facts: Facts, epsilon: float) -> ClaimVerdict:
+    claim = Claim(epsilon=epsilon, delta=DELTA)
+    return ClaimVerdict(subject="a mod", claim=claim, recomputed=recompute(facts, delta=DELTA))
+
+
+def test_figures_that_disagree_without_any_assumption_are_a_contradiction() -> None:
+    assert verdict(Facts(noise_multiplier=1.0), 4.0).status is Status.CONTRADICTED
+    assert verdict(Facts(noise_multiplier=1.0), 4.4).status is Status.UNTESTED
+    shuffled = verdict(Facts(noise_multiplier=1.0, sample_rate=0.1, sampling="shuffle"), 1.0)
+    assert shuffled.status is Status.UNSUPPORTED
+    assert "shuffled set" in shuffled.as_plain()["notes"][0]
+    assert verdict(Facts(noise_multiplier=0.0), 4.0).reason == "there is no noise"
+
+
+def test_canaries_contradict_what_is_far_too_small_and_nothing_that_is_true() -> None:
+    test = canary_test(*scores(12.0, 1000), delta=DELTA, unit="client")
+    assert 0 < test.bound < 12.0
+    assert test.estimate == pytest.approx(12.0, rel=0.15)
+    false = ClaimVerdict(subject="a run", claim=Claim(epsilon=0.2, delta=DELTA), canaries=test)
+    assert false.status is Status.CONTRADICTED
+    assert false.headline == "The promised protection of each client's data does not hold"
+    assert "more than it allows" in false.meaning
+    honest = ClaimVerdict(subject="a run", claim=Claim(epsilon=4.0, delta=DELTA), canaries=test)
+    assert honest.status is Status.OPEN
+    assert "that does not prove it" in honest.headline
+
+
+def test_a_test_too_small_to_contradict_says_so() -> None:
+    test = canary_test(*scores(12.0, 100), delta=DELTA, unit="client")
+    found = ClaimVerdict(subject="a run", claim=Claim(epsilon=12.0, delta=DELTA), canaries=test)
+    assert test.showable < 12.0
+    assert found.status is Status.UNTESTED
+    assert "so small a test could not have" in found.sentence
+
+
+def test_canaries_of_another_unit_contradict_nothing() -> None:
+    test = canary_test(*scores(12.0, 1000), delta=DELTA, unit="example")
+    found = ClaimVerdict(subject="a run", claim=Claim(epsilon=0.2, delta=DELTA), canaries=test)
+    assert found.status is not Status.CONTRADICTED
+
+
+def test_bounds_of_canaries_are_above_the_truth_as_seldom_as_stated() -> None:
+    found = [canary_test(*scores(1.0, 100, seed), delta=DELTA, unit="client").bound for seed in range(12)]
+    assert np.mean(np.array(found) > 1.0) <= 1 / 12
+
+
+def test_two_few_canaries_have_no_estimate() -> None:
+    assert estimated_epsilon([1.0, 2.0], [0.0, 1.0], delta=DELTA) is None
+
+
+def test_a_record_is_read_as_it_was_written_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    records = records_of([verdict(Facts(noise_multiplier=1.0), 9.0), verdict(Facts(noise_multiplier=0.0), 1.0)])
+    assert [record.status for record in records] == ["contradicted", "untested"]
+    path = write_claims(tmp_path, records)
+    assert read_claims(tmp_path) == tuple(
+        type(r)(**{**vars(r), "missing": list(r.missing), "notes": list(r.notes)}) for r in records
+    )
+    path.write_text(path.read_text().replace('"status": "untested"', '"status": "true"'))
+    with pytest.raises(UserError, match="damaged"):
+        read_claims(tmp_path)
+
+
+def test_the_page_begins_in_plain_words_and_in_red_where_a_claim_is_false() -> None:
+    page = render_claims(records_of([verdict(Facts(noise_multiplier=0.0), 1.0)]), title="my_mod")
+    heading = page[page.index("<h1") : page.index("</h1>")]
+    assert "tone-leak" in heading
+    assert "promised protection of each client" in heading
+    assert "epsilon" not in heading
+    honest = render_claims(records_of([verdict(Facts(noise_multiplier=1.0), 9.0)]), title="my_mod")
+    assert "tone-leak" not in honest[honest.index("<h1") : honest.index("</h1>")]
+
+
+def test_our_own_defenses_are_held_to_their_own_noise() -> None:
+    small = {"weight": torch.zeros(30), "bias": torch.zeros(3)}
+    (noise,) = on_defense(dp_noise(clip_norm=1.0, scale=1.0), Asked(like=small, draws=300))
+    assert noise.status is Status.OPEN
+    assert noise.claim is not None and noise.claim.epsilon == pytest.approx(gaussian_epsilon(1.0, DELTA))
+    (false,) = on_defense(dp_noise(clip_norm=1.0, scale=1.0), Asked(like=small, draws=300, epsilon=0.5))
+    assert false.status is Status.CONTRADICTED
+    (step,) = on_defense(dp_sgd(clip_norm=0.5, noise_multiplier=1.0), Asked(draws=200))
+    assert step.status is Status.OPEN
+    assert step.check is not None and step.check.moved == pytest.approx(0.5, abs=0.25)
+    (none,) = on_defense(pruning(rate=0.9), Asked(draws=200))
+    assert none.status is Status.UNCLAIMED
